@@ -1,0 +1,61 @@
+"""The model section of a config: a decoder-only transformer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from steptime.config import Config
+
+
+class Moe(Config):
+    """Mixture of experts (read and refused for now: `rules.py`)."""
+
+    n_experts: int = Field(ge=1)
+    expert_inter_sz: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    capacity_factor: float | None = None
+    moe_frequency: float = 1.0
+    expert_tp_degree: int | None = None
+    n_shared_experts: int = 0
+    shared_expert_inter_sz: int | None = None
+    n_dense_layers: int = 0
+
+
+class AttentionKind(Config):
+    """Which attention; anything but plain GQA is read and refused for now."""
+
+    kind: Literal["gqa", "mla"] = "gqa"
+    window: int | None = None
+
+
+class Model(Config):
+    """A decoder-only transformer: embedding, n_layers blocks, final norm, head."""
+
+    name: str = ""
+    n_layers: int = Field(ge=1)
+    hidden_sz: int = Field(ge=1)
+    inter_sz: int = Field(ge=1)
+    n_q_heads: int = Field(ge=1)
+    vocab_sz: int = Field(ge=1)
+    n_kv_heads: int = Field(default_factory=lambda data: data.get("n_q_heads", 1), ge=1)
+    head_dim: int = Field(default_factory=lambda data: data.get("hidden_sz", 1) // data.get("n_q_heads", 1), ge=1)
+    glu: bool = True
+    learned_positions: bool = False
+    max_positions: int | None = Field(None, ge=1)
+    """Rows of the learned position table; the sequence length where unsaid."""
+    rotary_embeds: bool = Field(default_factory=lambda data: not data.get("learned_positions", False))
+    dropout: float = Field(0.0, ge=0, lt=1)
+    tie_embeddings: bool = False
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    bias: bool = False
+    norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
+    qk_norm: bool = False
+    activation: Literal["silu", "gelu", "relu"] = Field(default_factory=lambda data: "silu" if data.get("glu", True) else "gelu")
+    moe: Moe | None = None
+    attention: AttentionKind = Field(default_factory=AttentionKind)
+    mtp: int = 0
+    source: str = ""
+    """Where the figures come from (presets)."""
+

@@ -1,0 +1,125 @@
+"""How the framework runs the model: recomputation, precision, kernels, optimizer states, overlap.
+
+`Performance` is what a config file says; what it leaves unsaid comes from a software profile. `resolve` joins the two into
+a `Software`, in which nothing is unset: that is what the model's blocks and the cost functions see.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from steptime.config import Config
+
+Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
+ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+"""Bytes per element."""
+
+CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
+Module: TypeAlias = Literal["core_attn", "layernorm", "mlp", "act", "dropout", "moe_act", "mla_up_proj", "moe", "shared_experts"]
+Share: TypeAlias = bool | float
+"""How much of a communication hides under compute: a bool, or a share from 0 to 1."""
+
+
+class Recompute(Config):
+    """Megatron's recompute_granularity, _method, _num_layers, _modules (megatron/core/transformer/transformer_config.py)."""
+
+    granularity: Literal["selective", "full"]
+    method: Literal["uniform", "block"] | None = None
+    n_layers: int | list[int] | None = None
+    """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
+    modules: list[Module] | None = None
+
+
+class Overlap(Config):
+    """What hides under compute; unsaid axes follow the profile."""
+
+    tp: Share | None = None
+    dp: Share | None = None
+    pp: Share | None = None
+    ep: Share | None = None
+    cp: Share | None = None
+
+
+class Options(Config):
+    """The switches a profile sets and a config file may override."""
+
+    precision: Dtype | None = None
+    attention_impl: Literal["flash", "unfused"] | None = None
+    norm_impl: Literal["fused", "composite"] | None = None
+    activation_impl: Literal["fused", "composite"] | None = None
+    loss_impl: Literal["fused", "composite"] | None = None
+    sp_regather: bool | None = None
+    grad_accumulation_fusion: bool | None = None
+    param_dtype: Dtype | None = None
+    main_grad_dtype: Dtype | None = None
+    master_dtype: Literal["fp32", "remainder", "none"] | None = None
+    moment_dtype: Dtype | None = None
+    deallocate_pipeline_outputs: bool | None = None
+
+
+class Performance(Options):
+    """The `performance` section of a config file."""
+
+    activation_checkpointing_type: CheckpointType | None = None
+    recompute: Recompute | None = None
+    overlap: Overlap | None = None
+    software: str | None = None
+
+
+class Software(Config):
+    """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
+
+    name: str
+    description: str
+    # layout defaults
+    sp: bool
+    zero_level: Literal[0, 1, 2, 3]
+    schedule: Literal["gpipe", "1f1b"]
+    bucket_elements: float
+    """Gradient bucket size [elements]; Megatron: max(40e6, 1e6 * dp), which `bucket_elements_per_dp` adds."""
+    bucket_elements_per_dp: float
+    vocab_multiple: int
+    """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
+    # kernels
+    precision: Dtype
+    attention_impl: Literal["flash", "unfused"]
+    norm_impl: Literal["fused", "composite"]
+    activation_impl: Literal["fused", "composite"]
+    loss_impl: Literal["fused", "composite"]
+    fused_projections: bool
+    """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
+    sp_regather: bool
+    """Sequence parallelism saves the shard and gathers again for wgrad (Megatron); else the gathered input is saved (torch)."""
+    dropout_mask_bytes: float
+    recompute_stops_early: bool
+    """Recomputation ends when the last saved tensor is back (torch's non-reentrant checkpoint)."""
+    # states
+    param_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    """What parameters are stored in; "compute" is the precision."""
+    main_grad_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    master_dtype: Literal["fp32", "remainder", "none"]
+    """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
+    moment_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    grad_accumulation_fusion: bool
+    """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""
+    deallocate_pipeline_outputs: bool
+    # overlap and time
+    overlap: Overlap
+    gemm_kernel_s: float
+    move_kernel_s: float
+    sources: dict[str, str]
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes per activation element."""
+        return ITEMSIZE[self.precision]
+
+    def bytes_of(self, dtype: str) -> float:
+        """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
+        if dtype == "none":
+            return 0.0
+        if dtype == "remainder":
+            return 2.0
+        return ITEMSIZE[self.precision if dtype == "compute" else dtype]
