@@ -1,11 +1,227 @@
-"""The base of every class a config file is read into."""
+"""The base of every class a config file is read into, and the words in which its problems are told.
+
+Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are told
+at once: `ConfigError.problems`.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Self, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
+class ConfigError(ValueError):
+    """Bad input: one line per problem in `problems`."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
 
 
 class Config(BaseModel):
-    """Frozen, and deaf to nothing: an unknown key is an error."""
+    """Frozen, and deaf to nothing: an unknown key is an error.
+
+    Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
+
+    Raises:
+        ConfigError: if a key is unknown, missing or wrong; it tells all of them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            self.__pydantic_validator__.validate_python(data, self_instance=self)
+        except ValidationError as error:
+            raise ConfigError(describe(error, type(self), data)) from None
+
+    # pydantic's core then fills nested models itself instead of calling their __init__
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_scalars(cls, data: Any) -> Any:
+        if type(data) is not dict:
+            return data
+        changed = {}
+        for key, value in data.items():
+            if value is True or value is False:
+                if key in _numeric_fields(cls):
+                    changed[key] = str(value).lower()
+            elif type(value) is str and _NUMBER.fullmatch(value) and key not in _text_fields(cls):
+                changed[key] = float(value)
+        return data | changed if changed else data
+
+
+C = TypeVar("C", bound=Config)
+
+
+def build(cls: type[C], data: Any, at: str = "", not_modelled: Mapping[str, str] | None = None) -> C:
+    """`data` (a mapping, or an instance already) as a `cls`; `at` is the dotted path it stands at, for the messages.
+
+    Raises:
+        ConfigError: with one line per problem.
+    """
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(describe(error, cls, data, at, not_modelled)) from None
+
+
+@cache
+def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
+    """Fields that take a number but no bool (pydantic would read true as 1)."""
+    numeric = set()
+    for name, field in cls.model_fields.items():
+        kinds = set(_leaves(field.annotation))
+        own_reader = any(isinstance(item, BeforeValidator) for item in field.metadata)
+        if kinds & {int, float} and bool not in kinds and not own_reader:
+            numeric.add(name)
+    return frozenset(numeric)
+
+
+@cache
+def _text_fields(cls: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in cls.model_fields.items() if str in _leaves(field.annotation))
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The plain types an annotation is made of; of a Literal, the types of its words."""
+    if isinstance(annotation, type) or not get_args(annotation):
+        yield annotation if isinstance(annotation, type) else type(annotation)
+        return
+    for part in get_args(annotation):
+        yield from _leaves(part)
+
+
+# --- the words ---------------------------------------------------------------------------------------------------------
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be at least"),
+    "greater_than": ("gt", "must be greater than"),
+    "less_than_equal": ("le", "must be at most"),
+    "less_than": ("lt", "must be less than"),
+}
+
+
+def show(value: Any) -> str:
+    """A value as an error line shows it: short, whatever it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    if isinstance(value, int | float):
+        return str(value) if isinstance(value, int) and abs(value) < 10**15 else f"{float(min(value, 1e300)):.6g}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return type(value).__name__
+
+
+def near(word: object, words: Iterable[str]) -> str:
+    """"; did you mean 'x'?" where a word is close, else "; valid: ...", else nothing."""
+    from difflib import get_close_matches
+
+    known = sorted(words)
+    folded = {name.lower(): name for name in known}
+    close = get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {folded[close[0]]!r}?"
+    return f"; valid: {', '.join(known)}" if known else ""
+
+
+def describe(
+    error: ValidationError, cls: type[BaseModel], data: Any, at: str = "", not_modelled: Mapping[str, str] | None = None
+) -> list[str]:
+    """The problems of a validation, one line each. `not_modelled` maps "path" or "path=word" to its own message."""
+    groups: dict[str, list[tuple[Any, list[type[BaseModel]]]]] = {}
+    for item in error.errors(include_url=False):
+        path, owners = _locate(cls, data, item["loc"])
+        groups.setdefault(".".join(part for part in (at, path) if part), []).append((item, owners))
+    lines: list[str] = []
+    for path, items in groups.items():
+        if all(item["type"] == "literal_error" for item, _ in items) and any(p.startswith(path + "[") for p in groups):
+            continue  # the other arm of a union says more
+        lines += _lines(path, items, not_modelled or {})
+    return lines
+
+
+def _lines(path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]) -> list[str]:
+    first, owners = items[0]
+    got, kind = first["input"], first["type"]
+    for key in (path, f"{path}={got}"):
+        if key in not_modelled:
+            return [f"{path}: {not_modelled[key]}" + (f" (got {show(got)})" if key != path else "")]
+    if kind in {"extra_forbidden", "invalid_key"}:
+        known = {name for owner in owners for name in owner.model_fields}
+        return [f"{path}: unknown key (got {show(got)}){near(path.rpartition('.')[2], known)}"]
+    if kind == "missing":
+        return [f"{path}: missing, and required"]
+    if kind == "value_error":
+        cause = first["ctx"]["error"]
+        problems = cause.problems if isinstance(cause, ConfigError) else [f"{cause} (got {show(got)})"]
+        return [f"{path}: {problem}" if path else problem for problem in problems]
+    bounds = [f"{words} {first['ctx'][key]}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
+    if bounds:
+        return [f"{path}: {bounds[0]} (got {show(got)})"]
+    expected, words = [], []
+    for item, _ in items:
+        if item["type"] == "literal_error":
+            found = re.findall(r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"])
+            words += [word or number for word, number in found]
+        elif (phrase := _EXPECTED.get(item["type"])) is None:
+            return [f"{path}: {item['msg']} (got {show(got)})"]
+        elif phrase not in expected:
+            expected.append(phrase)
+    if words:
+        expected.append(("one of " if len(words) > 1 else "") + ", ".join(words))
+    hint = near(got, words) if isinstance(got, str) and words else ""
+    return [f"{path}: expected {' or '.join(expected)} (got {show(got)})" + (hint if "did you mean" in hint else "")]
+
+
+def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
+    """The dotted path of a pydantic location (names of union arms left out), and the classes that own its last key."""
+    owners: list[type[BaseModel]] = [cls]
+    path = ""
+    last_owners = owners
+    for item in loc:
+        fields = [owner.model_fields[str(item)] for owner in owners if item in owner.model_fields]
+        inside = isinstance(data, dict) and item in data
+        if isinstance(item, int) and not inside:
+            path += f"[{item}]"
+            data = data[item] if isinstance(data, list | tuple) and item < len(data) else None
+        elif fields or inside or item == loc[-1] == "[key]":
+            path += f".{item}" if path else str(item)
+            data = data[item] if inside else getattr(data, str(item), None)
+            last_owners = owners
+            owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, BaseModel)]
+    return path, last_owners
+
+
+__all__ = ["Config", "ConfigError", "Self", "build", "describe", "near", "show"]
