@@ -6,11 +6,15 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from steptime.config import Config
+from steptime.config import Config, ConfigError, build, near
+from steptime.document import parse_mapping, read_source
+from steptime.units import Seconds
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -107,9 +111,12 @@ class Software(Config):
     deallocate_pipeline_outputs: bool
     # overlap and time
     overlap: Overlap
-    gemm_kernel_s: float
-    move_kernel_s: float
+    gemm_kernel_s: Seconds
+    """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
+    move_kernel_s: Seconds
+    """Fixed time of one memory-bound kernel [s]."""
     sources: dict[str, str]
+    """Field -> framework file and line, document, or `assumed`."""
 
     @property
     def itemsize(self) -> float:
@@ -123,3 +130,40 @@ class Software(Config):
         if dtype == "remainder":
             return 2.0
         return ITEMSIZE[self.precision if dtype == "compute" else dtype]
+
+
+_FOLDER = Path(__file__).parent / "data" / "software"
+_UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
+
+
+def software_names() -> list[str]:
+    """Names of all profiles."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+@cache
+def load_software(name: str) -> Software:
+    """The profile `name` as its file says.
+
+    Raises:
+        ConfigError: the name is unknown (one line, with the near match).
+    """
+    if name not in software_names():
+        raise ConfigError(f"performance.software: unknown profile (got {name!r}){near(name, software_names())}")
+    text, source = read_source(_FOLDER / f"{name}.yaml")
+    return build(Software, parse_mapping(text, source), name)
+
+
+def resolve(performance: Performance, default: str = "megatron-core") -> Software:
+    """The profile that `performance` names (else `default`), with what it says put over it.
+
+    Raises:
+        ConfigError: the profile is unknown.
+    """
+    profile = load_software(performance.software or default)
+    said: dict[str, Any] = {
+        key: value for key, value in performance if value is not None and key not in _UNSAID
+    }
+    if performance.overlap is not None:
+        said["overlap"] = profile.overlap.model_copy(update={axis: share for axis, share in performance.overlap if share is not None})
+    return profile.model_copy(update=said) if said else profile
