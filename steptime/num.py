@@ -29,7 +29,7 @@ def maximum(a: Num, b: Num) -> Num:
         import numpy as np
 
         return np.maximum(a, b)
-    return a if a >= b else b
+    return max(a, b)
 
 
 def minimum(a: Num, b: Num) -> Num:
@@ -42,7 +42,7 @@ def minimum(a: Num, b: Num) -> Num:
         import numpy as np
 
         return np.minimum(a, b)
-    return a if a <= b else b
+    return min(a, b)
 
 
 def where(condition: Num, a: Num, b: Num) -> Num:

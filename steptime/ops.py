@@ -64,6 +64,11 @@ class Op:
     stats: tuple[Tensor, ...] = ()
     params: tuple[Param, ...] = ()
 
+    @property
+    def made(self) -> tuple[Tensor, ...]:
+        """Every storage this op allocates in forward."""
+        return self.outputs + self.stats
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Op):
@@ -119,6 +124,8 @@ class Move(Op):
     backward_bytes: Num | None = None
     kernels: float = 1.0
     same_grad: bool = False
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
 
 
 @dataclass(frozen=True, slots=True)

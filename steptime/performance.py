@@ -21,7 +21,9 @@ ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0
 """Bytes per element."""
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
-Module: TypeAlias = Literal["core_attn", "layernorm", "mlp", "act", "dropout", "moe_act", "mla_up_proj", "moe", "shared_experts"]
+Module: TypeAlias = Literal[
+    "core_attn", "layernorm", "mlp", "act", "dropout", "moe_act", "mla_up_proj", "moe", "shared_experts"
+]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
 
@@ -54,6 +56,8 @@ class Options(Config):
     norm_impl: Literal["fused", "composite"] | None = None
     activation_impl: Literal["fused", "composite"] | None = None
     loss_impl: Literal["fused", "composite"] | None = None
+    softmax_impl: Literal["fused", "composite"] | None = None
+    rope_impl: Literal["fused", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     param_dtype: Dtype | None = None
@@ -92,6 +96,14 @@ class Software(Config):
     norm_impl: Literal["fused", "composite"]
     activation_impl: Literal["fused", "composite"]
     loss_impl: Literal["fused", "composite"]
+    softmax_impl: Literal["fused", "composite"] = "fused"
+    """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
+    rope_impl: Literal["fused", "own_tables"] = "fused"
+    """own_tables: cos and sin are made and kept by every layer (Megatron without apply_rope_fusion)."""
+    vocab_parallel: bool = True
+    """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+    comm_buffer: bool = False
+    """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     fused_projections: bool
     """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
     sp_regather: bool
@@ -161,9 +173,9 @@ def resolve(performance: Performance, default: str = "megatron-core") -> Softwar
         ConfigError: the profile is unknown.
     """
     profile = load_software(performance.software or default)
-    said: dict[str, Any] = {
-        key: value for key, value in performance if value is not None and key not in _UNSAID
-    }
+    said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
     if performance.overlap is not None:
-        said["overlap"] = profile.overlap.model_copy(update={axis: share for axis, share in performance.overlap if share is not None})
+        said["overlap"] = profile.overlap.model_copy(
+            update={axis: share for axis, share in performance.overlap if share is not None}
+        )
     return profile.model_copy(update=said) if said else profile

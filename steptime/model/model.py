@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
 from steptime.config import Config
+from steptime.model.attention import attention_ops
+from steptime.model.ends import embedding_ops, head_ops
+from steptime.model.mlp import mlp_ops
+from steptime.model.shard import Shard
+from steptime.ops import Op, Param
+from steptime.performance import load_software
 
 
 class Moe(Config):
@@ -52,10 +59,51 @@ class Model(Config):
     bias: bool = False
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
-    activation: Literal["silu", "gelu", "relu"] = Field(default_factory=lambda data: "silu" if data.get("glu", True) else "gelu")
+    activation: Literal["silu", "gelu", "relu"] = Field(
+        default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
+    )
     moe: Moe | None = None
     attention: AttentionKind = Field(default_factory=AttentionKind)
     mtp: int = 0
     source: str = ""
     """Where the figures come from (presets)."""
 
+    def block_ops(self, shard: Shard) -> list[Op]:
+        """One transformer block, from tensor "x" to "y"."""
+        return [*attention_ops(self, shard), *mlp_ops(self, shard)]
+
+    def embedding_ops(self, shard: Shard) -> list[Op]:
+        """Token ids to the first block's "x"."""
+        return embedding_ops(self, shard, self.max_positions or int(shard.kv_seq))
+
+    def head_ops(self, shard: Shard) -> list[Op]:
+        """The last block's "x" to the loss."""
+        return head_ops(self, shard)
+
+    @cached_property
+    def n_params(self) -> int:
+        """Unique parameters of the whole model, vocabulary unpadded, a tied embedding once.
+
+        Learned positions without `max_positions` are counted with none: a Job fills in its sequence length.
+        """
+        whole = Shard(
+            1.0,
+            1.0,
+            float(self.max_positions or 0),
+            1.0,
+            sp=False,
+            vocab=self.vocab_sz,
+            software=load_software("torch"),
+        )
+        return sum(p.elements for p in self.params(whole))
+
+    def params(self, shard: Shard) -> list[Param]:
+        """Every parameter tensor of the model, blocks repeated, a tied head left out."""
+        ends = [*params_of(self.embedding_ops(shard)), *params_of(self.head_ops(shard))]
+        ends = [p for p in ends if not (self.tie_embeddings and p.name == "head.weight")]
+        return ends + params_of(self.block_ops(shard)) * self.n_layers
+
+
+def params_of(ops: list[Op]) -> list[Param]:
+    """The parameters that a list of ops owns, in order."""
+    return [p for op in ops for p in op.params]
