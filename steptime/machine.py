@@ -1,40 +1,61 @@
-"""Machines: an accelerator and the network tiers around it."""
+"""Machines: an accelerator and the network tiers around it.
+
+Shipped machines are data/machines/NAME.yaml and data/accelerators/NAME.yaml, one small file each; every figure in them names
+its source. A user's machine is one such file, given by path.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
 from steptime.config import Config
+from steptime.units import Bytes, BytesPerS, FlopPerS, Seconds
+
+_DATA = Path(__file__).parent / "data"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Tier(Config):
     """One network level: `size` devices reach each other at `bytes_per_s`. Tiers stand innermost first."""
 
     name: str
-    size: float = Field(gt=0)
+    size: float = Field(inf, gt=0)
     """Devices in one domain of this tier; inf for the outermost."""
-    bytes_per_s: float = Field(gt=0)
+    bytes_per_s: BytesPerS = Field(gt=0)
     """Per device, one way [B/s]: the wire rate."""
-    latency_s: float = Field(ge=0)
+    latency_s: Seconds = Field(ge=0)
     """One hop [s]."""
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
     nics_per_node: float | None = Field(None, gt=0)
+    link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
     in_network_reduction: bool = False
+    """The switch adds (NVLink SHARP, SHARP): helps all-reduce only."""
+    in_network_efficiency: float | None = Field(None, gt=0, le=1)
+    """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where unsaid."""
+    hierarchical: bool = False
+    """Collectives over this tier may first reduce or gather inside the tier below, in a phase of its own."""
 
 
 class Accelerator(Config):
     """One device: dense peaks, what long GEMMs sustain, and memory."""
 
     name: str
-    peak_flops: dict[str, float]
+    peak_flops: dict[str, FlopPerS] = Field(min_length=1)
     """Dense peak by dtype [FLOP/s]. Never a sparse one."""
-    sustained_flops: dict[str, float] = Field(default_factory=dict)
+    sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
     """What a large GEMM sustains, by dtype [FLOP/s]."""
-    memory_bytes: float = Field(gt=0)
-    usable_memory_bytes: float = Field(gt=0)
+    memory_bytes: Bytes = Field(gt=0)
+    usable_memory_bytes: Bytes = Field(gt=0)
     """What a program can have before any context is made [B]."""
-    memory_bytes_per_s: float = Field(gt=0)
+    memory_bytes_per_s: BytesPerS = Field(gt=0)
     memory_efficiency: float = Field(0.85, gt=0, le=1)
     """Share of memory_bytes_per_s that streaming kernels reach."""
     attention_forward_efficiency: float = Field(0.5, gt=0, le=1)
@@ -42,6 +63,7 @@ class Accelerator(Config):
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     sm_count: int | None = None
     power_w: float | None = None
+    note: str = ""
 
 
 class Machine(Config):
@@ -49,11 +71,158 @@ class Machine(Config):
 
     name: str
     aliases: list[str] = Field(default_factory=list)
+    description: str = ""
     accelerator: Accelerator
     devices_per_node: int = Field(ge=1)
     tiers: list[Tier] = Field(min_length=1)
     price_per_device_hour: float | None = None
+    """US dollars."""
     measured: bool = False
     """Whether published training runs on this machine are part of the validation."""
+    note: str = ""
     provenance: dict[str, str] = Field(default_factory=dict)
-    """Dotted path of a figure -> where it comes from."""
+    """Dotted path of a figure -> where it comes from; "" -> the source of the figures that name none."""
+
+    @model_validator(mode="after")
+    def _tiers_grow(self) -> Machine:
+        sizes = [tier.size for tier in self.tiers]
+        if any(inner >= outer for inner, outer in zip(sizes, sizes[1:], strict=False)):
+            raise ValueError(f"tiers: sizes {sizes} must grow, innermost first")
+        return self
+
+    @staticmethod
+    def load(name_or_path: str, overrides: dict[str, object] | None = None) -> Machine:
+        """A machine by name, alias or path of a YAML file, with figures replaced by dotted key.
+
+        >>> Machine.load("h100", {"tiers.1.latency_s": "10 us"}).tiers[1].latency_s
+        1e-05
+
+        Raises:
+            ValueError: one line per problem: unknown name (with near matches), unreadable file, bad key or value.
+        """
+        path = _find(name_or_path)
+        return _load(path) if not overrides else _build(path, overrides)
+
+    def source(self, path: str) -> str:
+        """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from; "" if the file does not say."""
+        return self.provenance.get(
+            path, self.provenance.get("accelerator" if path.startswith("accelerator.") else "", "")
+        )
+
+
+def machine_names() -> list[str]:
+    """The names of the shipped machines, sorted."""
+    return sorted(path.stem for path in (_DATA / "machines").glob("*.yaml"))
+
+
+def normalise(name: str) -> str:
+    """How names are compared: lower case, with "-" for blanks and underscores."""
+    return "-".join(name.lower().replace("_", " ").split())
+
+
+def _find(name: str) -> Path:
+    """The file of a machine."""
+    key = normalise(name)
+    shipped = _DATA / "machines" / f"{key}.yaml"
+    if "/" not in key and shipped.is_file():
+        return shipped
+    aliases: dict[str, str] = _read(_DATA / "machine_aliases.yaml")
+    if key in aliases:
+        return _DATA / "machines" / f"{aliases[key]}.yaml"
+    if Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
+        return Path(name)
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.5)
+    hint = f"near matches: {', '.join(near)}; " if near else ""
+    raise ValueError(f"machine {name!r} is unknown; {hint}3dtrn machines lists them")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 (a safe loader)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+@lru_cache(maxsize=256)
+def _load(path: Path) -> Machine:
+    return _build(path, {})
+
+
+def _build(path: Path, overrides: dict[str, object]) -> Machine:
+    provenance: dict[str, str] = {}
+    plain = _plain(_mapping(path), "", provenance)
+    for key, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
+        if key != "accelerator" and isinstance(plain.get("accelerator"), str):
+            plain["accelerator"] = _accelerator(plain["accelerator"], path, provenance)
+        _override(plain, key, value)
+        provenance[key] = "override"
+    if isinstance(plain.get("accelerator"), str):
+        plain["accelerator"] = _accelerator(plain["accelerator"], path, provenance)
+    plain.setdefault("name", path.stem)
+    try:
+        return Machine.model_validate({**plain, "provenance": provenance})
+    except ValidationError as error:
+        lines = [
+            f"{path.name}: {'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r:.60})" for e in error.errors()
+        ]
+        raise ValueError("\n".join(lines)) from None
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    content = _read(path)
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: a machine is a mapping of name, accelerator, devices_per_node, tiers; got {type(content).__name__}"
+        )
+    return content
+
+
+def _accelerator(name: str, machine: Path, provenance: dict[str, str]) -> dict[str, Any]:
+    path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
+    if not path.is_file():
+        from difflib import get_close_matches
+
+        names = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        near = get_close_matches(normalise(name), names, n=4, cutoff=0.4) or names
+        raise ValueError(
+            f"{machine.name}: accelerator {name!r} is unknown; one of: {', '.join(near)}, or inline figures"
+        )
+    return _plain(_mapping(path), "accelerator", provenance)
+
+
+def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
+    """`node` without its sources, which go to `provenance` under their dotted path."""
+    if isinstance(node, list):
+        return [_plain(item, f"{path}.{i}", provenance) for i, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if node.keys() == {"value", "source"}:
+        provenance[path] = str(node["source"])
+        return node["value"]
+    plain = {}
+    for key, value in node.items():
+        if key in {"source", "provenance"} and isinstance(value, str):
+            provenance[path] = value
+        else:
+            plain[key] = _plain(value, f"{path}.{key}" if path else str(key), provenance)
+    return plain
+
+
+def _override(plain: dict[str, Any], key: str, value: object) -> None:
+    """Put `value` at a dotted key; new keys are left to the check of the whole."""
+    node: Any = plain
+    *parents, last = key.split(".")
+    for part in [*parents, last]:
+        if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
+            raise ValueError(
+                f"hardware.overrides.{key}: {part!r} is no index; the list has entries 0 to {len(node) - 1}"
+            )
+        if not isinstance(node, dict | list):
+            raise ValueError(f"hardware.overrides.{key}: nothing lies below a single figure")
+        if part is not last:
+            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+    node[int(last) if isinstance(node, list) else last] = value

@@ -1,12 +1,20 @@
-"""The parallelism of a job: its axes, their order over the devices, and which ranks form a group."""
+"""The parallelism of a job: its axes, their order over the devices, and which ranks form a group.
+
+Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp-ep-dp-pp"
+(megatron/core/parallel_state.py, initialize_model_parallel). With several data centres dp is split over them, and that part
+of dp is outermost: every centre holds whole pipelines.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
 from steptime.config import Config
+from steptime.num import Num, ceil, maximum, minimum, where
+
+GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
 
 
 class Fsdp(Config):
@@ -41,3 +49,66 @@ class Parallelism(Config):
     def devices(self) -> int:
         """All devices of the job."""
         return self.tp * self.cp * self.pp * self.dp
+
+
+class Group(NamedTuple):
+    """The ranks of one collective: `ranks` devices, `stride` apart inside a centre, starting at device `first`."""
+
+    axis: str
+    ranks: Num
+    stride: Num
+    first: Num = 0.0
+    centres: Num = 1.0
+    """Data centres over which the ranks are spread evenly."""
+
+
+def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
+    """The group of device 0 along an axis, or, for "pp", the pair of stages `stage` and `stage` + 1.
+
+    - tp, cp, dp: the axis itself.
+    - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
+    - pp: the two neighbours of one stage boundary, sender and receiver.
+    - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
+    - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards.
+
+    `n_dcs` data centres share dp evenly. Fields of `parallelism` may be numpy columns.
+
+    Raises:
+        ValueError: for an unknown axis.
+    """
+    p = parallelism
+    per_stage = p.tp * p.cp * p.dp / n_dcs
+    match axis:
+        case "tp":
+            return Group(axis, p.tp, 1)
+        case "cp":
+            return Group(axis, p.cp, p.tp)
+        case "dp":
+            return Group(axis, p.dp, p.tp * p.cp, centres=n_dcs)
+        case "dp_cp":
+            return Group(axis, p.dp * p.cp, p.tp, centres=n_dcs)
+        case "pp":
+            return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
+        case "embedding":
+            return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1))
+        case "shards":
+            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
+        case "replicas":
+            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
+    raise ValueError(f"axis {axis!r}: unknown")
+
+
+def members_per_domain(group: Group, tier_size: Num) -> Num:
+    """How many ranks of one group sit in one domain of `tier_size` adjacent devices (at least 1).
+
+    Where the stride does not divide the domain, that of the group with the fewest: it sets the pace.
+
+    >>> members_per_domain(Group("dp", 16, 2), 8.0)
+    4
+    """
+    spread = where(tier_size == _EVERYWHERE, 1.0, group.centres)
+    inside = minimum(group.ranks / spread, (tier_size - group.first % tier_size) / group.stride)
+    return maximum(1, -ceil(-inside))
+
+
+_EVERYWHERE = float("inf")
