@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
+from steptime.config import ConfigError
 from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
 
 LARGEST_BYTES = 1 << 20
@@ -22,7 +23,7 @@ def read_hf_config(path: str | Path) -> Json:
     """Fields of `Model` from a Hugging Face config.json, or from the model folder that holds one.
 
     Raises:
-        ValueError: one line per problem: the path, the key and its value, what is read instead.
+        ConfigError: one line per problem: the path, the key and its value, what is read instead.
     """
     file = Path(path)
     config = load_json(file / "config.json" if file.is_dir() else file)
@@ -35,26 +36,26 @@ def read_hf_config(path: str | Path) -> Json:
         reader = Reader(FAMILIES[model_type], config)
         fields, problems = reader.fields(), reader.problems
     if problems:
-        raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
+        raise ConfigError(f"{path}: {problem}" for problem in problems)
     name = Path(str(config.get("_name_or_path") or model_type)).name
     return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
 
 
 def load_json(file: Path) -> Json:
-    """The JSON object in a file; ValueError with one line for anything else."""
+    """The JSON object in a file; ConfigError with one line for anything else."""
     try:
         if file.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"{file}: {file.stat().st_size:,} bytes, not a model config")
+            raise ConfigError(f"{file}: {file.stat().st_size:,} bytes, not a model config")
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{file}: {error.strerror or error}") from None
+        raise ConfigError(f"{file}: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: not JSON (line {error.lineno}: {error.msg})") from None
+        raise ConfigError(f"{file}: not JSON (line {error.lineno}: {error.msg})") from None
     except (UnicodeDecodeError, RecursionError):
-        raise ValueError(f"{file}: not JSON") from None
+        raise ConfigError(f"{file}: not JSON") from None
     if isinstance(config, dict):
         return cast("Json", config)
-    raise ValueError(f"{file}: expected a JSON object, got a {type(config).__name__}")
+    raise ConfigError(f"{file}: expected a JSON object, got a {type(config).__name__}")
 
 
 def unknown(model_type: str) -> str:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import yaml
 
+from steptime.config import ConfigError, build
 from steptime.model.model import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_PREFIXES = frozenset({"meta"})
-"""Words that vendors put before a family's name: Meta-Llama-3-8B."""
-_SUFFIXES = frozenset({"hf", "instruct", "chat", "base", "it"})
-"""Words after the size that name another training of the same architecture."""
+_NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
+"""Words in published names that say nothing about the shapes: Meta-Llama-3-8B-Instruct."""
 
 
 def model_names() -> list[str]:
@@ -30,7 +29,7 @@ def load_model(name: str, **changes: object) -> Model:
     read when the name is a file's; aliases take a look into all of them.
 
     Raises:
-        ValueError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
+        ConfigError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
     """
     path = _find(name)
     fields = _read(path)
@@ -38,7 +37,7 @@ def load_model(name: str, **changes: object) -> Model:
     fields["name"] = path.stem
     if changes:
         fields["source"] = f"{fields['source']} (changed: {', '.join(changes)})"
-    return Model.model_validate(fields | changes)
+    return build(Model, fields | changes, "model")
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -46,16 +45,12 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """What spellings of one name share: its words and numbers, without owner, prefix and suffix.
+    """What spellings of one name share: its words and numbers, without the owner and without words like instruct.
 
     Numbers keep their dots, so that qwen2.5-7b and qwen2-57b stay apart.
     """
     words = re.findall(r"[a-z]+|\d+(?:\.\d+)*", name.rpartition("/")[2].lower())
-    if len(words) > 1 and words[0] in _PREFIXES:
-        words = words[1:]
-    while words and words[-1] in _SUFFIXES:
-        words.pop()
-    return tuple(words)
+    return tuple(word for word in words if word not in _NO_SHAPE)
 
 
 def _find(name: str) -> Path:
@@ -74,7 +69,7 @@ def _find(name: str) -> Path:
     spelt = "-".join(key) or name.lower()
     near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"unknown model {name!r}{hint} (3dtrn models lists them)")
+    raise ConfigError(f"unknown model {name!r}{hint} (3dtrn models lists them)")
 
 
 def _aliases(path: Path) -> list[str]:
