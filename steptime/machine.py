@@ -7,17 +7,19 @@ its source. A user's machine is one such file, given by path.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from steptime.config import Config
+from steptime.config import Config, ConfigError, build, near
 from steptime.units import Bytes, BytesPerS, FlopPerS, Seconds
 
 _DATA = Path(__file__).parent / "data"
+_MACHINES = _DATA / "machines"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -86,8 +88,8 @@ class Machine(Config):
     @model_validator(mode="after")
     def _tiers_grow(self) -> Machine:
         sizes = [tier.size for tier in self.tiers]
-        if any(inner >= outer for inner, outer in zip(sizes, sizes[1:], strict=False)):
-            raise ValueError(f"tiers: sizes {sizes} must grow, innermost first")
+        if any(inner >= outer for inner, outer in pairwise(sizes)):
+            raise ValueError(f"sizes of tiers {sizes} must grow, innermost first")
         return self
 
     @staticmethod
@@ -98,21 +100,21 @@ class Machine(Config):
         1e-05
 
         Raises:
-            ValueError: one line per problem: unknown name (with near matches), unreadable file, bad key or value.
+            ConfigError: (a ValueError) one line per problem: unknown name with near matches, unreadable file, bad key or value.
         """
         path = _find(name_or_path)
         return _load(path) if not overrides else _build(path, overrides)
 
     def source(self, path: str) -> str:
-        """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from; "" if the file does not say."""
-        return self.provenance.get(
-            path, self.provenance.get("accelerator" if path.startswith("accelerator.") else "", "")
-        )
+        """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from, or what holds it; "" if the file is silent."""
+        while path not in self.provenance and path:
+            path = path.rpartition(".")[0]
+        return self.provenance.get(path, "")
 
 
 def machine_names() -> list[str]:
     """The names of the shipped machines, sorted."""
-    return sorted(path.stem for path in (_DATA / "machines").glob("*.yaml"))
+    return sorted(path.stem for path in _MACHINES.glob("*.yaml"))
 
 
 def normalise(name: str) -> str:
@@ -121,30 +123,34 @@ def normalise(name: str) -> str:
 
 
 def _find(name: str) -> Path:
-    """The file of a machine."""
+    """The file of a machine: shipped under this name, under this alias, or a user's own."""
     key = normalise(name)
-    shipped = _DATA / "machines" / f"{key}.yaml"
+    shipped = _MACHINES / f"{key}.yaml"
     if "/" not in key and shipped.is_file():
         return shipped
-    aliases: dict[str, str] = _read(_DATA / "machine_aliases.yaml")
+    aliases: dict[str, str] = _shipped(_DATA / "machine_aliases.yaml")
     if key in aliases:
-        return _DATA / "machines" / f"{aliases[key]}.yaml"
-    if Path(name).suffix in {".yaml", ".yml"} or Path(name).is_file():
+        return _MACHINES / f"{aliases[key]}.yaml"
+    if Path(name).suffix in {".yaml", ".yml", ".json"} or Path(name).is_file():
         return Path(name)
     from difflib import get_close_matches
 
-    near = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.5)
-    hint = f"near matches: {', '.join(near)}; " if near else ""
-    raise ValueError(f"machine {name!r} is unknown; {hint}3dtrn machines lists them")
+    close = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.6)
+    hint = f"near: {', '.join(close)}; " if close else ""
+    raise ConfigError(f"machine {name!r} is unknown; {hint}3dtrn machines lists them")
 
 
-def _read(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 (a safe loader)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+def _shipped(path: Path) -> Any:
+    return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  a safe loader
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a machine file; a user's file is read with every care."""
+    if path.parent == _MACHINES:
+        return dict(_shipped(path))
+    from steptime.document import parse_mapping, read_source
+
+    return parse_mapping(*read_source(path))
 
 
 @lru_cache(maxsize=256)
@@ -154,44 +160,24 @@ def _load(path: Path) -> Machine:
 
 def _build(path: Path, overrides: dict[str, object]) -> Machine:
     provenance: dict[str, str] = {}
-    plain = _plain(_mapping(path), "", provenance)
-    for key, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
-        if key != "accelerator" and isinstance(plain.get("accelerator"), str):
-            plain["accelerator"] = _accelerator(plain["accelerator"], path, provenance)
-        _override(plain, key, value)
-        provenance[key] = "override"
+    plain = _plain(_read(path), "", provenance)
+    if "accelerator" in overrides:
+        plain["accelerator"] = overrides["accelerator"]
     if isinstance(plain.get("accelerator"), str):
-        plain["accelerator"] = _accelerator(plain["accelerator"], path, provenance)
-    plain.setdefault("name", path.stem)
-    try:
-        return Machine.model_validate({**plain, "provenance": provenance})
-    except ValidationError as error:
-        lines = [
-            f"{path.name}: {'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r:.60})" for e in error.errors()
-        ]
-        raise ValueError("\n".join(lines)) from None
+        plain["accelerator"] = _accelerator(plain["accelerator"], provenance)
+    for key, value in overrides.items():
+        if key != "accelerator":
+            _override(plain, key, value)
+        provenance[key] = "override"
+    return build(Machine, {"name": path.stem, **plain, "provenance": provenance})
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    content = _read(path)
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path}: a machine is a mapping of name, accelerator, devices_per_node, tiers; got {type(content).__name__}"
-        )
-    return content
-
-
-def _accelerator(name: str, machine: Path, provenance: dict[str, str]) -> dict[str, Any]:
+def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
     path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
-    if not path.is_file():
-        from difflib import get_close_matches
-
-        names = sorted(p.stem for p in path.parent.glob("*.yaml"))
-        near = get_close_matches(normalise(name), names, n=4, cutoff=0.4) or names
-        raise ValueError(
-            f"{machine.name}: accelerator {name!r} is unknown; one of: {', '.join(near)}, or inline figures"
-        )
-    return _plain(_mapping(path), "accelerator", provenance)
+    if "/" in name or not path.is_file():
+        known = (file.stem for file in path.parent.glob("*.yaml"))
+        raise ConfigError(f"accelerator: {name!r} is unknown{near(name, known)}; or give its figures inline")
+    return dict(_plain(_shipped(path), "accelerator", provenance))
 
 
 def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
@@ -207,22 +193,28 @@ def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
     for key, value in node.items():
         if key in {"source", "provenance"} and isinstance(value, str):
             provenance[path] = value
+        elif key == "provenance" and isinstance(value, dict):
+            provenance.update((str(at), str(source)) for at, source in value.items())
         else:
             plain[key] = _plain(value, f"{path}.{key}" if path else str(key), provenance)
     return plain
 
 
 def _override(plain: dict[str, Any], key: str, value: object) -> None:
-    """Put `value` at a dotted key; new keys are left to the check of the whole."""
+    """Put `value` at a dotted key; whether there is such a key the check of the whole tells."""
     node: Any = plain
-    *parents, last = key.split(".")
-    for part in [*parents, last]:
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
         if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
-            raise ValueError(
-                f"hardware.overrides.{key}: {part!r} is no index; the list has entries 0 to {len(node) - 1}"
+            raise ConfigError(
+                f"hardware.overrides.{key}: {part!r} is no index here; valid: {', '.join(map(str, range(len(node))))}"
             )
         if not isinstance(node, dict | list):
-            raise ValueError(f"hardware.overrides.{key}: nothing lies below a single figure")
-        if part is not last:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-    node[int(last) if isinstance(node, list) else last] = value
+            raise ConfigError(
+                f"hardware.overrides.{key}: {'.'.join(parts[:depth])} is a single figure; nothing lies below it"
+            )
+        at: Any = int(part) if isinstance(node, list) else part
+        if depth == len(parts) - 1:
+            node[at] = value
+        else:
+            node = node.setdefault(at, {}) if isinstance(node, dict) else node[at]

@@ -130,6 +130,9 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
         bytes_per_s=cross_dc.interconnect_bandwidth_gbps * 1e9 / 8.0 / per_centre,
         latency_s=cross_dc.interconnect_latency_s,
         efficiency=1.0,
+        nics_per_node=None,
+        link_bytes_per_s=None,
+        in_network_efficiency=None,
         hierarchical=True,
     )
     return (*inside, between)
