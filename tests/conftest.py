@@ -10,9 +10,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite the recorded outputs under tests/golden and docs"
-    )
+    parser.addoption("--update-golden", action="store_true", help="rewrite recorded outputs (tests/golden, docs)")
 
 
 @pytest.fixture

@@ -39,13 +39,13 @@ def _pair(left: str, right: str, column: int = 40) -> list[str]:
 
 def layout_words(estimate: Estimate) -> str:
     """Degrees that are said or above one: "tp 8  pp 4  dp 32  vpp 5  sp  zero 1"."""
-    spread = estimate.job.parallelism
+    job, spread = estimate.job, estimate.job.parallelism
     words = [f"{axis} {getattr(spread, axis)}" for axis in ("tp", "pp", "dp")]
     words += [
         f"{axis} {getattr(spread, axis)}" for axis in ("vpp", "cp", "ep", "replicas") if getattr(spread, axis) > 1
     ]
-    words += ["sp"] if spread.sp else []
-    words += ["fsdp"] if spread.fsdp else [f"zero {spread.zero_level or 0}"]
+    words += ["sp"] if job.sp else []
+    words += ["fsdp"] if spread.fsdp else [f"zero {job.zero_level}"]
     return "  ".join(words)
 
 

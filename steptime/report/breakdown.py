@@ -60,11 +60,7 @@ def memory(estimate: Estimate) -> Table:
     shown = _choose(groups, held.worst_stage)
     heads = [_range([row.stage for row in group]) for group in shown]
     stages = [group[0] for group in shown]
-    rows = []
-    for label, key in _MEMORY_ROWS:
-        if label in ("allocated", "reserved"):
-            rows.append([])
-        rows.append([label, *_gib_column(getattr(row, key) for row in stages)])
+    rows = [[label, *_gib_column(getattr(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
     context, links = held.overhead_bytes
     need = [row.reserved_bytes + context + links for row in stages]
     rows.append(["CUDA context, communicators", *_gib_column([context + links] * len(stages))])
@@ -79,7 +75,7 @@ def memory(estimate: Estimate) -> Table:
         heads = ["device"]
     else:
         heads[0] = "stage " + heads[0]
-    return Table(title, ["", *heads], [row for row in rows if row], _memory_notes(estimate, shown))
+    return Table(title, ["", *heads], rows, _memory_notes(estimate, shown))
 
 
 def _gib_column(values: Iterable[float]) -> list[str]:
@@ -170,9 +166,9 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
 
 
 def _calls(rows: Sequence[GemmRow], stages: int) -> str:
-    """How often a projection's forward runs in a step, and on which stages."""
-    forward = [row for row in rows if row.pass_ == "forward"] or list(rows)
-    low, high = min(row.count_per_step for row in forward), max(row.count_per_step for row in forward)
+    """How often a projection's first pass runs in a step, and on which stages."""
+    one_pass = [row.count_per_step for row in rows if row.pass_ == rows[0].pass_]
+    low, high = min(one_pass), max(one_pass)
     text = f"{whole(low)} calls" if low == high else f"{whole(low)} to {whole(high)} calls"
     at = sorted({row.stage for row in rows})
     return text + " a step" + ("" if len(at) == stages else f", stage {_range(at)} only")

@@ -31,7 +31,7 @@ def settings(a: Any, b: Any, path: str = "") -> list[tuple[str, str, str]]:
     if isinstance(a, dict) and isinstance(b, dict):
         prefix = path + "." if path else ""
         return [row for key in {**a, **b} for row in settings(a.get(key), b.get(key), f"{prefix}{key}")]
-    return [] if a == b else [(path, *("-" if value is None else str(value) for value in (a, b)))]
+    return [] if a == b else [(path, "-" if a is None else str(a), "-" if b is None else str(b))]
 
 
 def change(a: float, b: float) -> str:

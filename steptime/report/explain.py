@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
+from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def explain(estimate: Estimate, name: str) -> list[Facts]:
     """
     if name in _TOTALS:
         return [_TOTALS[name](estimate)]
-    products = {(row.pass_, *row[4:]): row for row in estimate.gemms if row.name == name}
+    products: dict[tuple[object, ...], GemmRow] = {}
+    for row in estimate.gemms:
+        if row.name == name:
+            products.setdefault((row.pass_, *row[4:]), row)
     links = [row for row in estimate.collectives if row.name == name]
     found = [_gemm(row, estimate) for row in products.values()] + [_collective(row, estimate) for row in links]
     if not found:
@@ -129,7 +132,8 @@ def _mfu(estimate: Estimate) -> Facts:
 
 def _tokens(estimate: Estimate) -> Facts:
     data, rate = estimate.job.data, estimate.throughput
-    total = f"{data.gbs:,} x {data.seqlen:,} / {seconds(estimate.time.step_s)} = {quantity(rate.tokens_per_s, COUNT)} tokens/s"
+    per_s = quantity(rate.tokens_per_s, COUNT)
+    total = f"{data.gbs:,} x {data.seqlen:,} / {seconds(estimate.time.step_s)} = {per_s} tokens/s"
     each = f"over {estimate.devices:,} devices: {rate.tokens_per_s_per_device:,.1f} tokens/s/device"
     return Facts("gbs x seqlen / step", [Fact("tokens", [total, each])])
 
@@ -138,15 +142,19 @@ def _memory(estimate: Estimate) -> Facts:
     held = estimate.memory
     row = held.stages[held.worst_stage]
     keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes")
-    facts = [Fact(key.removesuffix("_bytes"), [quantity(getattr(row, key), BINARY, digits=4)]) for key in keys]
-    facts += [
-        Fact(
-            "allocated", [f"their sum at the peak ({row.peak_op}) = {quantity(row.allocated_bytes, BINARY, digits=4)}"]
-        ),
-        Fact("reserved", [f"what the caching allocator holds then = {quantity(row.reserved_bytes, BINARY, digits=4)}"]),
-        Fact("context", [quantity(held.overhead_bytes.context, BINARY, digits=4)]),
-        Fact("communicators", [quantity(held.overhead_bytes.communicators, BINARY, digits=4)]),
-        Fact("usable", [quantity(held.capacity_bytes, BINARY, digits=4)]),
+    sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
+    sizes += [
+        ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
+        ("reserved", row.reserved_bytes, "what the caching allocator holds then"),
+        ("context", held.overhead_bytes.context, "outside the allocator"),
+        ("communicators", held.overhead_bytes.communicators, "outside the allocator"),
+        ("usable", held.capacity_bytes, "what reserved, context and communicators share"),
+    ]
+    shown = column([size for _, size, _ in sizes], GIB, 4)
+    width = max(map(len, shown))
+    pairs = zip(sizes, shown, strict=True)
+    facts = [
+        Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
     ]
     return Facts(f"memory of a device of stage {row.stage}, the worst", facts)
 

@@ -45,8 +45,7 @@ def memory(estimate: Estimate) -> dict[str, Any]:
 
 def config(estimate: Estimate) -> dict[str, Any]:
     """The job as it was understood, every default filled in."""
-    echo: dict[str, Any] = _finite(estimate.job.model_dump(mode="json", exclude_none=True))
-    return echo
+    return {key: _finite(value) for key, value in estimate.job.to_config().items()}
 
 
 def _finite(value: Any) -> Any:
