@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
@@ -34,6 +34,8 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    not_modelled: ClassVar[Mapping[str, str]] = {}
+    """Keys ("path") and words ("path=word") that are known but not modelled, with their message."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -62,7 +64,7 @@ class Config(BaseModel):
 C = TypeVar("C", bound=Config)
 
 
-def build(cls: type[C], data: Any, at: str = "", not_modelled: Mapping[str, str] | None = None) -> C:
+def build(cls: type[C], data: Any, at: str = "") -> C:
     """`data` (a mapping, or an instance already) as a `cls`; `at` is the dotted path it stands at, for the messages.
 
     Raises:
@@ -71,7 +73,7 @@ def build(cls: type[C], data: Any, at: str = "", not_modelled: Mapping[str, str]
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(describe(error, cls, data, at, not_modelled)) from None
+        raise ConfigError(describe(error, cls, data, at)) from None
 
 
 @cache
@@ -145,7 +147,7 @@ def show(value: Any) -> str:
 
 
 def near(word: object, words: Iterable[str]) -> str:
-    """"; did you mean 'x'?" where a word is close, else "; valid: ...", else nothing."""
+    """ "; did you mean 'x'?" where a word is close, else "; valid: ...", else nothing."""
     from difflib import get_close_matches
 
     known = sorted(words)
@@ -156,19 +158,19 @@ def near(word: object, words: Iterable[str]) -> str:
     return f"; valid: {', '.join(known)}" if known else ""
 
 
-def describe(
-    error: ValidationError, cls: type[BaseModel], data: Any, at: str = "", not_modelled: Mapping[str, str] | None = None
-) -> list[str]:
-    """The problems of a validation, one line each. `not_modelled` maps "path" or "path=word" to its own message."""
+def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "") -> list[str]:
+    """The problems of a validation of `data` as `cls`, one line each; `at` is the dotted path of `data`."""
     groups: dict[str, list[tuple[Any, list[type[BaseModel]]]]] = {}
     for item in error.errors(include_url=False):
+        if item["type"] == "default_factory_not_called":
+            continue  # follows from another problem
         path, owners = _locate(cls, data, item["loc"])
         groups.setdefault(".".join(part for part in (at, path) if part), []).append((item, owners))
     lines: list[str] = []
     for path, items in groups.items():
-        if all(item["type"] == "literal_error" for item, _ in items) and any(p.startswith(path + "[") for p in groups):
-            continue  # the other arm of a union says more
-        lines += _lines(path, items, not_modelled or {})
+        if path and any(other.startswith((path + "[", path + ".")) for other in groups):
+            continue  # one arm of a union; the arm that fits better tells what is wrong inside
+        lines += _lines(path, items, cls.not_modelled)
     return lines
 
 
@@ -185,8 +187,13 @@ def _lines(path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modell
         return [f"{path}: missing, and required"]
     if kind == "value_error":
         cause = first["ctx"]["error"]
-        problems = cause.problems if isinstance(cause, ConfigError) else [f"{cause} (got {show(got)})"]
-        return [f"{path}: {problem}" if path else problem for problem in problems]
+        if isinstance(cause, ConfigError):  # its lines are whole
+            return cause.problems
+        return (
+            [f"{path}: {cause}" if path else str(cause)]
+            if isinstance(got, dict)
+            else [f"{path}: {cause} (got {show(got)})"]
+        )
     bounds = [f"{words} {first['ctx'][key]}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
     if bounds:
         return [f"{path}: {bounds[0]} (got {show(got)})"]
@@ -222,6 +229,3 @@ def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tupl
             last_owners = owners
             owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, BaseModel)]
     return path, last_owners
-
-
-__all__ = ["Config", "ConfigError", "Self", "build", "describe", "near", "show"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from steptime.config import Config, ConfigError, build, near
 from steptime.document import parse_mapping, read_source
@@ -75,6 +75,12 @@ class Performance(Options):
     overlap: Overlap | None = None
     software: str | None = None
 
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.software is not None:
+            load_software(self.software)
+        return self
+
 
 class Software(Config):
     """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
@@ -102,6 +108,8 @@ class Software(Config):
     """own_tables: cos and sin are made and kept by every layer (Megatron without apply_rope_fusion)."""
     vocab_parallel: bool = True
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+    tp_backward_overlap: bool = False
+    """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
     fused_projections: bool
@@ -144,6 +152,53 @@ class Software(Config):
         return ITEMSIZE[self.precision if dtype == "compute" else dtype]
 
 
+SELECTIVE: frozenset[Module] = frozenset({"core_attn"})
+"""Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
+SUPER_SELECTIVE: frozenset[Module] = SELECTIVE | {"layernorm", "act", "dropout"}
+
+
+class RecomputePlan(NamedTuple):
+    """Recomputation in its one normal form: what both ways of saying it mean.
+
+    `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
+    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
+    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
+    Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
+    """
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    method: Literal["uniform", "block"] | None = None
+    n_layers: tuple[int, ...] = ()
+    modules: frozenset[Module] = frozenset()
+
+    def to_config(self) -> dict[str, Any]:
+        """The keys of the performance section that say this."""
+        if self.granularity == "none":
+            return {"activation_checkpointing_type": "none"}
+        if self.granularity == "selective":
+            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
+        counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
+        return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
+
+
+def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
+    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
+
+    One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
+    """
+    said, word = performance.recompute, performance.activation_checkpointing_type
+    if said is None:
+        if word in {None, "none"}:
+            return RecomputePlan()
+        if word != "full":
+            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
+        said = Recompute(granularity="full")
+    if said.granularity == "selective":
+        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
+    counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
+    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
+
+
 _FOLDER = Path(__file__).parent / "data" / "software"
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
 
@@ -167,15 +222,21 @@ def load_software(name: str) -> Software:
 
 
 def resolve(performance: Performance, default: str = "megatron-core") -> Software:
-    """The profile that `performance` names (else `default`), with what it says put over it.
+    """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
 
     Raises:
         ConfigError: the profile is unknown.
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    precision = said.get("precision", profile.precision)
+    for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
+        if said.get(key, getattr(profile, key)) == "compute":
+            said[key] = precision
+    if said.get("param_dtype", profile.param_dtype) == "fp32":
+        said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
     if performance.overlap is not None:
         said["overlap"] = profile.overlap.model_copy(
             update={axis: share for axis, share in performance.overlap if share is not None}
         )
-    return profile.model_copy(update=said) if said else profile
+    return profile.model_copy(update=said)
