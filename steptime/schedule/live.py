@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import mul
+from itertools import groupby
+from operator import itemgetter, mul
 from typing import NamedTuple, TypeAlias
 
 from steptime.schedule.orders import Action, order
@@ -41,14 +42,14 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
 
 
 def _distinct(actions: Sequence[Action], vpp: int) -> list[State]:
-    """Every different state of a stage, with the first action in it."""
+    """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first."""
     live = [0] * vpp
     first: dict[tuple[str, int, tuple[int, ...]], Action] = {}
-    for action in actions:
-        kind, _, chunk = action
-        live[chunk] += kind == "F"
-        first.setdefault((kind, chunk, tuple(live)), action)
-        live[chunk] -= kind == "B"
+    for (kind, chunk), run in groupby(actions, key=itemgetter(0, 2)):
+        same = list(run)
+        live[chunk] += len(same) * (kind == "F")
+        first.setdefault((kind, chunk, tuple(live)), same[-1] if kind == "F" else same[0])
+        live[chunk] -= len(same) * (kind == "B")
     return [State(counts, action) for (_, _, counts), action in first.items()]
 
 
@@ -68,8 +69,8 @@ def peaks(
     vpp: int,
     microbatches: int,
     weights: PerChunk,
-    forward_extra: PerChunk,
-    backward_extra: PerChunk,
+    fwd_extra: PerChunk,
+    bwd_extra: PerChunk,
     group: int | None = None,
 ) -> list[Peak]:
     """The most bytes each stage holds beside its states.
@@ -80,8 +81,8 @@ def peaks(
         vpp: model chunks per stage.
         microbatches: micro-batches per step.
         weights: [pp][vpp] bytes a chunk saves for the backward of one micro-batch.
-        forward_extra: [pp][vpp] most bytes of a forward beside all that is saved when it ends (its own micro-batch too).
-        backward_extra: [pp][vpp] most bytes of a backward beside all that is saved when it starts (its own too).
+        fwd_extra: [pp][vpp] most bytes of a forward beside all that is saved when it ends (its own micro-batch too).
+        bwd_extra: [pp][vpp] most bytes of a backward beside all that is saved when it starts (its own too).
         group: as in `order`.
 
     Returns:
@@ -92,7 +93,7 @@ def peaks(
     """
     worst = []
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):
-        extra = {"F": forward_extra[stage], "B": backward_extra[stage]}
+        extra = {"F": fwd_extra[stage], "B": bwd_extra[stage]}
         best = Peak(-1.0, 0.0, candidates[0].action)
         for live, action in candidates:
             saved = sum(map(mul, live, weights[stage]))

@@ -11,8 +11,6 @@ from steptime.schedule.orders import KINDS, SCHEDULES, Action, Orders, Place, or
 
 PerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
-Key: TypeAlias = tuple[str, int, int]
-"""An action as a plain tuple: (kind, microbatch, chunk)."""
 
 
 class Span(NamedTuple):
@@ -23,13 +21,13 @@ class Span(NamedTuple):
     end_s: float
 
 
-class Wanted(NamedTuple):
-    """What the actions of one kind and chunk of a stage wait for, and what they cost."""
+class Input(NamedTuple):
+    """Where the actions of one kind and chunk of a stage get their input, and what they cost."""
 
-    planned: dict[Key, int] | None
-    """The actions numbered so far on the stage that makes the input; None when its own order implies it."""
-    chunk: int
-    """The chunk that makes the input there."""
+    numbers: list[int]
+    """By code, the numbers given so far on the stage that makes the input; MISSING until given."""
+    shift: int
+    """From an action's code to the code of the one that makes its input."""
     cost: int
     """Index into the costs [kind][stage][chunk], flattened."""
     send: int
@@ -40,7 +38,7 @@ class Plan(NamedTuple):
     """A schedule's actions, numbered from 1 so that every input precedes its use; 0 is "nothing before"."""
 
     rows: list[tuple[int, int, int, int]]
-    """Of each action: the one before it on its stage, the one that makes its input, and `Wanted`'s cost and send."""
+    """Of each action: the one before it on its stage, the one that makes its input, and `Input`'s cost and send."""
     outgoing: list[int]
     """By cost index, the send index of what that action makes."""
     stages: list[list[int]]
@@ -51,6 +49,9 @@ class Plan(NamedTuple):
     """[pp][vpp]"""
 
 
+MISSING = -1
+
+
 @lru_cache(maxsize=64)
 def plan(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Plan:
     """Sort a schedule's actions topologically, once for all its walks.
@@ -59,66 +60,63 @@ def plan(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None 
         ValueError: as `order`; or the order deadlocks.
     """
     orders = order(schedule, pp, vpp, microbatches, group)
-    planned: list[dict[Key, int]] = [{} for _ in range(pp)]
+    # Within a stage an action's code is (kind * vpp + chunk) * microbatches + microbatch: lists instead of dictionaries.
+    keys = [Action(kind, m, chunk) for kind in KINDS for chunk in range(vpp) for m in range(microbatches)]
+    code_of = {key: code for code, key in enumerate(keys)}
+    codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
+    numbers = [[MISSING] * len(keys) for _ in range(pp)]
     outgoing = [0] * (len(KINDS) * pp * vpp)
-    wanted = [_wanted(schedule, vpp, stage, planned, outgoing) for stage in range(pp)]
+    inputs = [_inputs(schedule, vpp, stage, numbers, outgoing) for stage in range(pp)]
+    stages: list[list[int]] = [[] for _ in range(pp)]
     rows = [(0, 0, 0, 0)]
     sweep = [*range(pp), *range(pp - 2, 0, -1)]  # down with the forwards, up with the backwards
-    total = sum(map(len, orders))
-    while len(rows) <= total:
+    while len(rows) <= pp * len(keys):
         before = len(rows)
         for stage in sweep:
-            _advance(orders[stage], wanted[stage], planned[stage], rows)
+            _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows)
         if len(rows) == before:
             raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
-    first = [[_ends_of(numbers, "F", chunk)[0] for chunk in range(vpp)] for numbers in planned]
-    last = [[_ends_of(numbers, "B", chunk)[1] for chunk in range(vpp)] for numbers in planned]
-    return Plan(rows, outgoing, [list(numbers.values()) for numbers in planned], first, last)
+    blocks = [[n[at : at + microbatches] for at in range(0, len(keys), microbatches)] for n in numbers]
+    first = [[min(block) for block in stage[:vpp]] for stage in blocks]
+    last = [[max(block) for block in stage[vpp : 2 * vpp]] for stage in blocks]
+    return Plan(rows, outgoing, stages, first, last)
 
 
-def _wanted(
-    schedule: str, vpp: int, stage: int, planned: list[dict[Key, int]], outgoing: list[int]
-) -> dict[tuple[str, int], Wanted]:
-    """`Wanted` by kind and chunk of a stage; fills `outgoing` for what it waits for."""
-    pp = len(planned)
-    wanted: dict[tuple[str, int], Wanted] = {}
-    for number, kind in enumerate(KINDS):
+def _inputs(schedule: str, vpp: int, stage: int, numbers: list[list[int]], outgoing: list[int]) -> list[Input]:
+    """`Input` by code of a stage's actions; fills `outgoing` of what they wait for."""
+    pp = len(numbers)
+    microbatches = len(numbers[stage]) // (len(KINDS) * vpp)
+    inputs = []
+    for k, kind in enumerate(KINDS):
         for chunk in range(vpp):
-            cost = (number * pp + stage) * vpp + chunk
-            up = SCHEDULES[schedule].upstream(kind, Place(stage, chunk), pp, vpp)
-            if up is None:
-                wanted[kind, chunk] = Wanted(None, chunk, cost, 0)
-                continue
-            boundary = up.stage if kind == "F" else pp + stage
-            send = 0 if up.stage == stage else 1 + boundary
-            outgoing[(number * pp + up.stage) * vpp + up.chunk] = send
-            wanted[kind, chunk] = Wanted(planned[up.stage], up.chunk, cost, send)
-    return wanted
+            cost = (k * pp + stage) * vpp + chunk
+            source = SCHEDULES[schedule].upstream(kind, Place(stage, chunk), pp, vpp)
+            if source is None:
+                here = Input([0] * len(numbers[stage]), 0, cost, 0)
+            else:
+                boundary = source.stage if kind == "F" else pp + stage
+                send = 0 if source.stage == stage else 1 + boundary
+                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches, cost, send)
+                outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
+            inputs += [here] * microbatches
+    return inputs
 
 
 def _advance(
-    actions: Sequence[Action],
-    wanted: dict[tuple[str, int], Wanted],
-    planned: dict[Key, int],
-    rows: list[tuple[int, int, int, int]],
+    codes: list[int], inputs: list[Input], numbers: list[int], done: list[int], rows: list[tuple[int, int, int, int]]
 ) -> None:
     """Number a stage's next actions as far as their inputs have numbers."""
-    previous = next(reversed(planned.values()), 0)
-    for at in range(len(planned), len(actions)):
-        kind, microbatch, chunk = action = actions[at]
-        upstream, up_chunk, cost, send = wanted[kind, chunk]
-        source = 0 if upstream is None else upstream.get((kind, microbatch, up_chunk))
-        if source is None:
+    previous = done[-1] if done else 0
+    for at in range(len(done), len(codes)):
+        code = codes[at]
+        upstream, shift, cost, send = inputs[code]
+        source = upstream[code + shift]
+        if source == MISSING:
             return
-        planned[action] = len(rows)
+        number = len(rows)
         rows.append((previous, source, cost, send))
-        previous = planned[action]
-
-
-def _ends_of(numbers: dict[Key, int], kind: str, chunk: int) -> tuple[int, int]:
-    """The first and the last action of a kind and chunk."""
-    found = [number for (k, _, c), number in numbers.items() if k == kind and c == chunk]
-    return found[0], found[-1]
+        done.append(number)
+        numbers[code] = previous = number
 
 
 @dataclass(eq=False)
