@@ -96,11 +96,11 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if model.norm_bias and not self.rms else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kernels.norm == "fused":
-            return FusedNorm.apply(x, self.weight, self.bias, self.rms)
-        if self.rms:
+        if self.rms and self.kernels.norm == "composite":
             return F.rms_norm(x, (self.width,), self.weight, 1e-5)
-        return F.layer_norm(x, (self.width,), self.weight, self.bias)
+        if not self.rms and x.dtype == torch.float32:  # below fp32 the CPU's kernel keeps narrow statistics, CUDA's does not
+            return F.layer_norm(x, (self.width,), self.weight, self.bias)
+        return FusedNorm.apply(x, self.weight, self.bias, self.rms)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -210,12 +210,12 @@ class Transformer(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.register_buffer("mask", mask, persistent=False)
-        self.register_buffer("position_ids", torch.arange(seqlen), persistent=False)
 
     def embed(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions(self.position_ids[: tokens.shape[1]])
+            ids = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)  # (b, s), as loaders give them
+            x = x + self.positions(ids)
         return dropout(x, self.model.dropout)
 
     def logits(self, x: Tensor) -> Tensor:

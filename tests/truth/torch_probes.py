@@ -32,6 +32,10 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         self._alive: list[Any] = []  # a freed storage's address may come back
         super().__init__(self._pack, lambda t: t)
 
+    def __enter__(self) -> Saved:
+        super().__enter__()
+        return self
+
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = local(tensor).untyped_storage()
         if storage._cdata not in self._exclude and storage._cdata not in self._storages:
