@@ -150,7 +150,7 @@ class Job(Config):
         Raises:
             ConfigError: one line per problem.
         """
-        data: dict[str, Any] = dict(self)
+        data: dict[str, Any] = {key: getattr(self, key) for key in Job.model_fields}
         for path, value in changes.items():
             section = path.partition(".")[0]
             if path != section and isinstance(data.get(section), Config):
