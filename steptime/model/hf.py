@@ -95,12 +95,12 @@ class Reader:
             "n_kv_heads": self.kv_heads(heads),
             "head_dim": self.head_dim(hidden, heads),
             "activation": self.activation(),
-            "tie_embeddings": self.agreed(("tie_word_embeddings",), bool),
+            "tie_embeddings": self.agreed(("tie_word_embeddings",)),
         }
         if self.family.bias:
-            fields["bias"] = self.agreed(self.family.bias, bool)
+            fields["bias"] = self.agreed(self.family.bias)
         if self.family.dropout:
-            fields["dropout"] = self.agreed(self.family.dropout, (int, float))
+            fields["dropout"] = self.agreed(self.family.dropout, probability=True)
         if fields.get("learned_positions"):
             fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
         self.check_layers(hidden)
@@ -155,12 +155,14 @@ class Reader:
         self.problems.append(f"{self.spelt('hidden_act')}: {shown(name)} is not modelled (known: {known})")
         return "gelu"
 
-    def agreed(self, keys: tuple[str, ...], kind: type | tuple[type, ...]) -> object:
-        """The one value of several switches."""
+    def agreed(self, keys: tuple[str, ...], *, probability: bool = False) -> object:
+        """The one value of several switches, or of several dropout probabilities."""
         found = {key: self.values.get(key) for key in keys}
         text = ", ".join(f"{key}: {shown(value)}" for key, value in found.items())
-        if not all(isinstance(value, kind) for value in found.values()):
-            self.problems.append(f"{text}: expected {'true or false' if kind is bool else 'a number'}")
+        right = is_probability if probability else is_flag
+        if not all(map(right, found.values())):
+            expected = "a probability from 0 to below 1" if probability else "true or false"
+            self.problems.append(f"{text}: expected {expected}")
         elif len(set(found.values())) > 1:
             self.problems.append(f"{text}: one value for all is modelled; make them equal")
         return found[keys[0]]
@@ -178,6 +180,16 @@ class Reader:
             self.problems.append("layer_types: only full_attention is modelled")
         if self.values.get("word_embed_proj_dim") not in (None, hidden):
             self.problems.append(f"word_embed_proj_dim: only {hidden} (hidden_size) is modelled")
+
+
+def is_flag(value: object) -> bool:
+    """JSON's true or false."""
+    return isinstance(value, bool)
+
+
+def is_probability(value: object) -> bool:
+    """A number that `Model.dropout` takes."""
+    return isinstance(value, int | float) and 0 <= value < 1
 
 
 def shown(value: object) -> str:
