@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steptime.machine import Machine
 
 RAMP = 0.6
-"""Weight of the ramp, sqrt(latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
+"""Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
 stands for what neither end of the size range shows: protocol switches (LL, LL128, Simple), pipelines that fill and drain."""
 
 
@@ -186,10 +186,10 @@ def _run(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier])
     for tier in tiers:
         members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
         crossed = members > below
-        hop_s = algorithm.passes * algorithm.hops(group.ranks, below, members, tier is tiers[0]) * tier.latency_s
-        latency = latency + hop_s
+        position = (group.ranks, below, members, tier is tiers[0])
+        latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
         if not tier.hierarchical:
-            ramp = ramp + hop_s
+            ramp = ramp + algorithm.passes * _tree_hops(*position) * tier.latency_s
         links = below if algorithm.joined else 1.0
         rate = _rate(tier, algorithm, members) * links * algorithm.rate
         pace = maximum(pace, where(crossed, 1.0 / rate, 0.0))
