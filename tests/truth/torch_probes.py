@@ -87,7 +87,7 @@ def collective(func: Any, args: Any, out: Any) -> Collective | None:
     if func.namespace not in {"c10d", "_c10d_functional"}:
         return None
     name = func._schema.name.split("::")[1]
-    if name == "wait_tensor":
+    if name in {"wait_tensor", "_wrap_tensor_autograd"}:
         return None
     tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
     sizes = [t.numel() * t.element_size() for t in tensors]
@@ -203,6 +203,7 @@ class LiveBytes(TorchDispatchMode):
             for op, tensors, role in _ROLES:
                 if op == name:
                     for tensor in tensors(args, kwargs or {}):
-                        self._watch(tensor, name).role = role
+                        storage = self._watch(local(tensor), name)
+                        storage.role = storage.role if storage.role == "known" else role
             self.look(name)
         return out
