@@ -98,13 +98,20 @@ def fixes(estimate: Estimate) -> Table | None:
     rows = []
     for fix in estimate.fixes:
         cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} % per token"
-        rows += [[set_arguments(fix.set)], [f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved"]]
+        rows += [[line] for line in set_arguments(fix.set)]
+        rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved"])
     title = (
         "to make it fit, cheapest first" if rows else "no single change makes it fit: change two, or take more devices"
     )
     return Table(title, [], rows)
 
 
-def set_arguments(settings: str) -> str:
-    """Settings as they are typed: one --set each."""
-    return " ".join(f"--set {setting}" for setting in settings.split())
+def set_arguments(settings: str, width: int = 78) -> list[str]:
+    """Settings as they are typed, one --set each: on one line where that fits.
+
+    >>> set_arguments("parallelism.tp=4 parallelism.pp=2")
+    ['--set parallelism.tp=4 --set parallelism.pp=2']
+    """
+    typed = [f"--set {setting}" for setting in settings.split()]
+    line = " ".join(typed)
+    return [line] if len(line) <= width else typed

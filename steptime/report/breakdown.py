@@ -134,8 +134,8 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _fine_unit(largest: float) -> Unit:
-    """A unit of time for a column whose small values matter too: microseconds until the largest has six digits."""
-    return TIME[1] if largest < 0.2 else TIME[2]
+    """A unit of time for a column whose small values matter too: the one that gives the largest at most six digits."""
+    return TIME[1] if largest < 0.2 else TIME[2] if largest < 200.0 else TIME[3]
 
 
 def gemms(estimate: Estimate) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.config import ConfigError
 from steptime.report.format import COUNT, number, quantity, whole
+from steptime.report.json import finite
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
@@ -137,4 +138,6 @@ def schema() -> dict[str, Any]:
     from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "3dtrn config", **document}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    plain: dict[str, Any] = finite(head | document | {"title": "3dtrn config"})
+    return plain

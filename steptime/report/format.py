@@ -52,14 +52,17 @@ def digits_after_point(value: float, digits: int = 3) -> int:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A bare number; nothing at all is "0".
+    """A bare number; nothing at all is "0", next to nothing "<0.01", ten millions and more have an exponent.
 
-    >>> number(1234.5), number(12.345), number(0.0)
-    ('1,234', '12.3', '0')
+    >>> number(1234.5), number(12.345), number(0.0), number(0.001), number(3.4e8)
+    ('1,234', '12.3', '0', '<0.01', '3.40e8')
     """
     if value == 0:
         return "0"
-    return f"{value:,.{digits_after_point(value, digits)}f}"
+    if abs(value) >= 1e7:
+        return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
+    floor = 10.0 ** (1 - digits)
+    return f"{value:,.{digits_after_point(value, digits)}f}" if abs(value) >= floor / 2 else f"<{floor:g}"
 
 
 def quantity(value: float, units: tuple[Unit, ...], suffix: str = "", digits: int = 3) -> str:

@@ -45,13 +45,13 @@ def memory(estimate: Estimate) -> dict[str, Any]:
 
 def config(estimate: Estimate) -> dict[str, Any]:
     """The job as it was understood, every default filled in."""
-    return {key: _finite(value) for key, value in estimate.job.to_config().items()}
+    return {key: finite(value) for key, value in estimate.job.to_config().items()}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """`value` with an endless tier's size as the text "inf", which JSON has no number for and a config file accepts."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return "inf" if isinstance(value, float) and isinf(value) else value
