@@ -195,7 +195,8 @@ class Job(Config):
     @cached_property
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
-        return resolve(self.performance, default="fsdp2" if self.parallelism.fsdp is not None else "megatron-core")
+        default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
 
     @cached_property
     def microbatches(self) -> int:

@@ -108,6 +108,10 @@ class Software(Config):
     """own_tables: cos and sin are made and kept by every layer (Megatron without apply_rope_fusion)."""
     vocab_parallel: bool = True
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+    padded_buckets: bool = False
+    """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
+    gradients_persist: bool = True
+    """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False
@@ -221,8 +225,11 @@ def load_software(name: str) -> Software:
     return build(Software, parse_mapping(text, source), name)
 
 
-def resolve(performance: Performance, default: str = "megatron-core") -> Software:
+def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
     """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
+
+    A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
+    validate_args: overlap_p2p_comm is off otherwise).
 
     Raises:
         ConfigError: the profile is unknown.
@@ -235,8 +242,9 @@ def resolve(performance: Performance, default: str = "megatron-core") -> Softwar
             said[key] = precision
     if said.get("param_dtype", profile.param_dtype) == "fp32":
         said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
+    shares: dict[str, Share | None] = {} if interleaved else {"pp": False}
     if performance.overlap is not None:
-        said["overlap"] = profile.overlap.model_copy(
-            update={axis: share for axis, share in performance.overlap if share is not None}
-        )
+        shares |= {axis: share for axis, share in performance.overlap if share is not None}
+    if shares:
+        said["overlap"] = profile.overlap.model_copy(update=shares)
     return profile.model_copy(update=said)
