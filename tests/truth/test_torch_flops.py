@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch_blocks import Kernels
-from torch_ours import built, shard_of
+from torch_ours import built, replayed, shard_of
 from torch_probes import LiveBytes
 
 from steptime.cost.compute import FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS
@@ -74,15 +74,7 @@ def test_recomputation_stops_early(name, attention, recompute):
     plain = Kernels(attention=attention)
     shard = shard_of(model, plain, BATCH, SEQLEN)
     extra = counted(model, Kernels(attention=attention, recompute=recompute))[1] - counted(model, plain)[1]
-    assert extra == model.n_layers * replayed(model, shard, recompute)
-
-
-def replayed(model, shard, recompute):
-    ops = model.block_ops(shard)
-    ops = ops if recompute == "full" else [op for op in ops if op.name.startswith("attn.core")]
-    last = max(i for i, op in enumerate(ops) if op.saves)
-    made = {t.name for t in ops[last].made}
-    return flops(ops[: last + 1 if made & set(ops[last].saves) else last])
+    assert extra == model.n_layers * flops(replayed(model.block_ops(shard), recompute))
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

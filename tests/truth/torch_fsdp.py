@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -48,7 +49,7 @@ class Fsdp:
     wrap: str = "block"
 
 
-def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh) -> Transformer:
+def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> Transformer:
     """The model, each block and the root wrapped, tensor-parallel where the mesh is."""
     torch.set_default_dtype(DTYPES[fsdp.params])
     try:
@@ -56,7 +57,7 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
     finally:
         torch.set_default_dtype(torch.float32)
     if mesh["tp"].size() > 1:
-        tensor_parallel(module, mesh["tp"])
+        tensor_parallel(module, mesh["tp"], sp=sp)
     if mesh["dp"].size() > 1:
         policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
         for block in module.blocks if fsdp.wrap == "block" else []:
@@ -65,37 +66,34 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
     return module
 
 
-def tensor_parallel(module: Transformer, mesh: DeviceMesh) -> None:
-    """Megatron's split with sequence parallelism, as torchtitan's Llama plan states it."""
-    outer = {
-        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -> None:
+    """Megatron's split, with sequence parallelism as torchtitan's Llama plan states it, or without."""
+    rows = Shard(1) if sp else Replicate()
+    outer: dict[str, ParallelStyle] = {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "head": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False),
     }
+    inner: dict[str, ParallelStyle] = {
+        "attn": PrepareModuleInput(input_layouts=(rows, None, None, None), desired_input_layouts=(Replicate(), None, None, None)),
+        "attn.o": RowwiseParallel(output_layouts=rows),
+        "mlp": PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(Replicate(),)),
+        "mlp.down": RowwiseParallel(output_layouts=rows),
+    }
+    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + ([] if module.blocks[0].mlp.gate is None else ["mlp.gate"])
+    inner |= {name: ColwiseParallel() for name in columns}
+    if sp:
+        outer["norm"] = SequenceParallel()
+        inner |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
     parallelize_module(module, mesh, outer)
-    gathered = PrepareModuleInput(input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None))
-    inner = {
-        "norm1": SequenceParallel(),
-        "norm2": SequenceParallel(),
-        "attn": gathered,
-        "attn.q": ColwiseParallel(),
-        "attn.k": ColwiseParallel(),
-        "attn.v": ColwiseParallel(),
-        "attn.o": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "mlp.up": ColwiseParallel(),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
-    }
     for block in module.blocks:
-        parallelize_module(block, mesh, inner if block.mlp.gate is not None else {k: v for k, v in inner.items() if k != "mlp.gate"})
+        parallelize_module(block, mesh, inner)
 
 
 def run(module: nn.Module, tokens: Tensor, micro_batches: int = 1, *, tp: bool = False) -> None:
     """Forward and backward of some micro-batches; gradients stay."""
     for _ in range(micro_batches):
         with loss_parallel() if tp else nullcontext():
-            module(tokens, tokens).backward()
+            module(tokens, tokens.clone()).backward()
 
 
 def padded(module: nn.Module, dp: int) -> int:

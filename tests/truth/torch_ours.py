@@ -55,6 +55,21 @@ def kept_by_model(model: Model, kernels: Kernels, shard: Shard) -> Counter[int]:
     return total
 
 
+def replayed(ops: list[Op], recompute: str) -> list[Op]:
+    """The ops of a block that torch's checkpoint runs again.
+
+    It stops when the last kept tensor is back. An op that keeps only its inputs has packed them before its kernel starts, so
+    the last such op does not run; one that keeps something it makes (flash's output, a dropout mask) does.
+    """
+    if recompute == "none":
+        return []
+    if recompute == "selective":
+        ops = [op for op in ops if op.name.startswith("attn.core")]
+    last = max(i for i, op in enumerate(ops) if op.saves)
+    made = {t.name for t in ops[last].made}
+    return ops[: last + 1 if made & set(ops[last].saves) else last]
+
+
 def whole(bytes_: float) -> int:
     assert bytes_ == int(bytes_), "a storage holds whole bytes"
     return int(bytes_)
