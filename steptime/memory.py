@@ -55,19 +55,19 @@ def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
 
 
 def walk_part(
-    ops: list[Op], x: Tensor, out: str, modules: frozenset[str], *, weight_grad_itemsize: float, tp: float
+    ops: list[Op], x: Tensor, out: str, modules: frozenset[str], *, weight_grad_itemsize: float, tp: float, weight_grads_stay: bool = False
 ) -> PartMemory:
     """Walk one part with `modules` recomputed.
 
     `out` is the tensor it hands on; `weight_grad_itemsize` the bytes per element of a weight gradient that lives beside the
-    accumulated one for a moment (0 with gradient-accumulation fusion).
+    accumulated one for a moment (0 with gradient-accumulation fusion); with `weight_grads_stay` until the part is done.
     """
     sizes = tensor_bytes(ops, x)
     segments = find_segments(ops, modules)
     kept = kept_names(ops, segments)
     saved = sum(sizes[name] for name in kept)
     forward = walk_forward(ops, sizes, kept, x.name, out)
-    walk = BackwardWalk(ops, sizes, segments, kept, weight_grad_itemsize, tp)
+    walk = BackwardWalk(ops, sizes, segments, kept, weight_grad_itemsize, tp, weight_grads_stay)
     return PartMemory(saved, forward, walk.run(out))
 
 
@@ -95,9 +95,11 @@ class BackwardWalk:
         kept: set[str],
         grad_itemsize: float,
         tp: float,
+        grads_stay: bool,
     ) -> None:
         """Start with what forward kept."""
         self.ops, self.sizes, self.tp, self.grad_itemsize = ops, sizes, tp, grad_itemsize
+        self.grads_stay = grads_stay
         self.saved = set(kept)
         self.ledger = Ledger(sum(sizes[name] for name in kept))
         self.replays = {segment.trigger: segment for segment in segments}
@@ -163,7 +165,11 @@ class BackwardWalk:
             if name not in self.grads:
                 self.grads[name] = [self.sizes[name], 1.0]
                 self.ledger.add(self.sizes[name])
-        extra = sum(self.sizes[name] for name in second) + self.weight_grad(op) + self.regathered(op)
+        extra = sum(self.sizes[name] for name in second) + self.regathered(op)
+        if self.grads_stay:
+            self.ledger.add(self.weight_grad(op))
+        else:
+            extra += self.weight_grad(op)
         if isinstance(op, Move):
             extra += float(op.backward_temp_bytes)
         self.ledger.mark(op.name, extra)

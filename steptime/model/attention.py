@@ -52,13 +52,14 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
     n_q, n_kv = heads(model, shard)
     d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
     parts = (("q", n_q, model.n_q_heads), ("k", n_kv, model.n_kv_heads), ("v", n_kv, model.n_kv_heads))
-    params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.bias) for p, _, count in parts}
     own = ("attn.q", "attn.k", "attn.v")
     if not shard.software.fused_projections:
+        params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.bias) for p, _, count in parts}
         return [
             linear(f"attn.{p}_proj", read, f"attn.{p}", hidden, n * d, shard, params[p], kept) for p, n, _ in parts
         ], own
-    every = tuple(param for p, _, _ in parts for param in params[p])
+    rows = (model.n_q_heads + 2 * model.n_kv_heads) * d
+    every = linear_params("attn.qkv", (rows, hidden), model.bias)
     width = (n_q + 2.0 * n_kv) * d
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)

@@ -37,12 +37,13 @@ def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
     hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
     elements = shard.tokens * width
     gate, up = Tensor("mlp.gate", elements, size), Tensor("mlp.up", elements, size)
-    shape = (model.inter_sz, hidden)
-    w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
     if shard.software.fused_projections:
+        params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
         both = {"m": shard.tokens, "n": 2.0 * width, "k": hidden, "itemsize": size}
-        ops: list[Op] = [Gemm("mlp.gate_up", (read,), (gate, up), (kept,), (), (*w_gate, *w_up), **both)]
+        ops: list[Op] = [Gemm("mlp.gate_up", (read,), (gate, up), (kept,), (), params, **both)]
     else:
+        shape = (model.inter_sz, hidden)
+        w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
         ops = [
             linear("mlp.gate_proj", read, gate.name, hidden, width, shard, w_gate, kept),
             linear("mlp.up_proj", read, up.name, hidden, width, shard, w_up, kept),

@@ -93,7 +93,7 @@ class Model(Config):
             1.0,
             sp=False,
             vocab=self.vocab_sz,
-            software=load_software("torch"),
+            software=load_software("megatron-core"),
         )
         return sum(p.elements for p in self.params(whole))
 
