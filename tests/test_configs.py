@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime.job import Job
+from steptime.step import estimate
 
 ROOT = Path(__file__).parents[1] / "configs"
 FILES = sorted(ROOT.rglob("*.yaml"))
@@ -116,3 +117,17 @@ def test_sizes(name, n_params, microbatches):
 def test_llama3_405b_has_its_ends_on_chunks_of_their_own():
     """Grattafiori et al. 2024, section 3.3.2: the first chunk has only the embedding, the last only the head and the loss."""
     assert Job.load(ROOT / "llama3_405b.yaml").layers_per_chunk == [0, *[1] * 126, 0]
+
+
+def test_estimates_and_fits(path):
+    """Every shipped plan runs on its machine, at a rate below the peak."""
+    answer = estimate(Job.load(path))
+    assert answer.memory.verdict == "fits"
+    assert 0.2 < answer.throughput.mfu < 0.8
+    assert sum(answer.time.parts_s.values()) == pytest.approx(answer.time.step_s)
+
+
+@pytest.mark.parametrize("plan", [plan for plan in FILES if measured(plan)], ids=lambda plan: plan.stem)
+def test_measured_steps_are_near(plan):
+    """A guard against a plan that is not the run it names; accuracy is the business of `3dtrn validate`."""
+    assert estimate(Job.load(plan)).time.step_s == pytest.approx(measured(plan)["step_time_s"], rel=0.25)
