@@ -60,6 +60,8 @@ class Group(NamedTuple):
     first: Num = 0.0
     centres: Num = 1.0
     """Data centres over which the ranks are spread evenly."""
+    width: Num | None = None
+    """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
 
 
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
@@ -90,7 +92,7 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "pp":
             return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
         case "embedding":
-            return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1))
+            return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1), width=per_stage)
         case "shards":
             return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
         case "replicas":
@@ -101,14 +103,15 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
 def members_per_domain(group: Group, tier_size: Num) -> Num:
     """How many ranks of one group sit in one domain of `tier_size` adjacent devices (at least 1).
 
-    Where the stride does not divide the domain, that of the group with the fewest: it sets the pace.
+    Of the groups that start side by side that with the fewest: it sets the pace.
 
     >>> members_per_domain(Group("dp", 16, 2), 8.0)
-    4
+    4.0
     """
     spread = where(tier_size == _EVERYWHERE, 1.0, group.centres)
-    inside = minimum(group.ranks / spread, (tier_size - group.first % tier_size) / group.stride)
-    return maximum(1, -ceil(-inside))
+    width = group.stride if group.width is None else group.width
+    reach = (tier_size - group.first % tier_size - width) / group.stride + 1.0
+    return maximum(1.0, -ceil(-minimum(group.ranks / spread, reach)) * 1.0)
 
 
 _EVERYWHERE = float("inf")
