@@ -8,7 +8,6 @@ windows in use, parallel residuals. Rotary details are not read: they cost nothi
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
@@ -64,6 +63,8 @@ def unknown(model_type: str) -> str:
         return "no model_type: not a Hugging Face model config"
     if model_type in UNMODELLED:
         return f"model_type {model_type!r} is not modelled: {UNMODELLED[model_type]}"
+    from difflib import get_close_matches
+
     near = get_close_matches(model_type, FAMILIES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown model_type {model_type!r}{hint} (read: {', '.join(FAMILIES)})"

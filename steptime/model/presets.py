@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
@@ -66,6 +65,8 @@ def _find(name: str) -> Path:
     by_key |= {_key(alias): path for alias, path in aliases.items()}
     if key in by_key:
         return by_key[key]
+    from difflib import get_close_matches
+
     spelt = "-".join(key) or name.lower()
     near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
