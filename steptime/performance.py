@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from steptime.config import Config, ConfigError, build, near
 from steptime.document import parse_mapping, read_source
@@ -112,6 +112,9 @@ class Software(Config):
     """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
     gradients_persist: bool = True
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
+    scatter_gather_sends: bool = False
+    """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
+    (Narayanan et al. 2021, section 4.1)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False

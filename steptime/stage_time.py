@@ -13,12 +13,10 @@ from steptime.cost.optimizer import optimizer_s
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.estimate import Pipeline, Time
-from steptime.mesh import group
+from steptime.mesh import Group, group
 from steptime.recompute import find_segments
 from steptime.schedule import Walk, in_flight, walk
 from steptime.states import shard_ranks, stage_states, state_bytes
-
-DEFAULT_STEP_OVERHEAD_S = 0.0
 
 
 class ChunkTime(NamedTuple):
@@ -103,12 +101,19 @@ class StepTime:
         p = self.job.parallelism
         if p.pp == 1:
             return []
-        bytes_ = self.assembly.boundary_bytes
-        costs = [
-            collective("send_recv", bytes_, group(p, "pp", stage=r, n_dcs=self.n_dcs), self.tiers) for r in range(p.pp - 1)
-        ]
-        around = collective("send_recv", bytes_, group(p, "embedding", n_dcs=self.n_dcs), self.tiers)
-        return [*costs, around]
+        pairs = [group(p, "pp", stage=r, n_dcs=self.n_dcs) for r in range(p.pp - 1)]
+        pairs.append(group(p, "embedding", n_dcs=self.n_dcs))
+        return [self.send(pair) for pair in pairs]
+
+    def send(self, pair: Group) -> CommCost:
+        """One stage's output to the next: its own tokens with sp; split over tp and gathered again where the profile does so."""
+        whole = self.assembly.boundary_bytes
+        if not self.job.software.scatter_gather_sends or self.job.sp:
+            return collective("send_recv", whole, pair, self.tiers)
+        sent = collective("send_recv", whole / self.context.tp, pair, self.tiers)
+        gathered = collective("all_gather", whole, self.context.tp_group, self.tiers)
+        latency, bandwidth = sent.latency_s + gathered.latency_s, sent.bandwidth_s + gathered.bandwidth_s
+        return CommCost(latency, bandwidth, sent.tier, sent.time_s + gathered.time_s, sent.algorithm)
 
     @cached_property
     def sends(self) -> list[float]:

@@ -6,6 +6,11 @@ from steptime.num import Num, maximum, minimum
 from steptime.performance import Share
 
 
+CONTENTION = 0.15
+"""Share of hidden communication that comes back as slower compute: NVLink collectives take 15 % of the processor
+(calculon-ai/calculon@caa4b11 systems/a100_80g.json, processor_usage)."""
+
+
 def hidden_s(comm_s: Num, compute_s: Num, share: Share | None, pieces: Num = 1.0) -> Num:
     """Seconds of a collective that run beside `compute_s` seconds of compute.
 
@@ -14,18 +19,18 @@ def hidden_s(comm_s: Num, compute_s: Num, share: Share | None, pieces: Num = 1.0
     nothing to hide under, the others hide under as many pieces of compute. False hides nothing.
 
     >>> hidden_s(8.0, 100.0, True, 8), hidden_s(8.0, 4.0, True, 8), hidden_s(8.0, 4.0, 0.25), hidden_s(8.0, 4.0, False)
-    (7.0, 3.5, 2.0, 0.0)
+    (5.95, 2.975, 2.0, 0.0)
     """
     if share is None or share is False:
         return 0.0 * comm_s
     if share is True:
-        return minimum(comm_s, compute_s) * (pieces - 1.0) / pieces
+        return beside_s(comm_s, compute_s) * (pieces - 1.0) / pieces
     return comm_s * share
 
 
 def beside_s(comm_s: Num, compute_s: Num) -> Num:
-    """Seconds of an asynchronous collective that run beside one kernel: all of it, as far as the kernel lasts."""
-    return minimum(comm_s, compute_s)
+    """Seconds of an asynchronous collective that run beside one kernel, as far as that lasts, less what they slow it down."""
+    return minimum(comm_s, compute_s) * (1.0 - CONTENTION)
 
 
 def exposed_after(ready_s: list[float], comm_s: list[float], end_s: float) -> float:
