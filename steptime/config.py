@@ -24,6 +24,12 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class Flag(str):
+    """A bool where a number is meant: text that no number parser takes."""
+
+    __slots__ = ()
+
+
 class Config(BaseModel):
     """Frozen, and deaf to nothing: an unknown key is an error.
 
@@ -51,11 +57,11 @@ class Config(BaseModel):
     def _read_scalars(cls, data: Any) -> Any:
         if type(data) is not dict:
             return data
-        changed = {}
+        changed: dict[str, float | Flag] = {}
         for key, value in data.items():
             if value is True or value is False:
                 if key in _numeric_fields(cls):
-                    changed[key] = str(value).lower()
+                    changed[key] = Flag(str(value).lower())
             elif type(value) is str and _NUMBER.fullmatch(value) and key not in _text_fields(cls):
                 changed[key] = float(value)
         return data | changed if changed else data
@@ -131,12 +137,14 @@ _BOUNDS = {
 
 def show(value: Any) -> str:
     """A value as an error line shows it: short, whatever it is."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | Flag):
         return str(value).lower()
     if value is None:
         return "nothing"
-    if isinstance(value, int | float):
-        return str(value) if isinstance(value, int) and abs(value) < 10**15 else f"{float(min(value, 1e300)):.6g}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**15 else f"about 1e{len(str(abs(value))) - 1}"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     if isinstance(value, dict):
@@ -147,7 +155,11 @@ def show(value: Any) -> str:
 
 
 def near(word: object, words: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" where a word is close, else "; valid: ...", else nothing."""
+    """How an error line ends: the word that is close, else all of them, else nothing.
+
+    >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
+    ("; did you mean 'tp'?", '; valid: dp, tp')
+    """
     from difflib import get_close_matches
 
     known = sorted(words)
@@ -194,7 +206,7 @@ def _lines(path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modell
             if isinstance(got, dict)
             else [f"{path}: {cause} (got {show(got)})"]
         )
-    bounds = [f"{words} {first['ctx'][key]}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
+    bounds = [f"{words} {show(first['ctx'][key])}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
     if bounds:
         return [f"{path}: {bounds[0]} (got {show(got)})"]
     expected, words = [], []

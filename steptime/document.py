@@ -29,7 +29,9 @@ _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null"), None),
     **dict.fromkeys(("true", "yes", "on"), True),
     **dict.fromkeys(("false", "no", "off"), False),
-    **{".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")},
+    **dict.fromkeys((".inf", "+.inf"), float("inf")),
+    **dict.fromkeys(("-.inf",), float("-inf")),
+    **dict.fromkeys((".nan",), float("nan")),
 }
 _TAGS = {None, "!"} | {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
@@ -66,7 +68,9 @@ def _decode(raw: bytes, name: str) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not text (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)") from None
+        raise ConfigError(
+            f"{name}: not text (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
+        ) from None
     if "\0" in text:
         raise ConfigError(f"{name}: not text (a NUL byte at offset {text.index(chr(0))})")
     return text
@@ -115,7 +119,10 @@ class _Builder:
         self.anchors: dict[str, tuple[Any, int]] = {}
 
     def fail(self, event: Any, message: str) -> ConfigError:
-        return ConfigError(f"{self.name}: line {event.start_mark.line + 1}: {message}")
+        return ConfigError(f"{self.name}: line {self.line(event)}: {message}")
+
+    def line(self, event: Any) -> int:
+        return int(event.start_mark.line) + 1
 
     def document(self) -> Any:
         get = self.loader.get_event
@@ -132,9 +139,9 @@ class _Builder:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise self.fail(event, f"alias {event.anchor!r} is not defined")
-            value, size = self.anchors[event.anchor]
+            found, size = self.anchors[event.anchor]
             self.count(size)
-            return value
+            return found
         before = self.nodes
         self.count(1)
         if event.tag not in _TAGS:
@@ -157,7 +164,9 @@ class _Builder:
     def count(self, nodes: int) -> None:
         self.nodes += nodes
         if self.nodes > MAX_NODES:
-            raise ConfigError(f"{self.name}: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML")
+            raise ConfigError(
+                f"{self.name}: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"
+            )
 
     def mapping(self, depth: int) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -177,7 +186,7 @@ class _Builder:
                 raise self.fail(event, f"duplicate key {key!r} (first on line {lines[key]})")
             else:
                 own[key] = value
-                lines[key] = event.start_mark.line + 1
+                lines[key] = self.line(event)
         return merged | own
 
 

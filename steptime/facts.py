@@ -144,14 +144,49 @@ class Facts:
         return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
 
     @property
+    def split_words(self) -> str:
+        """layers_per_stage as written."""
+        return f"[{', '.join(map(str, self.stage_counts))}]"
+
+    @property
+    def recompute_words(self) -> str:
+        """recompute.n_layers as written."""
+        return f"[{', '.join(map(str, self.recompute_counts))}]"
+
+    @property
+    def module_words(self) -> str:
+        """recompute.modules, sorted."""
+        return ", ".join(sorted(self.modules))
+
+    @property
+    def dtype_words(self) -> str:
+        """Precisions that the machine has a rate for and the model covers."""
+        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in self.machine_dtypes)
+
+    @property
+    def zero_words(self) -> str:
+        """ZeRO levels of the framework."""
+        return ", ".join(map(str, self.framework.zero_levels))
+
+    @property
+    def pipeline_zero_words(self) -> str:
+        """ZeRO levels of the framework with pipelines."""
+        return " and ".join(map(str, self.framework.pipelines_zero))
+
+    @property
     def granularity(self) -> str:
         """recompute.granularity; empty where unsaid."""
         return self.recompute.granularity if self.recompute else ""
 
     @property
+    def recompute_method(self) -> str:
+        """recompute.method; empty where unsaid."""
+        return (self.recompute.method if self.recompute else None) or ""
+
+    @property
     def block(self) -> bool:
         """Whether recompute.method is block."""
-        return self.recompute is not None and self.recompute.method == "block"
+        return self.recompute_method == "block"
 
     @property
     def stage_counts(self) -> tuple[int, ...]:

@@ -19,11 +19,12 @@ from steptime.assumptions import assumptions
 from steptime.config import Config, ConfigError, build
 from steptime.document import parse_mapping, read_source
 from steptime.facts import facts, layers_per_chunk
+from steptime.limits import NOT_MODELLED
 from steptime.machine import Machine
 from steptime.mesh import Parallelism
 from steptime.model.model import Model
 from steptime.performance import Options, Performance, RecomputePlan, Software, plan_recompute, resolve
-from steptime.sections import anchor, apply_setting, put, read_hardware, read_model
+from steptime.sections import anchor, apply_setting, mend, put, read_hardware, read_model
 from steptime.units import Seconds
 
 
@@ -114,7 +115,7 @@ class Job(Config):
     cross_dc: CrossDc | None = None
     run: Run | None = None
 
-    not_modelled: ClassVar[Mapping[str, str]] = rules.NOT_MODELLED
+    not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
@@ -136,11 +137,21 @@ class Job(Config):
         """
         text, name = read_source(source)
         data = parse_mapping(text, name)
+        problems: list[str] = []
         for setting in sets:
-            apply_setting(data, setting)
+            try:
+                apply_setting(data, setting)
+            except ConfigError as error:
+                problems += error.problems
         is_file = isinstance(source, Path) or name == source
         anchor(data, Path(name).parent if is_file else Path())
-        return build(Job, data)
+        try:
+            job = build(Job, data)
+        except ConfigError as error:
+            problems += [*error.problems, *_hidden_problems(data, error.problems)]
+        if problems:
+            raise ConfigError(problems)
+        return job
 
     def replace(self, **changes: Any) -> Job:
         """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
@@ -183,7 +194,8 @@ class Job(Config):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.to_config() == other.to_config()
 
-    __hash__ = None  # type: ignore[assignment]  # equality looks at plain data
+    def __hash__(self) -> int:
+        return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))
 
     # --- resolved ------------------------------------------------------------------------------------------------------
 
@@ -243,3 +255,15 @@ class Job(Config):
     def assumptions(self) -> list[str]:
         """What was unsaid and where its value comes from, what is unproved, and notes on the layout."""
         return assumptions(self)
+
+
+def _hidden_problems(data: dict[str, Any], problems: list[str]) -> list[str]:
+    """What else is wrong once unknown keys and an unknown machine are mended: the rules look at sound sections only."""
+    mended = mend(data, problems)
+    if mended is None:
+        return []
+    try:
+        build(Job, mended)
+    except ConfigError as error:
+        return [problem for problem in error.problems if problem not in problems]
+    return []

@@ -159,9 +159,9 @@ class Software(Config):
         return ITEMSIZE[self.precision if dtype == "compute" else dtype]
 
 
-SELECTIVE: frozenset[Module] = frozenset({"core_attn"})
+SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
 """Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
-SUPER_SELECTIVE: frozenset[Module] = SELECTIVE | {"layernorm", "act", "dropout"}
+SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
 
 
 class RecomputePlan(NamedTuple):

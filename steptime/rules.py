@@ -7,120 +7,11 @@ columns; words and flags (`software`, `zero_level`, `layers_per_stage` ...) are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from steptime.facts import Facts
+from steptime.limits import MODELLED, SANE, Rule
 from steptime.num import maximum
-
-
-class Rule(NamedTuple):
-    """`holds` is true where a job is fine; `text` is `path: what is wrong; what to do`, with facts as {f.tp}."""
-
-    name: str
-    text: str
-    holds: Callable[[Facts], Any]
-
-
-BOUNDS: dict[str, tuple[str, float]] = {
-    "n_layers": ("model.n_layers", 10_000),
-    "hidden_sz": ("model.hidden_sz", 1_000_000),
-    "inter_sz": ("model.inter_sz", 10_000_000),
-    "n_q_heads": ("model.n_q_heads", 100_000),
-    "n_kv_heads": ("model.n_kv_heads", 100_000),
-    "head_dim": ("model.head_dim", 100_000),
-    "vocab_sz": ("model.vocab_sz", 100_000_000),
-    "tp": ("parallelism.tp", 10_000),
-    "pp": ("parallelism.pp", 10_000),
-    "dp": ("parallelism.dp", 1_000_000),
-    "vpp": ("parallelism.vpp", 1_000),
-    "cp": ("parallelism.cp", 10_000),
-    "ep": ("parallelism.ep", 100_000),
-    "gbs": ("data.gbs", 100_000_000),
-    "seqlen": ("data.seqlen", 100_000_000),
-    "microbatch_sz": ("data.microbatch_sz", 1_000_000),
-}
-"""Largest numbers taken seriously: about ten times what anybody has trained, or could."""
-
-SANE = [
-    *(
-        Rule(
-            f"{name} is absurd",
-            f"{path}: must be at most {limit:,} (got {{f.{name}}})",
-            lambda f, n=name, m=limit: getattr(f, n) <= m,
-        )
-        for name, (path, limit) in BOUNDS.items()
-    ),
-    Rule(
-        "too many devices",
-        "parallelism: tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices})",
-        lambda f: f.devices <= 1e7,
-    ),
-    Rule(
-        "too many micro-batches",
-        "data.gbs: more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
-        lambda f: f.microbatches <= 100_000,
-    ),
-]
-
-MODELLED = [
-    Rule("moe", "model.moe: not modelled yet: only dense layers are", lambda f: not f.moe),
-    Rule("mla", "model.attention.kind: not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
-    Rule(
-        "window",
-        "model.attention.window: not modelled yet (got {f.window}); remove it to count full causal attention",
-        lambda f: f.window is None,
-    ),
-    Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
-    Rule("cp", "parallelism.cp: not modelled yet (got {f.cp}); use 1", lambda f: f.cp == 1),
-]
-"""What is read but not computed yet."""
-
-NOT_MODELLED = {
-    **{
-        f"performance.precision={word}": "not modelled yet; use bf16, fp16 or fp32"
-        for word in (
-            "fp8",
-            "fp8_e4m3",
-            "mxfp8",
-            "nvfp4",
-            "fp4",
-            "tf32",
-            "int8",
-            "fp8_delayed",
-            "fp8_blockwise",
-            "fp8_current",
-        )
-    },
-    **{
-        f"parallelism.schedule={word}": "not modelled yet; use gpipe, 1f1b or interleaved"
-        for word in (
-            "zero-bubble",
-            "zb-h1",
-            "zb-v",
-            "zbv",
-            "dualpipe",
-            "dualpipev",
-            "interleaved-zero-bubble",
-            "looped-bfs",
-        )
-    },
-    **{f"model.attention.kind={word}": "not modelled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
-    **{
-        f"performance.{key}": "not modelled yet; remove it"
-        for key in (
-            "offload",
-            "cpu_offload",
-            "activation_offload",
-            "optimizer_offload",
-            "compile",
-            "cuda_graphs",
-            "fp8",
-        )
-    },
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "ulysses", "hybrid_cp")},
-}
-"""Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""
 
 LAYOUT = [
     Rule(
@@ -188,13 +79,12 @@ LAYOUT = [
     ),
     Rule(
         "layers_per_stage has a count per chunk",
-        "parallelism.layers_per_stage: expected pp*vpp = {f.chunks} counts (got {f.layers_per_stage})",
+        "parallelism.layers_per_stage: expected pp*vpp = {f.chunks} counts (got {f.split_words})",
         lambda f: (not f.stage_counts) | (len(f.stage_counts) == f.chunks),
     ),
     Rule(
         "layers_per_stage sums to n_layers",
-        "parallelism.layers_per_stage: counts must sum to n_layers {f.n_layers} and be 0 or more "
-        "(got {f.layers_per_stage})",
+        "parallelism.layers_per_stage: counts must sum to n_layers {f.n_layers} and be 0 or more (got {f.split_words})",
         lambda f: (not f.stage_counts) | ((sum(f.stage_counts) == f.n_layers) & (min(f.stage_counts, default=0) >= 0)),
     ),
     Rule(
@@ -265,13 +155,13 @@ LAYOUT = [
     ),
     Rule(
         "zero framework",
-        "parallelism.zero_level: {f.software} runs {f.framework.zero_levels} (got {f.zero_level})",
+        "parallelism.zero_level: {f.software} runs levels {f.zero_words} (got {f.zero_level})",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
         "zero with pipeline",
-        "parallelism.zero_level: {f.software} runs only {f.framework.pipelines_zero} with pp > 1 "
-        "(got {f.zero_level} with pp {f.pp}); use zero_level 1, pp 1, or software fsdp2",
+        "parallelism.zero_level: {f.software} runs only levels {f.pipeline_zero_words} with pp > 1 "
+        "(got {f.zero_level} with pp {f.pp}); use zero_level 1 or pp 1",
         lambda f: (
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)
         ),
@@ -285,7 +175,7 @@ LAYOUT = [
     Rule("n_dcs divides dp", "cross_dc.n_dcs: must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
     Rule(
         "machine has the precision",
-        "performance.precision: {f.machine} has no {f.precision} rate; use one of {f.machine_dtypes}",
+        "performance.precision: {f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
         lambda f: f.precision in f.machine_dtypes,
     ),
     Rule(
@@ -303,7 +193,7 @@ LAYOUT = [
     Rule(
         "selective keys",
         "performance.recompute: method and n_layers belong to granularity full; selective takes modules",
-        lambda f: not (f.granularity == "selective" and (f.recompute.method or f.recompute_counts)),
+        lambda f: not (f.granularity == "selective" and (f.recompute_method or f.recompute_counts)),
     ),
     Rule(
         "full keys",
@@ -313,19 +203,19 @@ LAYOUT = [
     Rule(
         "recompute counts",
         "performance.recompute.n_layers: expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) "
-        "(got {f.recompute_counts})",
+        "(got {f.recompute_words})",
         lambda f: (
             (len(f.recompute_counts) <= 1) | (len(f.recompute_counts) == f.pp) | (len(f.recompute_counts) == f.chunks)
         ),
     ),
     Rule(
         "recompute counts positive",
-        "performance.recompute.n_layers: must be at least 1, or 0 with method block (got {f.recompute_counts})",
+        "performance.recompute.n_layers: must be at least 1, or 0 with method block (got {f.recompute_words})",
         lambda f: min(f.recompute_counts, default=1) >= (0 if f.block else 1),
     ),
     Rule(
         "recompute of experts",
-        "performance.recompute.modules: need model.moe (got {f.modules})",
+        "performance.recompute.modules: need model.moe (got {f.module_words})",
         lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
     ),
     Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,30 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
         if path == key or path.startswith(key + "."):
             section, _, name = other.partition(".")
             data[section].pop(name, None)
+
+
+def mend(data: dict[str, Any], problems: list[str]) -> dict[str, Any] | None:
+    """A copy of `data` with unknown keys renamed as suggested or dropped, and any machine for one that is unknown.
+
+    None where a problem is of another kind.
+    """
+    mended = {key: dict(section) if isinstance(section, dict) else section for key, section in data.items()}
+    for problem in problems:
+        path, _, text = problem.partition(": ")
+        if path.startswith("hardware."):
+            mended["hardware"] = "dgx-h100"
+            continue
+        *parents, key = path.split(".")
+        node: Any = mended
+        for part in parents:
+            node = node[part] if isinstance(node, dict) and part in node else None
+        if not text.startswith(("unknown key", "not modelled yet; remove")) or not isinstance(node, dict):
+            return None
+        value = node.pop(key, None)
+        suggestion = re.search(r"did you mean '([^']+)'", text)
+        if suggestion:
+            node.setdefault(suggestion[1], value)
+    return mended
 
 
 def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:
