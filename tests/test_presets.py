@@ -250,3 +250,9 @@ def test_the_documented_table_is_this_one(update_golden):
         written = table()
         PAGE.write_text(before + BEGIN + written + END + after, encoding="utf-8")
     assert written == table(), "presets changed; if that is right: pytest tests/test_presets.py --update-golden"
+
+
+def test_sources_keep_their_paths_whole():
+    """A folded line that breaks inside a repository's name would leave a blank in it."""
+    for name in model_names():
+        assert "- " not in load_model(name).source
