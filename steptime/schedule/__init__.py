@@ -8,8 +8,8 @@ from steptime.schedule.orders import (
     Place,
     Schedule,
     bubble_fraction,
+    default_group,
     order,
-    torch_group,
 )
 from steptime.schedule.walk import Span, Walk, walk
 
@@ -23,9 +23,9 @@ __all__ = [
     "Span",
     "Walk",
     "bubble_fraction",
+    "default_group",
     "in_flight",
     "order",
     "peaks",
-    "torch_group",
     "walk",
 ]

@@ -107,8 +107,8 @@ def peaks(
 def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[float]:
     """Most micro-batches each stage holds at once, in units of its whole set of chunks: [pp].
 
-    1F1B holds min(p - r, m); the first stage of the interleaved order min(m, p + (p - 1) / v) when p divides m
-    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.3, for m >= p).
+    1F1B holds min(p - r, m) on stage r; interleaved min(v m, 2 (p - r - 1) + (v - 1) group + 1) / v, one chunk more than its
+    warm-up. On stage 0 that is min(m, p + (p - 1) / v) where pp divides m (Korthikanti et al. 2022, arXiv 2205.05198, 4.2).
 
     >>> in_flight("1f1b", 4, 1, 8), in_flight("interleaved", 4, 2, 8)
     ([4.0, 3.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])

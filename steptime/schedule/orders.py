@@ -102,8 +102,8 @@ SCHEDULES: dict[str, Schedule] = {
 def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Orders:
     """The actions of each stage, in the order they run: [pp][2 * vpp * microbatches].
 
-    `group` is Megatron's microbatch_group_size_per_vp_stage, pp when not said (it refuses less); with `torch_group` the
-    interleaved order is that of torch.distributed.pipelining. Only the interleaved schedule has groups.
+    `group` is Megatron's microbatch_group_size_per_vp_stage, `default_group` when not said. Only the interleaved schedule has
+    groups; with too small a one it deadlocks.
 
     Raises:
         ValueError: an unknown schedule, or a count below one.
@@ -113,22 +113,25 @@ def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
-    group = pp if group is None else group
-    if min(pp, vpp, microbatches, group) < 1:
+    if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
         raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
+    group = default_group(pp, microbatches) if group is None else group
     return SCHEDULES[schedule].generate(pp, vpp, microbatches, group)
 
 
-def torch_group(pp: int, microbatches: int) -> int:
-    """Micro-batches per round of torch's ScheduleInterleaved1F1B: all that sets its order apart from Megatron-Core's.
+def default_group(pp: int, microbatches: int) -> int:
+    """Micro-batches that a stage runs through one chunk before the next: what both frameworks do, wherever they run at all.
 
-    torch/distributed/pipelining/schedules.py (2.13), ScheduleInterleaved1F1B.__init__; equal to Megatron's default, pp, when
-    pp divides the micro-batches. torch itself refuses counts that its rounds do not divide.
+    The smallest group that Megatron-Core accepts (schedules.py, 0.16.1, :995-1015): from pp to the micro-batches, and the last
+    group full or at least pp; a shorter one deadlocks for some sizes. That is its default, pp, where pp divides the
+    micro-batches, and torch's n_microbatches // max(1, n_microbatches // pp) (ScheduleInterleaved1F1B.__init__) wherever torch
+    accepts the count. Fewer micro-batches than stages, which Megatron refuses, run as one group, as in torch.
 
-    >>> torch_group(4, 8), torch_group(4, 10), torch_group(4, 3)
-    (4, 5, 3)
+    >>> default_group(4, 8), default_group(4, 10), default_group(4, 13), default_group(4, 3)
+    (4, 5, 7, 3)
     """
-    return microbatches // max(1, microbatches // pp)
+    groups = (group for group in range(pp, microbatches) if not 0 < microbatches % group < pp)
+    return next(groups, microbatches)
 
 
 def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
@@ -136,7 +139,7 @@ def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
 
     Narayanan et al. 2021 (arXiv 2104.04473), section 2.2, gives the bubble over the ideal time as (p - 1) / (v m); this is the
     same bubble over the whole makespan. Exact for equal chunks and free sends: GPipe and 1F1B at any number of micro-batches,
-    interleaved where pp divides it. Otherwise `walk`.
+    several chunks per stage (interleaved in `default_group`) from pp micro-batches on. Otherwise `walk`.
 
     >>> bubble_fraction(4, 1, 4)
     0.42857142857142855

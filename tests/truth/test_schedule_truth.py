@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.schedule import Action, in_flight, order, torch_group, walk
+from steptime.schedule import Action, in_flight, order, walk
 
 MEGATRON = Path(__file__).with_name("mcore_schedule.py")
 
@@ -22,11 +22,11 @@ RUNS = [
     *[(pp, vpp, m * pp, None) for pp in (2, 3, 4, 8) for vpp in (2, 3, 5) for m in (1, 2, 5)],
     *[
         (pp, vpp, m, group)
-        for pp, m, group in [(2, 5, 3), (4, 10, 5), (4, 10, 6), (4, 13, 9), (3, 17, 7)]
+        for pp, m, group in [(2, 5, 3), (4, 10, 5), (4, 10, 6), (4, 13, 7), (4, 13, 9), (3, 17, 7)]
         for vpp in (2, 4)
     ],
 ]
-REFUSED = [(4, 2, 10, None), (4, 2, 3, None), (4, 2, 8, 3)]
+REFUSED = [(4, 2, 10, 4), (4, 2, 3, 4), (4, 2, 8, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +127,17 @@ TABLES = [
 
 @pytest.mark.parametrize(("theirs", "ours", "pp", "vpp", "microbatches"), TABLES)
 def test_torch_tables_order_times_and_in_flight(theirs, ours, pp, vpp, microbatches):
-    group = torch_group(pp, microbatches)
     table = torch_table(theirs, pp, vpp, microbatches)
-    orders = order(ours, pp, vpp, microbatches, group)
+    orders = order(ours, pp, vpp, microbatches)
     as_actions = [
         tuple(Action(a.computation_type.value, a.microbatch_index, a.stage_index // pp) for a in rank) for rank in table
     ]
     assert tuple(as_actions) == orders
     starts, end = torch_starts(table)
-    ours_walk = walk(ours, pp, vpp, microbatches, [[1.0] * vpp] * pp, [[2.0] * vpp] * pp, [0.0] * pp, group=group)
+    ours_walk = walk(ours, pp, vpp, microbatches, [[1.0] * vpp] * pp, [[2.0] * vpp] * pp, [0.0] * pp)
     assert [[span.start_s for span in stage] for stage in ours_walk.spans()] == starts
     assert ours_walk.makespan_s == end
-    assert in_flight(ours, pp, vpp, microbatches, group) == [live_peak(rank) / vpp for rank in table]
+    assert in_flight(ours, pp, vpp, microbatches) == [live_peak(rank) / vpp for rank in table]
 
 
 def live_peak(rank):
@@ -147,8 +146,3 @@ def live_peak(rank):
         live += 1 if action.computation_type.value == "F" else -1
         peak = max(peak, live)
     return peak
-
-
-def test_torch_and_megatron_differ_only_where_pp_does_not_divide():
-    assert order("interleaved", 4, 2, 8, torch_group(4, 8)) == order("interleaved", 4, 2, 8)
-    assert order("interleaved", 4, 2, 10, torch_group(4, 10)) != order("interleaved", 4, 2, 10)
