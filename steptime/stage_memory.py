@@ -25,6 +25,7 @@ class PartMemories:
         """`weight_grads_stay`: gradients of a part's parameters stay beside it until its backward ends (FSDP)."""
         self.assembly = assembly
         self.stay = weight_grads_stay
+        self.known: dict[tuple[int, bool, bool, int], PartMemory] = {}
         self.plan: RecomputePlan = assembly.job.recompute
         self.plain = self.walk(assembly.block)
         self.embedding = self.walk(assembly.embedding)
@@ -69,6 +70,14 @@ class PartMemories:
         groups, rest = divmod(chunk.layers, count) if count else (0, chunk.layers)
         return [(groups, self.checkpointed(count)), (1 if rest else 0, self.checkpointed(max(rest, 1)))]
 
+    def alike(self, chunk: Chunk) -> PartMemory:
+        """`chunk`, once for all chunks that hold the same parts."""
+        layers = self.plan.n_layers
+        key = (chunk.layers, chunk.embedding, chunk.head, layers[chunk.index] if layers else 0)
+        if key not in self.known:
+            self.known[key] = self.chunk(chunk)
+        return self.known[key]
+
     def chunk(self, chunk: Chunk) -> PartMemory:
         """One chunk of one micro-batch."""
         parts = self.blocks(chunk)
@@ -99,7 +108,7 @@ def held(assembly: Assembly) -> list[Held]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
     memories = PartMemories(assembly)
-    walked = [[memories.chunk(c) for c in chunks] for chunks in assembly.stages]
+    walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
     kept_output = 0.0 if job.software.deallocate_pipeline_outputs else assembly.boundary_bytes
     weights = [
         [m.saved + (0.0 if c.head else kept_output) for m, c in zip(memory, chunks, strict=True)]

@@ -42,6 +42,7 @@ class StepTime:
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
         self.block = self.timed(assembly.block, job.recompute.modules)
         self.states = stage_states(assembly)
+        self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
         self.chunk_times = [[self.chunk_time(c) for c in chunks] for chunks in assembly.stages]
         self.forward_s = [[c.forward_s for c in stage] for stage in self.chunk_times]
         self.backward_s = [[c.backward_s for c in stage] for stage in self.chunk_times]
@@ -86,6 +87,14 @@ class StepTime:
         return [*parts, (1.0, self.head)] if chunk.head else parts
 
     def chunk_time(self, chunk: Chunk) -> ChunkTime:
+        """Seconds of one chunk; alike chunks are summed once."""
+        plan = self.job.recompute.n_layers
+        key = (chunk.layers, chunk.embedding, chunk.head, plan[chunk.index] if plan else 0)
+        if key not in self.known_chunks:
+            self.known_chunks[key] = self.sum_chunk(chunk)
+        return self.known_chunks[key]
+
+    def sum_chunk(self, chunk: Chunk) -> ChunkTime:
         """Seconds of one chunk."""
         works = self.works(chunk)
         forward = sum(times * part.forward.seconds for times, part in works)
@@ -219,8 +228,8 @@ class StepTime:
         parts["dp_comm"] = self.fsdp_exposed_s
         if self.dp:
             parts["dp_comm"] += self.dp.reduce_exposed_s + self.dp.gather_exposed_s
-            calls = [*self.dp.reductions, *self.dp.gathers]
-            total = sum(call.cost.time_s for call in calls if call.stage == self.busiest)
+            stages = [calls[self.busiest] for calls in (self.dp.reductions, self.dp.gathers) if calls]
+            total = sum(call.cost.time_s for stage in stages for chunk in stage for call in chunk)
             hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
         elif fsdp.applies(self.job):
             total = self.job.microbatches * sum(g.gather_s + g.reduce_s for groups in self.fsdp_times for g in groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.assembly import Assembly, local_elements
+from steptime.assembly import Assembly, Chunk, local_elements
 from steptime.buckets import bucket_elements
 from steptime.job import Job
 from steptime.ops import Param
@@ -57,8 +57,9 @@ def stage_states(assembly: Assembly) -> list[States]:
     size, ranks = state_bytes(job), shard_ranks(job)
     level = job.zero_level
     by_stage = []
+    known: dict[tuple[int, bool, bool, bool], list[int]] = {}
     for chunks in assembly.stages:
-        buckets = [chunk_buckets(assembly, assembly.chunk_params(c), c.index) for c in chunks]
+        buckets = [alike_buckets(assembly, c, known) for c in chunks]
         whole = float(sum(assembly.local_params(c) for c in chunks))
         padded = float(sum(map(sum, buckets))) if job.software.padded_buckets and level >= 1 else whole
         shard = -(-padded // ranks)
@@ -73,7 +74,15 @@ def stage_states(assembly: Assembly) -> list[States]:
     return by_stage
 
 
-def chunk_buckets(assembly: Assembly, params: list[list[Param]], index: int) -> list[int]:
+def alike_buckets(assembly: Assembly, chunk: Chunk, known: dict[tuple[int, bool, bool, bool], list[int]]) -> list[int]:
+    """`chunk_buckets`, once for all chunks that hold the same parts."""
+    key = (chunk.layers, chunk.embedding, chunk.head, chunk.index == 0)
+    if key not in known:
+        known[key] = chunk_buckets(assembly, chunk)
+    return known[key]
+
+
+def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
     """Elements of the gradient buckets of one model chunk, in backward order.
 
     Only the first chunk is cut into buckets: later stages and virtual chunks reduce in one piece (megatron/core/distributed/
@@ -81,12 +90,12 @@ def chunk_buckets(assembly: Assembly, params: list[list[Param]], index: int) -> 
     """
     job = assembly.job
     p, software = job.parallelism, job.software
-    ordered = registered(params)
+    ordered = registered(assembly.chunk_params(chunk))
     local = [local_elements(q, assembly.block.tp) for q in ordered]
     sharded = software.padded_buckets and job.zero_level >= 1
     last = len(ordered) - 1
-    alone = {last - i for i, q in enumerate(ordered) if assembly.tied_copy and q.name in TIED}
-    size = bucket_size(job, float(sum(local))) if index == 0 else None
+    alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
+    size = bucket_size(job, float(sum(local))) if chunk.index == 0 else None
     return bucket_elements(reversed(local), p.dp * p.cp, size, sharded=sharded, alone=alone)
 
 

@@ -192,7 +192,7 @@ def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
     assert timing.dp is not None
     rows: list[CollectiveRow] = []
     for calls, exposed in ((timing.dp.reductions, timing.dp.reduce_exposed_s), (timing.dp.gathers, timing.dp.gather_exposed_s)):
-        mine = [call for call in calls if call.stage == timing.busiest]
+        mine = [call for chunk in calls[timing.busiest] for call in chunk] if calls else []
         total = sum(call.cost.time_s for call in mine)
         for bytes_ in dict.fromkeys(call.bytes for call in mine):
             alike = [call for call in mine if call.bytes == bytes_]

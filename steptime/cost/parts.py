@@ -11,7 +11,7 @@ from steptime.cost.compute import NOTHING, Pass, Rates
 from steptime.cost.overlap import beside_s, hidden_s
 from steptime.machine import Tier
 from steptime.mesh import Group
-from steptime.num import Num
+from steptime.num import Num, is_column
 from steptime.ops import Attention, Comm, Gemm, Kind, Op
 from steptime.performance import Software
 from steptime.recompute import Segment
@@ -72,10 +72,17 @@ class Context:
     tp_group: Group
     tiers: tuple[Tier, ...]
     tp: Num
+    known: dict[tuple[str, float], CommCost] = field(default_factory=dict)
+    """Collectives priced so far: a block repeats a few."""
 
     def price(self, op: Comm, kind: str) -> CommCost:
         """Seconds of one collective over the tensor-parallel group."""
-        return collective(kind, op.bytes, self.tp_group, self.tiers)
+        if is_column(op.bytes) or is_column(self.tp):
+            return collective(kind, op.bytes, self.tp_group, self.tiers)
+        key = (kind, float(op.bytes))
+        if key not in self.known:
+            self.known[key] = collective(kind, op.bytes, self.tp_group, self.tiers)
+        return self.known[key]
 
 
 class PartTime(NamedTuple):
