@@ -58,10 +58,13 @@ class Hardware(Config):
         try:
             return Machine.load(self.node_type, self.overrides)
         except ValueError as error:
-            lines = str(error).splitlines()
-            raise ConfigError(
-                line if line.startswith("hardware.") else f"hardware.node_type: {line}" for line in lines
-            ) from None
+            raise ConfigError(self._located(line) for line in str(error).splitlines()) from None
+
+    def _located(self, line: str) -> str:
+        """A machine's problem under the key of this section that it comes from."""
+        if line.startswith("hardware."):
+            return line
+        return f"hardware.overrides.{line}" if line.partition(":")[0] in self.overrides else f"hardware.node_type: {line}"
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
@@ -145,13 +148,7 @@ class Job(Config):
                 problems += error.problems
         is_file = isinstance(source, Path) or name == source
         anchor(data, Path(name).parent if is_file else Path())
-        try:
-            job = build(Job, data)
-        except ConfigError as error:
-            problems += [*error.problems, *_hidden_problems(data, error.problems)]
-        if problems:
-            raise ConfigError(problems)
-        return job
+        return _build(data, problems)
 
     def replace(self, **changes: Any) -> Job:
         """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
@@ -255,6 +252,17 @@ class Job(Config):
     def assumptions(self) -> list[str]:
         """What was unsaid and where its value comes from, what is unproved, and notes on the layout."""
         return assumptions(self)
+
+
+def _build(data: dict[str, Any], problems: list[str]) -> Job:
+    """The job, or all problems: those found before, those of the sections, and those that a typo would hide."""
+    try:
+        job = build(Job, data)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems, *_hidden_problems(data, error.problems)]) from None
+    if problems:
+        raise ConfigError(problems)
+    return job
 
 
 def _hidden_problems(data: dict[str, Any], problems: list[str]) -> list[str]:

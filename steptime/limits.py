@@ -58,7 +58,12 @@ SANE = [
     Rule(
         "too many micro-batches",
         "data.gbs: more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
-        lambda f: f.microbatches <= 100_000,
+        lambda f: (f.microbatches <= 100_000) | (f.gbs > BOUNDS["gbs"][1]),
+    ),
+    Rule(
+        "schedule too long",
+        "parallelism: pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
+        lambda f: (f.chunks * f.microbatches <= 1e7) | (f.chunks > 1e5) | (f.microbatches > 100_000),
     ),
 ]
 
