@@ -23,7 +23,7 @@ from steptime.estimate import (
     WeakScaling,
 )
 from steptime.job import Job
-from steptime.report import breakdown, compare, explain, html
+from steptime.report import breakdown, compare, details, explain, html
 from steptime.report.answer import layout_words
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
 from steptime.report.json import to_dict
@@ -76,12 +76,12 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
     stages = [stage(i, size) for i, size in enumerate(activations)]
     worst = max(stages, key=lambda row: row.reserved_bytes)
     parts = {
-        "matmul": 10.0,
+        "gemm": 10.0,
         "attention": 2.0,
-        "tp_communication": 1.5,
+        "tp_comm": 1.5,
         "bubble": 1.0,
-        "dp_communication": 0.25,
-        "pp_communication": 0.0,
+        "dp_comm": 0.25,
+        "pp_comm": 0.0,
     }
     step = sum(parts.values())  # 14.75
     fields = {
@@ -102,7 +102,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
             worst.stage,
         ),
         "pipeline": Pipeline("1f1b", len(stages), 64, 1.0, 0.05, [4.0, 3.0, 2.0, 1.0]),
-        "time": Time(step, parts, {"tp_communication": 3.0, "dp_communication": 0.5}),
+        "time": Time(step, parts, {"tp_comm": 3.0, "dp_comm": 0.5}),
         "throughput": Throughput(
             2048 * 8192 / step, 2048 * 8192 / step / 1024, 476.7, 0.482, 0.522, 0.495, 989e12, "bf16"
         ),
@@ -116,7 +116,12 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         ],
         "weak_scaling": [WeakScaling(dp, 32 * dp, 64 * dp, 14 + dp / 64, 14 / (14 + dp / 64)) for dp in (1, 8, 32)],
         "fixes": [
-            Fix("performance.activation_checkpointing_type=super-selective parallelism.tp=16", 61 * GIB, 15.0, 0.021)
+            Fix(
+                "--set performance.activation_checkpointing_type=super-selective --set parallelism.tp=16",
+                61 * GIB,
+                15.0,
+                0.021,
+            )
         ],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
@@ -143,8 +148,8 @@ def lines_of(estimate, **options):
         (number(99.96), "100"),
         (number(9.996), "10.0"),
         (number(1_234_567.0), "1,234,567"),
-        (seconds(89.9), "89.90 s"),
-        (seconds(90.0), "1.500 min"),
+        (seconds(999.4), "999.4 s"),
+        (seconds(1500.0), "25.00 min"),
         (seconds(86400.0 * 30), "30.00 days"),
         (whole(2.5), "2.5"),
     ],
@@ -257,7 +262,7 @@ def test_fixes_are_runnable_and_only_shown_when_needed():
     at = lines.index("to make it fit, cheapest first")
     assert lines[at + 1] == "  --set performance.activation_checkpointing_type=super-selective"
     assert lines[at + 2].split() == ["--set", "parallelism.tp=16"]
-    assert "15.00 s a step, +2.1 % per token; 61.0 GiB reserved" in lines[at + 3]
+    assert "15.00 s a step, +2.1 %; 61.0 GiB reserved" in lines[at + 3]
     assert "to make it fit" not in report(made())
     assert "no single change makes it fit" in report(made(verdict="does_not_fit", fixes=[]))
 
@@ -272,15 +277,21 @@ def parts_in(lines):
 
 def test_parts_are_sorted_and_sum_to_the_step():
     *parts, total = parts_in(lines_of(made()))
-    assert [name for name, _, _ in parts] == ["matmul", "attention", "tp communication", "bubble", "dp communication"]
+    assert [name for name, _, _ in parts] == [
+        "matrix multiplies",
+        "attention",
+        "tensor-parallel communication",
+        "pipeline bubble",
+        "data-parallel communication",
+    ]
     assert sum(took for _, took, _ in parts) == pytest.approx(total[1], abs=0.005 * len(parts))
     assert total[1:] == (14.75, 100.0)
     assert sum(share for _, _, share in parts) == pytest.approx(100.0, abs=0.05 * len(parts))
 
 
 def test_a_part_that_is_all_hidden_is_still_listed():
-    estimate = made(time=Time(1.0, {"matmul": 1.0, "dp_communication": 0.0}, {"dp_communication": 0.5}))
-    assert ("dp communication", 0.0, 0.0) in parts_in(lines_of(estimate))
+    estimate = made(time=Time(1.0, {"gemm": 1.0, "dp_comm": 0.0}, {"dp_comm": 0.5}))
+    assert ("data-parallel communication", 0.0, 0.0) in parts_in(lines_of(estimate))
 
 
 def test_equal_stages_share_a_column():
@@ -307,11 +318,11 @@ def test_one_device_has_no_stage_and_no_pipeline():
 
 
 def test_gemms_are_listed_once_for_equal_stages():
-    rows = breakdown.gemms(made()).rows
+    rows = details.gemms(made()).rows
     assert rows[0] == ["attn.qkv: 1,280 calls a step"]
     assert rows[1] == ["  forward", "8,192", "1,280", "8,192", "172", "128", "20.0", "20.0", "344", "88.1", "350"]
     assert [row[0].strip() for row in rows[1:4]] == ["forward", "dgrad", "wgrad"]
-    assert rows[4] == ["head: 64 calls a step, stage 3 only"]
+    assert rows[4] == ["head: 64 calls a step, on stage 3 only"]
 
 
 def test_brief_reports_touch_no_lazy_part():
@@ -322,7 +333,8 @@ def test_brief_reports_touch_no_lazy_part():
 
 
 def test_fsdp_and_other_axes_are_named():
-    assert layout_words(made(job=job(pp=1, cp=2, fsdp={}))) == "tp 8  pp 1  dp 32  cp 2  sp  fsdp"
+    assert layout_words(made(job=job(vpp=2))) == "tp 8  pp 4  dp 32  vpp 2  sp  zero 1"
+    assert layout_words(made(job=job(pp=1, fsdp={}, sp=False))) == "tp 8  pp 1  dp 32  fsdp"
 
 
 # --- style -----------------------------------------------------------------------------------------------------------------
@@ -368,7 +380,7 @@ def test_json_speaks_the_contract():
     assert document["memory"]["fixes"][0]["step_change"] == 0.021
     assert document["memory"]["overhead_bytes"] == {"context": 0.5 * GIB, "communicators": 1.5 * GIB}
     assert document["gemms"][0]["pass"] == "forward"
-    assert document["time"]["parts_s"]["matmul"] == 10.0
+    assert document["time"]["parts_s"]["gemm"] == 10.0
     assert document["config"]["parallelism"]["tp"] == 8
     assert to_dict(made())["memory"]["fixes"] == []
     assert "run" not in to_dict(made(run=None))
@@ -376,7 +388,7 @@ def test_json_speaks_the_contract():
 
 def test_html_holds_every_section_and_escapes():
     estimate = made(assumptions=["a <b> & c"])
-    page = html.page(estimate)
+    page = html.estimate_html(estimate)
     for section in sections(estimate):
         assert section.title in page
     assert "a &lt;b&gt; &amp; c" in page
@@ -389,7 +401,7 @@ def test_html_holds_every_section_and_escapes():
 
 
 def test_repr_is_one_short_line():
-    assert html.summary(made()) == "<Estimate llama3-70b on 1,024 devices: fits, 14.75 s a step, MFU 48.2 %>"
+    assert html.short(made()) == "<Estimate llama3-70b on 1,024 devices: fits, 14.75 s a step, MFU 48.2 %>"
 
 
 # --- workings and comparison -----------------------------------------------------------------------------------------------

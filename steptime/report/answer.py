@@ -97,21 +97,21 @@ def fixes(estimate: Estimate) -> Table | None:
         return None
     rows = []
     for fix in estimate.fixes:
-        cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} % per token"
-        rows += [[line] for line in set_arguments(fix.set)]
+        cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
+        rows += [[line] for line in typed(fix.set)]
         rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved"])
-    title = (
-        "to make it fit, cheapest first" if rows else "no single change makes it fit: change two, or take more devices"
-    )
-    return Table(title, [], rows)
+    if rows:
+        return Table("to make it fit, cheapest first", [], rows)
+    tight = estimate.memory.verdict == "tight"
+    return None if tight else Table("no single change makes it fit: change two, or take more devices", [], [])
 
 
-def set_arguments(settings: str, width: int = 78) -> list[str]:
-    """Settings as they are typed, one --set each: on one line where that fits.
+def typed(settings: str, width: int = 78) -> list[str]:
+    """Settings as they are typed: on one line where that fits, else one --set a line.
 
-    >>> set_arguments("parallelism.tp=4 parallelism.pp=2")
+    >>> typed("--set parallelism.tp=4 --set parallelism.pp=2")
     ['--set parallelism.tp=4 --set parallelism.pp=2']
     """
-    typed = [f"--set {setting}" for setting in settings.split()]
-    line = " ".join(typed)
-    return [line] if len(line) <= width else typed
+    if len(settings) <= width:
+        return [settings]
+    return ["--set " + setting for setting in settings.removeprefix("--set ").split(" --set ")]

@@ -12,8 +12,6 @@ from steptime.report.json import finite
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from steptime.machine import Machine
 
 UNMEASURED = "no measured run on this machine: its figures are data sheets and other people's benchmarks"
@@ -63,25 +61,22 @@ def show(name: str) -> str:
     from steptime.model.presets import load_model, model_names
     from steptime.performance import load_software, software_names
 
-    finders: tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...] = (
-        (load_software, lambda found: _yaml(found.model_dump(exclude_none=True))),
-        (
-            load_model,
-            lambda found: f"# {whole(found.n_params)} parameters\n" + _yaml(found.model_dump(exclude_none=True)),
-        ),
-        (Machine.load, machine_yaml),
-    )
+    if name in software_names():
+        return _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
-    for find, write in finders[2:] if is_path else finders:
+    if name not in model_names():
         try:
-            return write(find(name))
+            return machine_yaml(Machine.load(name))
         except ValueError as error:
-            problems = str(error).splitlines()
-    if not is_path:
+            if is_path:
+                raise ConfigError(str(error).splitlines()) from None
+    try:
+        model = load_model(name)
+    except ValueError:
         near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
-        problems = [f"{name}: no machine, model or software profile has that name; {hint}"]
-    raise ConfigError(problems)
+        raise ConfigError(f"{name}: no machine, model or software profile has that name; {hint}") from None
+    return f"# {whole(model.n_params)} parameters\n" + _yaml(model.model_dump(exclude_none=True))
 
 
 def machine_yaml(machine: Machine) -> str:
@@ -120,10 +115,12 @@ def _figure(value: float, path: str) -> Any:
     return int(value) if value == int(value) else value
 
 
-def _yaml(data: dict[str, Any]) -> str:
+def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
+    """YAML in the order given; `inline` puts the innermost mappings on one line, as {value, source} pairs read best."""
     import yaml
 
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118, default_flow_style=None))
+    style = None if inline else False
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118, default_flow_style=style))
 
 
 def schema() -> dict[str, Any]:
@@ -139,5 +136,15 @@ def schema() -> dict[str, Any]:
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    plain: dict[str, Any] = finite(head | document | {"title": "3dtrn config"})
+    plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})
     return plain
+
+
+def _numbers_as_text(node: Any) -> Any:
+    """A schema in which a number may be written as text: "450 GB/s", and 15e12, which is text to most YAML readers."""
+    if isinstance(node, list):
+        return [_numbers_as_text(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _numbers_as_text(item) for key, item in node.items()}
+    return {"anyOf": [inner, {"type": "string", "pattern": "^[-+]?[0-9.]"}]} if node.get("type") == "number" else inner

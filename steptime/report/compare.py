@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.answer import VERDICTS
+from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from steptime.estimate import StageMemory
     from steptime.step import Estimate
 
 Pair = tuple[str, float, float]
+_CELL = 18
+"""Longest setting shown whole."""
 
 
 def diff(a: Estimate, b: Estimate, labels: tuple[str, str], configs: tuple[Any, Any]) -> list[Table]:
     """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`."""
-    rows = [list(row) for row in settings(*configs)]
+    rows = [
+        [path, *(value if len(value) <= _CELL else value[: _CELL - 1] + "…" for value in both)]
+        for path, *both in settings(*configs)
+    ]
     changed = Table("settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows)
     return [changed, _answer(a, b, labels), _parts(a, b, labels), _memory(a, b, labels)]
 
@@ -45,14 +53,14 @@ def change(a: float, b: float) -> str:
 
 def _answer(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
     rows = [["verdict", VERDICTS[a.memory.verdict][0], VERDICTS[b.memory.verdict][0], ""]]
-    rates = (a.throughput, b.throughput)
-    figures = (
+    left, right = a.throughput, b.throughput
+    figures: tuple[tuple[str, float, float, Callable[[float], str]], ...] = (
         ("devices", float(a.devices), float(b.devices), whole),
         ("step", a.time.step_s, b.time.step_s, seconds),
-        ("tokens/s", *(rate.tokens_per_s for rate in rates), lambda x: quantity(x, COUNT)),
-        ("tokens/s/device", *(rate.tokens_per_s_per_device for rate in rates), lambda x: f"{x:,.1f}"),
-        ("MFU (causal halved)", *(rate.mfu for rate in rates), percent),
-        ("HFU", *(rate.hfu for rate in rates), percent),
+        ("tokens/s", left.tokens_per_s, right.tokens_per_s, lambda x: quantity(x, COUNT)),
+        ("tokens/s/device", left.tokens_per_s_per_device, right.tokens_per_s_per_device, lambda x: f"{x:,.1f}"),
+        ("MFU (causal halved)", left.mfu, right.mfu, percent),
+        ("HFU", left.hfu, right.hfu, percent),
         ("parameters", float(a.params.total), float(b.params.total), lambda x: quantity(x, COUNT)),
     )
     rows += [[label, show(x), show(y), change(x, y)] for label, x, y, show in figures]
@@ -61,7 +69,7 @@ def _answer(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
 
 def _parts(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
     left, right = a.time.parts_s, b.time.parts_s
-    pairs = [(name.replace("_", " "), left.get(name, 0.0), right.get(name, 0.0)) for name in left | right]
+    pairs = [(part_name(name), left.get(name, 0.0), right.get(name, 0.0)) for name in left | right]
     pairs = sorted((pair for pair in pairs if pair[1] or pair[2]), key=lambda pair: -max(pair[1:]))
     pairs.append(("sum", a.time.step_s, b.time.step_s))
     unit = unit_for(max(a.time.step_s, b.time.step_s), TIME)

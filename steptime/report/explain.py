@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
 
@@ -84,7 +85,11 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
         Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
         Fact("latency", [seconds(row.latency_s)]),
         Fact("wire", [f"{seconds(row.bandwidth_s)}: {quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
-        Fact("call", [f"latency + wire = {seconds(row.time_s)}"]),
+        Fact(
+            "ramp",
+            [f"{seconds(row.time_s - row.latency_s - row.bandwidth_s)}: what lies between small and large calls"],
+        ),
+        Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact(
             "per step",
             [f"{whole(row.count_per_step)} calls = {seconds(total)}, {seconds(row.exposed_s)} of it exposed"],
@@ -111,7 +116,7 @@ def _of_step(value: float, estimate: Estimate) -> str:
 def _step(estimate: Estimate) -> Facts:
     time = estimate.time
     widest = sorted(time.parts_s.items(), key=lambda item: -item[1])
-    facts = [Fact(name.replace("_", " "), [_of_step(value, estimate)]) for name, value in widest if value]
+    facts = [Fact(part_name(name), [_of_step(value, estimate)]) for name, value in widest if value]
     return Facts(f"step = sum of its parts = {seconds(time.step_s)}", facts)
 
 

@@ -76,12 +76,12 @@ def quantity(value: float, units: tuple[Unit, ...], suffix: str = "", digits: in
 
 
 def seconds(value: float) -> str:
-    """Seconds up to a minute and a half, then minutes, hours, days.
+    """Seconds up to a thousand, then minutes, hours, days.
 
     >>> seconds(17.42), seconds(0.00123), seconds(7200.0)
     ('17.42 s', '1.230 ms', '2.000 h')
     """
-    return quantity(value, TIME if value < 90.0 else LONG_TIME, digits=4)
+    return quantity(value, TIME if value < 1000.0 else LONG_TIME, digits=4)
 
 
 def gib(value: float) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.step import Estimate
 
 
-def summary(estimate: Estimate) -> str:
+def short(estimate: Estimate) -> str:
     """One line, for `repr`: verdict, step, MFU."""
     word = VERDICTS[estimate.memory.verdict][0].lower()
     name = estimate.job.model.name or "model"
@@ -25,7 +25,7 @@ def summary(estimate: Estimate) -> str:
     )
 
 
-def page(estimate: Estimate) -> str:
+def estimate_html(estimate: Estimate) -> str:
     """The report as an HTML fragment without scripts or styles of its own: a notebook's `_repr_html_`."""
     parts = [f"<p><b>{escape(' '.join(headline(estimate)))}</b></p>"]
     parts += [table(section) for section in sections(estimate)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.config import ConfigError
 from steptime.estimate import WeakScaling
-from steptime.report.breakdown import weak_scaling
+from steptime.report.details import weak_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

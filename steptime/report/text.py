@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from steptime.report import answer, breakdown
+from steptime.report import answer, breakdown, details
 from steptime.report.table import WIDTH, Section, Style, layout
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def sections(estimate: Estimate, *, brief: bool = False) -> list[Section]:
         breakdown.memory(estimate),
     ]
     if not brief:
-        found += [breakdown.gemms(estimate), breakdown.collectives(estimate), breakdown.pipeline(estimate)]
-        found.append(breakdown.weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
-    found.append(breakdown.run(estimate))
+        found += [details.gemms(estimate), details.collectives(estimate), details.pipeline(estimate)]
+        found.append(details.weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
+    found.append(details.run(estimate))
     return [section for section in found if section is not None and not _empty(section)]
 
 
