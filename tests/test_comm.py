@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.cost.comm import ALGORITHMS, FREE, RAMP, collective, network, tree_depth
@@ -152,9 +152,12 @@ def test_gradients_cross_centres_in_phases_where_the_link_is_slow():
     assert within.tier == "nvlink"
 
 
-# --- properties ---
+# --- properties (no deadline: a busy computer is no failure) ---
+
+patient = settings(deadline=None)
 
 
+@patient
 @given(kind=kinds, bytes_=sizes, stride=st.sampled_from([1, 8]), name=names)
 def test_one_rank_costs_nothing(kind, bytes_, stride, name):
     tiers = network(Machine.load(name))
@@ -163,6 +166,7 @@ def test_one_rank_costs_nothing(kind, bytes_, stride, name):
     assert (column.time_s[0], column.latency_s[0], column.bandwidth_s[0]) == (0, 0, 0)
 
 
+@patient
 @given(bytes_=sizes, over=groups, name=names)
 def test_all_reduce_costs_at_least_its_half(bytes_, over, name):
     machine = Machine.load(name)
@@ -172,6 +176,7 @@ def test_all_reduce_costs_at_least_its_half(bytes_, over, name):
     assert collective("all_reduce", bytes_, over, network(machine)).time_s <= whole.time_s
 
 
+@patient
 @given(kind=kinds, bytes_=sizes, over=groups, name=names, factor=st.floats(1.0, 100.0))
 def test_more_bytes_never_cost_less(kind, bytes_, over, name, factor):
     tiers = network(Machine.load(name))
@@ -179,6 +184,7 @@ def test_more_bytes_never_cost_less(kind, bytes_, over, name, factor):
     assert many >= few * (1 - 1e-12)
 
 
+@patient
 @given(kind=kinds, bytes_=sizes, over=groups, name=names)
 def test_time_is_at_least_each_part(kind, bytes_, over, name):
     tiers = network(Machine.load(name))
@@ -189,6 +195,7 @@ def test_time_is_at_least_each_part(kind, bytes_, over, name):
     assert cost.bandwidth_s >= share * bytes_ / outermost / over.ranks
 
 
+@patient
 @given(
     kind=kinds,
     rows=st.lists(
@@ -255,13 +262,12 @@ def test_measured_all_reduce(name):
 
 
 def test_measured_all_reduce_on_the_whole():
-    """Large messages on one node within 8 % on average; everything, small messages and many racks included, within 17 %."""
-    one_node = [
-        mean(map(abs, errors(t, 2.0**24)))
-        for name, t in MEASURED.items()
-        if t["ranks"] <= 8 and name != "v100x4-vtrain"
-    ]
-    everything = [mean(map(abs, errors(table))) for table in MEASURED.values()]
-    print(f"one node, from 16 MiB: {mean(one_node):.3f}; all tables, from 64 KiB: {mean(everything):.3f}")
-    assert mean(one_node) < 0.08
-    assert mean(everything) < 0.18
+    """What docs/machines.md says: large messages on one node, and everything."""
+    inside = [t for t in MEASURED.values() if t["ranks"] <= Machine.load(t["machine"]).devices_per_node]
+    one_node = mean(mean(map(abs, errors(table, 2.0**24))) for table in inside)
+    everything = mean(mean(map(abs, errors(table))) for table in MEASURED.values())
+    print(
+        f"one node, {len(inside)} tables, from 16 MiB: {one_node:.3f}; {len(MEASURED)} tables, from 64 KiB: {everything:.3f}"
+    )
+    assert one_node < 0.10
+    assert everything < 0.18

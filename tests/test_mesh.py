@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.mesh import Group, Parallelism, group, members_per_domain
@@ -25,6 +25,7 @@ def ranks_of(p: Parallelism, axis: str, rank: int = 0) -> list[int]:
     return [r for r, at in enumerate(grid) if all(at[i] == mine[i] for i in fixed)]
 
 
+@settings(deadline=None)
 @given(tp=degree, cp=degree, dp=degree, pp=degree, axis=st.sampled_from(["tp", "cp", "dp", "dp_cp"]))
 def test_groups_are_those_of_the_rank_grid(tp, cp, dp, pp, axis):
     p = Parallelism(tp=tp, cp=cp, dp=dp, pp=pp)
@@ -32,6 +33,7 @@ def test_groups_are_those_of_the_rank_grid(tp, cp, dp, pp, axis):
     assert [found.first + i * found.stride for i in range(found.ranks)] == ranks_of(p, axis)
 
 
+@settings(deadline=None)
 @given(tp=degree, cp=degree, dp=degree, pp=degree, axis=st.sampled_from(["tp", "cp", "dp", "dp_cp"]))
 def test_members_of_the_first_domain_are_counted(tp, cp, dp, pp, axis):
     p = Parallelism(tp=tp, cp=cp, dp=dp, pp=pp)
