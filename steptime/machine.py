@@ -96,8 +96,8 @@ class Machine(Config):
     def load(name_or_path: str, overrides: dict[str, object] | None = None) -> Machine:
         """A machine by name, alias or path of a YAML file, with figures replaced by dotted key.
 
-        >>> Machine.load("h100", {"tiers.1.latency_s": "10 us"}).tiers[1].latency_s
-        1e-05
+        >>> Machine.load("h100", {"tiers.1.bytes_per_s": "25 GB/s"}).tiers[1].bytes_per_s
+        25000000000.0
 
         Raises:
             ConfigError: (a ValueError) one line per problem: unknown name with near matches, unreadable file, bad key or value.
