@@ -93,3 +93,19 @@ def kept_names(ops: list[Op], segments: list[Segment]) -> set[str]:
     for s in segments:
         kept.update(name for name in s.reads if name not in dropped)
     return kept
+
+
+def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:
+    """The ops of first..last that a replay runs: all, or up to the last one that backward needs something of.
+
+    torch's non-reentrant checkpoint stops once every saved tensor is back (torch/utils/checkpoint.py, _StopRecomputationError). A
+    matrix product keeps its inputs before it runs, so as the last one it does not run again.
+    """
+    if not stops_early:
+        return range(first, last + 1)
+    saving = [i for i in range(first, last + 1) if ops[i].saves]
+    if not saving:
+        return range(first, first)
+    end = saving[-1]
+    makes_its_own = any(t.name in ops[end].saves for t in ops[end].made)
+    return range(first, end + 1 if makes_its_own else end)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
+from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network
 from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s
@@ -14,7 +15,7 @@ from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.estimate import Pipeline, Time
 from steptime.mesh import Group, group
-from steptime.recompute import find_segments
+from steptime.recompute import find_segments, replayed
 from steptime.schedule import Walk, in_flight, walk
 from steptime.states import shard_ranks, stage_states, state_bytes
 
@@ -58,13 +59,9 @@ class StepTime:
     def whole_replay(self) -> Work:
         """The forward of a block run again: all of it, or up to the last tensor that backward needs."""
         ops = self.assembly.block.ops
-        last = len(ops)
-        if self.job.software.recompute_stops_early:
-            last = stops_at(self.assembly.block)
-        from steptime.cost import compute
-
+        again = replayed(ops, 0, len(ops) - 1, stops_early=self.job.software.recompute_stops_early)
         passes = [compute.forward(op, self.rates, self.assembly.block.sizes) for op in ops]
-        return forward_work(ops, passes, self.context, range(last))
+        return forward_work(ops, passes, self.context, again)
 
     def replays(self, chunk: Chunk) -> list[tuple[float, Work]]:
         """What recomputation repeats in one backward of a chunk: (times, work)."""
@@ -135,7 +132,16 @@ class StepTime:
         """Walk the schedule; sends hold up sender and receiver unless they overlap."""
         p = self.job.parallelism
         blocking = self.job.software.overlap.pp is not True
-        return walk(self.job.schedule, p.pp, p.vpp, self.job.microbatches, self.forward_s, self.backward_s, sends, blocking=blocking)
+        return walk(
+            self.job.schedule,
+            p.pp,
+            p.vpp,
+            self.job.microbatches,
+            self.forward_s,
+            self.backward_s,
+            sends,
+            blocking=blocking,
+        )
 
     @cached_property
     def busiest(self) -> int:
@@ -221,7 +227,11 @@ class StepTime:
         parts["bubble"] = self.pipeline.bubble_s
         parts["pp_comm"] = self.walk.makespan_s - self.walk.busy_s[stage] - parts["bubble"]
         self.add_after(parts, hidden)
-        return Time(self.step_s, {name: seconds for name, seconds in parts.items() if seconds or name in {"gemm", "attention"}}, hidden)
+        return Time(
+            self.step_s,
+            {name: seconds for name, seconds in parts.items() if seconds or name in {"gemm", "attention"}},
+            hidden,
+        )
 
     def add_after(self, parts: dict[str, float], hidden: dict[str, float]) -> None:
         """Data parallelism, embedding and optimizer."""
@@ -260,14 +270,3 @@ def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, time
     """Add its tensor-parallel communication."""
     parts["tp_comm"] += times * work.comm_s
     hidden["tp_comm"] += times * sum(call.hidden_s for call in work.calls)
-
-
-def stops_at(part: Part) -> int:
-    """How many ops of a part a recomputation that stops early runs.
-
-    Saving happens before a matrix product runs, so the last one whose input is kept is not run (torch/utils/checkpoint.py,
-    _StopRecomputationError).
-    """
-    last = max(i for i, op in enumerate(part.ops) if op.saves)
-    made = {t.name for t in part.ops[last].made}
-    return last + 1 if made & set(part.ops[last].saves) else last

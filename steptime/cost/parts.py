@@ -14,7 +14,7 @@ from steptime.mesh import Group
 from steptime.num import Num, is_column
 from steptime.ops import Attention, Comm, Gemm, Kind, Op
 from steptime.performance import Software
-from steptime.recompute import Segment
+from steptime.recompute import Segment, replayed
 
 
 class CommCall(NamedTuple):
@@ -98,8 +98,9 @@ def part_time(ops: list[Op], sizes: dict[str, Num], context: Context, segments: 
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
-    replayed = [i for s in segments for i in range(s.first, s.last + 1)]
-    return PartTime(forward, backward, forward_work(ops, passes, context, replayed))
+    early = context.software.recompute_stops_early
+    again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
+    return PartTime(forward, backward, forward_work(ops, passes, context, again))
 
 
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
-from steptime.num import maximum
-from steptime.ops import Attention, Gemm, Move, Op, Param, Tensor
+from steptime.num import is_column, maximum
+from steptime.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -60,17 +60,34 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
         ], own
     rows = (model.n_q_heads + 2 * model.n_kv_heads) * d
     every = linear_params("attn.qkv", (rows, hidden), model.bias)
-    width = (n_q + 2.0 * n_kv) * d
+    width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
     views = shard.software.attention_impl == "unfused"
     outputs = whole if views else split
     gemm = Gemm("attn.qkv", (read,), outputs, (kept,), (), every, m=shard.tokens, n=width, k=hidden, itemsize=size)
+    made: list[Op] = [gemm, *spread(model, shard, outputs[0].name)]
     if not views:
-        return [gemm], own
-    if model.n_q_heads == model.n_kv_heads:
-        return [gemm], ("attn.qkv", "attn.qkv", "attn.qkv")
-    return [gemm, Move("attn.q_copy", ("attn.qkv",), (split[0],))], ("attn.q", "attn.qkv", "attn.qkv")
+        return made, own
+    if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
+        return made, ("attn.qkv", "attn.qkv", "attn.qkv")
+    return [*made, Move("attn.q_copy", ("attn.qkv",), (split[0],))], ("attn.q", "attn.qkv", "attn.qkv")
+
+
+def spread(model: Model, shard: Shard, qkv: str) -> list[Op]:
+    """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
+
+    megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
+    """
+    if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
+        return []
+    bytes_ = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim * shard.itemsize
+    return [Comm("attn.spread", (qkv,), kind="all_gather", backward="reduce_scatter", bytes=bytes_)]
+
+
+def one_group(n_kv: Num) -> bool:
+    """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
+    return not is_column(n_kv) and n_kv == 1
 
 
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:

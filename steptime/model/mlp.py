@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.model.attention import linear_params
 from steptime.model.parts import Made, dropout, enter_tp, leave_tp, linear, norm, residual
-from steptime.ops import Gemm, Move, Op, Param, Tensor
+from steptime.ops import Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -36,28 +36,31 @@ def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
     """
     hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
     elements = shard.tokens * width
-    gate, up = Tensor("mlp.gate", elements, size), Tensor("mlp.up", elements, size)
+    gate, up = "mlp.gate", "mlp.up"
     if shard.software.fused_projections:
+        gate = up = "mlp.gate_up"
         params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
-        both = {"m": shard.tokens, "n": 2.0 * width, "k": hidden, "itemsize": size}
-        ops: list[Op] = [Gemm("mlp.gate_up", (read,), (gate, up), (kept,), (), params, **both)]
+        ops: list[Op] = [linear("mlp.gate_up", read, gate, hidden, 2.0 * width, shard, params, kept)]
     else:
         shape = (model.inter_sz, hidden)
         w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
         ops = [
-            linear("mlp.gate_proj", read, gate.name, hidden, width, shard, w_gate, kept),
-            linear("mlp.up_proj", read, up.name, hidden, width, shard, w_up, kept),
+            linear("mlp.gate_proj", read, gate, hidden, width, shard, w_gate, kept),
+            linear("mlp.up_proj", read, up, hidden, width, shard, w_up, kept),
         ]
+    both = tuple(dict.fromkeys((gate, up)))
     out = Tensor("mlp.act.out", elements, size)
     if shard.software.activation_impl == "fused":
-        return [*ops, Move("mlp.act", (gate.name, up.name), (out,), (gate.name, up.name))], out.name
+        return [*ops, Move("mlp.act", both, (out,), both)], out.name
     activated = Tensor("mlp.act.gate", elements, size)
-    saved = (gate.name,) if model.activation != "relu" else (activated.name,)
-    return [
-        *ops,
-        Move("mlp.act", (gate.name,), (activated,), saved),
-        Move("mlp.act.mul", (activated.name, up.name), (out,), (activated.name, up.name)),
-    ], out.name
+    saved = gate if model.activation != "relu" else activated.name
+    # one half of the storage is read and written where gate and up share it
+    ops.append(Move("mlp.act", (gate,), (activated,), (saved,), (), (), 2.0 * out.bytes, 3.0 * out.bytes))
+    if shard.software.fused_projections:
+        # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
+        ops.append(Move("mlp.act.offset", (up,), (Tensor("mlp.act.up", elements, size),), (), (), (), 2.0 * out.bytes))
+        up = "mlp.act.up"
+    return [*ops, Move("mlp.act.mul", (activated.name, up), (out,), (activated.name, up))], out.name
 
 
 def plain(model: Model, shard: Shard, read: str, kept: str) -> Made:
