@@ -12,7 +12,7 @@ import sys
 import types
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
@@ -96,11 +96,13 @@ class CudaIsCpu(TorchFunctionMode):
 @contextlib.contextmanager
 def bool_dropout_masks():
     """Dropout by `native_dropout`, as on CUDA."""
-    plain = F.dropout
+    plain = functional.dropout
 
     def native(x, p=0.5, training=True, inplace=False):
         return torch.native_dropout(x, p, training)[0] if p > 0 and training else plain(x, p, training, inplace)
 
-    F.dropout = native
-    yield
-    F.dropout = plain
+    functional.dropout = native
+    try:
+        yield
+    finally:
+        functional.dropout = plain

@@ -54,13 +54,13 @@ class Saved:
     """Storages saved for backward that are not parameters, with the module that was running when each was first saved."""
 
     def __init__(self, model):
-        self.params = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.params = {p.untyped_storage()._cdata for p in model.parameters()}
         self.names = {m: name for name, m in model.named_modules()}
         self.stack = [""]
         self.kept = {}
 
     def pack(self, t):
-        key = t.untyped_storage().data_ptr()
+        key = t.untyped_storage()._cdata
         if key not in self.params:
             row = self.kept.setdefault(key, (t.untyped_storage(), self.stack[-1], list(t.shape), str(t.dtype)[6:], []))
             if "MCORE_TRACE" in os.environ:
@@ -76,10 +76,12 @@ class Saved:
         nn = torch.nn.modules.module
         enter = nn.register_module_forward_pre_hook(lambda m, _: self.stack.append(self.names.get(m, self.stack[-1])))
         leave = nn.register_module_forward_hook(lambda *_: self.stack.__delitem__(-1), always_call=True)
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
-            yield
-        enter.remove()
-        leave.remove()
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
+                yield
+        finally:
+            enter.remove()
+            leave.remove()
 
 
 def caller():
