@@ -6,6 +6,8 @@ Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the 
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ SUBCOMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (that of the process by default) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
+    if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        gc.disable()
     try:
         return _run(args)
     except SystemExit as stop:  # argparse: help and usage errors

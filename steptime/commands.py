@@ -27,8 +27,7 @@ class Printer:
     def text(self, text: str) -> None:
         """Print text that brings its own line end."""
         try:
-            # lone surrogates, which a YAML escape can make, have no encoding at all
-            sys.stdout.write(self.style.fold(text).encode("utf-8", "replace").decode("utf-8"))
+            sys.stdout.write(self.style.fold(text))
             sys.stdout.flush()
         except BrokenPipeError:
             _abandon_stdout()
@@ -53,6 +52,8 @@ def load(source: str, sets: list[str]) -> Job:
     from steptime.job import Job
 
     label = "standard input" if source == "-" else source
+    # bytes of the command line that are no UTF-8 arrive as lone surrogates, which nothing downstream can encode
+    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in sets]
     try:
         return Job.load(source, sets=sets)
     except ConfigError as error:

@@ -184,7 +184,7 @@ TEXT = st.text("abcdefg -_.", max_size=40)
     st.lists(st.tuples(TEXT, st.lists(st.text("0123456789,.", max_size=9), min_size=3, max_size=3)), max_size=6), TEXT
 )
 def test_tables_keep_to_the_page(rows, note):
-    table = Table("a title", ["", "one", "two", "three"], [[name, *cells] for name, cells in rows], [note * 5])
+    table = Table("a title", ["", "one", "two", "three"], [[name, *cells] for name, cells in rows], [" ".join([note] * 5)])
     assert max(map(len, layout(table, Style()))) <= WIDTH
 
 
