@@ -53,13 +53,14 @@ def read_source(source: str | Path) -> tuple[str, str]:
     name = str(source)
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
-            return _decode(file.read(MAX_BYTES + 1), name), name
+            raw = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise ConfigError(f"{name}: is a directory; give a YAML file") from None
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return _decode(raw, name), name
 
 
 def _decode(raw: bytes, name: str) -> str:

@@ -100,7 +100,7 @@ def test_the_plan_itself_is_sound():
         ("parallelism.tp", "--set parallelism.tp: expected a.b=value"),
         ("=3", "--set =3: expected a.b=value"),
         ("a..b=3", "--set a..b=3: expected a.b=value"),
-        ("parallelism.tp=[1", "--set parallelism.tp: line 1, column 3: did not find expected ',' or ']'"),
+        ("parallelism.tp=[1", "--set parallelism.tp: line 2, column 1: did not find expected ',' or ']'"),
     ],
 )
 def test_one_line(setting, line):
@@ -183,7 +183,7 @@ def bomb():
         ("m:\n  x: 1\n  x: 2\n", "t: line 3: duplicate key 'x' (first on line 2)"),
         ('{"a": 1, "a": 2}', "t: line 1: duplicate key 'a' (first on line 1)"),
         ("a: b: c\n", "t: line 1, column 5: mapping values are not allowed in this context"),
-        ("a: 1\n\tb: 2\n", "t: line 2, column 1: found character that cannot start any token"),
+        ("a: 1\n\tb: 2\n", "t: line 2, column 1: found a tab character that violates indentation"),
         ("a: 1\n---\nb: 2\n", "t: line 2: a second document; expected one"),
         ("a: *b\n", "t: line 1: alias 'b' is not defined"),
         ("a: &a [*a]\n", "t: line 1: alias 'a' is not defined"),
