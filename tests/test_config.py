@@ -42,7 +42,10 @@ def test_the_plan_itself_is_sound():
             "data.colour=red",
             "data.colour: unknown key (got 'red'); valid: gbs, microbatch_sz, seqlen",
         ),
-        ("performance.recompute={granularity: full, metod: block}", "performance.recompute.metod: unknown key (got 'block'); did you mean 'method'?"),
+        (
+            "performance.recompute={granularity: full, metod: block}",
+            "performance.recompute.metod: unknown key (got 'block'); did you mean 'method'?",
+        ),
         # wrong types
         ("parallelism.tp=eight", "parallelism.tp: expected a whole number (got 'eight')"),
         ("parallelism.tp=8.5", "parallelism.tp: expected a whole number (got 8.5)"),
@@ -56,7 +59,10 @@ def test_the_plan_itself_is_sound():
         ("run.tokens=many", "run.tokens: expected a number (got 'many')"),
         ("run.tokens=.nan", "run.tokens: expected a finite number (got nan)"),
         ("parallelism.layers_per_stage=[40, x]", "parallelism.layers_per_stage[1]: expected a whole number (got 'x')"),
-        ("parallelism.layers_per_stage=atuo", "parallelism.layers_per_stage: expected a list or auto (got 'atuo'); did you mean 'auto'?"),
+        (
+            "parallelism.layers_per_stage=atuo",
+            "parallelism.layers_per_stage: expected a list or auto (got 'atuo'); did you mean 'auto'?",
+        ),
         # zero, negative, absurd
         ("parallelism.tp=0", "parallelism.tp: must be at least 1 (got 0)"),
         ("parallelism.dp=-4", "parallelism.dp: must be at least 1 (got -4)"),
@@ -66,7 +72,10 @@ def test_the_plan_itself_is_sound():
         ("data.seqlen=2e9", "data.seqlen: must be at most 100,000,000 (got 2000000000)"),
         ("data.gbs=1e15", "data.gbs: must be at most 100,000,000 (got 1000000000000000)"),
         ("run.tokens=0", "run.tokens: must be greater than 0 (got 0)"),
-        ("cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}", "cross_dc.n_dcs: must be at least 2 (got 1)"),
+        (
+            "cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}",
+            "cross_dc.n_dcs: must be at least 2 (got 1)",
+        ),
         # words
         (
             "performance.activation_checkpointing_type=selctive",
@@ -84,10 +93,19 @@ def test_the_plan_itself_is_sound():
         ),
         ("performance.precision=fp8", "performance.precision: not modelled yet; use bf16, fp16 or fp32 (got 'fp8')"),
         ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
-        ("parallelism.schedule=dualpipe", "parallelism.schedule: not modelled yet; use gpipe, 1f1b or interleaved (got 'dualpipe')"),
-        ("performance.software=megatron", "performance.software: unknown profile (got 'megatron'); did you mean 'megatron-core'?"),
+        (
+            "parallelism.schedule=dualpipe",
+            "parallelism.schedule: not modelled yet; use gpipe, 1f1b or interleaved (got 'dualpipe')",
+        ),
+        (
+            "performance.software=megatron",
+            "performance.software: unknown profile (got 'megatron'); did you mean 'megatron-core'?",
+        ),
         # machines and presets
-        ("hardware.overrides.tiers.7.latency_s=1 us", "hardware.overrides.tiers.7.latency_s: '7' is no index here; valid: 0, 1"),
+        (
+            "hardware.overrides.tiers.7.latency_s=1 us",
+            "hardware.overrides.tiers.7.latency_s: '7' is no index here; valid: 0, 1",
+        ),
         (
             "hardware.overrides.accelerator.peak_flop=1e15",
             "hardware.overrides.accelerator.peak_flop: unknown key (got 1e+15); did you mean 'peak_flops'?",
@@ -119,8 +137,13 @@ def test_unknown_machine_and_preset_name_their_neighbours():
 
 
 def test_missing_sections_and_keys():
-    assert problems("model: llama3-8b\n") == [f"{key}: missing, and required" for key in ("parallelism", "data", "hardware")]
-    assert problems(PLAN, "data={gbs: 64}") == ["data.seqlen: missing, and required", "data.microbatch_sz: missing, and required"]
+    assert problems("model: llama3-8b\n") == [
+        f"{key}: missing, and required" for key in ("parallelism", "data", "hardware")
+    ]
+    assert problems(PLAN, "data={gbs: 64}") == [
+        "data.seqlen: missing, and required",
+        "data.microbatch_sz: missing, and required",
+    ]
 
 
 def test_all_problems_at_once_in_the_order_of_the_file():
@@ -137,7 +160,12 @@ def test_all_problems_at_once_in_the_order_of_the_file():
 
 def test_a_typo_hides_no_broken_rule():
     lines = problems(PLAN, "parallelism.tpp=7", "data.gbs=2000", "nonsense", "hardware.node_type=dgx-h10")
-    assert [line.partition(":")[0] for line in lines] == ["--set nonsense", "parallelism.tpp", "hardware.node_type", "data.gbs"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "--set nonsense",
+        "parallelism.tpp",
+        "hardware.node_type",
+        "data.gbs",
+    ]
 
 
 @pytest.mark.parametrize("text", ["1e12", "'1e12'", "1.0e+12", "1_000_000_000_000", "1000000000000"])
@@ -188,7 +216,10 @@ def bomb():
         ("a: *b\n", "t: line 1: alias 'b' is not defined"),
         ("a: &a [*a]\n", "t: line 1: alias 'a' is not defined"),
         ("[1, 2]: 3\n", "t: line 1: a key must be a word"),
-        ("a: !!python/object:os.system 1\n", "t: line 1: tag 'tag:yaml.org,2002:python/object:os.system' is not allowed; write plain YAML"),
+        (
+            "a: !!python/object:os.system 1\n",
+            "t: line 1: tag 'tag:yaml.org,2002:python/object:os.system' is not allowed; write plain YAML",
+        ),
         ("<<: 3\n", "t: line 1: '<<' merges mappings only"),
         (bomb(), f"t: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"),
         ("[" * 100_000, "t: line 1: nested more than 40 deep"),

@@ -137,8 +137,14 @@ def test_one_chunk_holds_all_layers():
         ),
         ({"activation_checkpointing_type": "full"}, RecomputePlan("full", "uniform", (1,) * 8)),
         ({"recompute": {"granularity": "selective"}}, RecomputePlan("selective", modules=frozenset({"core_attn"}))),
-        ({"recompute": {"granularity": "selective", "modules": ["mlp"]}}, RecomputePlan("selective", modules=frozenset({"mlp"}))),
-        ({"recompute": {"granularity": "full", "method": "block", "n_layers": 2}}, RecomputePlan("full", "block", (2,) * 8)),
+        (
+            {"recompute": {"granularity": "selective", "modules": ["mlp"]}},
+            RecomputePlan("selective", modules=frozenset({"mlp"})),
+        ),
+        (
+            {"recompute": {"granularity": "full", "method": "block", "n_layers": 2}},
+            RecomputePlan("full", "block", (2,) * 8),
+        ),
         # one number per stage: chunk c of stage r is entry c*pp + r
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": [4, 3, 2, 0]}},
@@ -174,7 +180,12 @@ def test_the_last_of_two_ways_to_say_one_thing_wins():
     block = full.replace(**{"performance.recompute": {"granularity": "full", "method": "block", "n_layers": 2}})
     assert block.recompute.method == "block"
     assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == RecomputePlan()
-    assert full.replace(**{"parallelism.n_param_buckets": 3, "parallelism.bucket_size_mb": 50.0}).parallelism.n_param_buckets is None
+    assert (
+        full.replace(
+            **{"parallelism.n_param_buckets": 3, "parallelism.bucket_size_mb": 50.0}
+        ).parallelism.n_param_buckets
+        is None
+    )
 
 
 def test_values_of_one_job_do_not_leak_into_another():
@@ -188,7 +199,12 @@ def test_assumptions_say_what_was_unsaid():
     assert "software: megatron-core (no software was named)" in said
     assert "attention_impl flash" in said
     assert "only a GPU kernel shows it" in said
-    unfused = {"attention_impl": "unfused", "norm_impl": "composite", "activation_impl": "composite", "loss_impl": "composite"}
+    unfused = {
+        "attention_impl": "unfused",
+        "norm_impl": "composite",
+        "activation_impl": "composite",
+        "loss_impl": "composite",
+    }
     assert "only a GPU kernel" not in "\n".join(job(performance=unfused).assumptions)
 
 
@@ -239,7 +255,11 @@ performances = st.fixed_dictionaries(
 def test_the_echo_is_complete_and_reads_back_equal(layout, performance, model):
     try:
         first = Job(
-            model=model, parallelism=layout, performance=performance, data={"gbs": 64, "seqlen": 1024, "microbatch_sz": 1}, hardware="dgx-h100"
+            model=model,
+            parallelism=layout,
+            performance=performance,
+            data={"gbs": 64, "seqlen": 1024, "microbatch_sz": 1},
+            hardware="dgx-h100",
         )
     except ConfigError as error:
         assert all(": " in line and "\n" not in line for line in error.problems)

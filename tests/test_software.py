@@ -43,9 +43,9 @@ def test_every_switch_is_set_in_the_file_itself(name):
 )
 def test_state_recipes(name, precision, bytes_per_parameter):
     s = resolve(Performance(software=name, precision=precision))
-    assert s.bytes_of(s.param_dtype) + s.bytes_of(s.main_grad_dtype) + s.bytes_of(s.master_dtype) + 2 * s.bytes_of(s.moment_dtype) == (
-        bytes_per_parameter
-    )
+    assert s.bytes_of(s.param_dtype) + s.bytes_of(s.main_grad_dtype) + s.bytes_of(s.master_dtype) + 2 * s.bytes_of(
+        s.moment_dtype
+    ) == (bytes_per_parameter)
 
 
 def test_a_job_overrides_its_profile():
@@ -65,4 +65,6 @@ def test_pipeline_sends_overlap_in_interleaved_schedules_only():
 def test_unknown_profile():
     with pytest.raises(ConfigError) as error:
         Performance(software="megatron-cor")
-    assert error.value.problems == ["performance.software: unknown profile (got 'megatron-cor'); did you mean 'megatron-core'?"]
+    assert error.value.problems == [
+        "performance.software: unknown profile (got 'megatron-cor'); did you mean 'megatron-core'?"
+    ]

@@ -43,8 +43,16 @@ def test_reads(field, text, value):
 @pytest.mark.parametrize(
     ("field", "text", "line"),
     [
-        ("bandwidth", "400 Gb/s", "bandwidth: unit 'Gb/s' may mean bits or bytes: write for example Gbit/s or GB/s (got '400 Gb/s')"),
-        ("bandwidth", "400Gbps", "bandwidth: unit 'Gbps' may mean bits or bytes: write for example Gbit/s or GB/s (got '400Gbps')"),
+        (
+            "bandwidth",
+            "400 Gb/s",
+            "bandwidth: unit 'Gb/s' may mean bits or bytes: write for example Gbit/s or GB/s (got '400 Gb/s')",
+        ),
+        (
+            "bandwidth",
+            "400Gbps",
+            "bandwidth: unit 'Gbps' may mean bits or bytes: write for example Gbit/s or GB/s (got '400Gbps')",
+        ),
         ("bandwidth", "3 GB", "bandwidth: unknown unit 'GB': expected a quantity like '450 GB/s' (got '3 GB')"),
         ("memory", "80 GBytes", "memory: unknown unit 'GBytes': expected a quantity like '80 GiB' (got '80 GBytes')"),
         ("memory", "much", "memory: expected a number or a quantity like '80 GiB' (got 'much')"),
@@ -67,4 +75,6 @@ def test_scales(number, unit):
 
 
 def test_a_bit_is_an_eighth_of_a_byte():
-    assert {f"{p}B/s": 8 * RATE_UNITS[f"{p}bit/s"] for p in ("", "k", "M", "G", "T", "Ki", "Gi")}.items() <= RATE_UNITS.items()
+    assert {
+        f"{p}B/s": 8 * RATE_UNITS[f"{p}bit/s"] for p in ("", "k", "M", "G", "T", "Ki", "Gi")
+    }.items() <= RATE_UNITS.items()
