@@ -76,9 +76,9 @@ def local_elements(param: Param, tp: int) -> int:
 
 
 class Chunk(NamedTuple):
-    """One model chunk: `index` in depth order; stage index % pp holds it as its virtual chunk index // pp."""
+    """One model chunk: number `depth` of pp*vpp; stage depth % pp holds it as its virtual chunk depth // pp."""
 
-    index: int
+    depth: int
     stage: int
     virtual: int
     layers: int

@@ -61,9 +61,7 @@ def data_parallel(
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def priced(
-    name: str, kind: Kind, states: list[States], itemsize: float, over: Group, tiers: tuple[Tier, ...]
-) -> Calls:
+def priced(name: str, kind: Kind, states: list[States], itemsize: float, over: Group, tiers: tuple[Tier, ...]) -> Calls:
     """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once."""
     known: dict[int, CommCost] = {}
 
@@ -113,8 +111,8 @@ def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tu
 def exposed_gather(calls: Calls, walk: Walk, forward_s: list[list[float]]) -> float:
     """Seconds by which parameter gathers hold up the first micro-batch's forward.
 
-    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the first bucket of
-    the first stage has nothing to hide under; later stages gather while they wait for their first input.
+    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the first
+    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input.
     """
     delay = 0.0
     for stage, chunks in enumerate(calls):

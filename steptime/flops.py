@@ -14,7 +14,9 @@ FORWARD_AND_BACKWARD = 3.0
 def linear_flops_per_token(assembly: Assembly) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight, vocabulary unpadded."""
     model = assembly.job.model
-    weights = sum(p.elements for op in assembly.block.ops if isinstance(op, Gemm) for p in op.params if len(p.shape) == 2)
+    weights = sum(
+        p.elements for op in assembly.block.ops if isinstance(op, Gemm) for p in op.params if len(p.shape) == 2
+    )
     return 2.0 * (model.n_layers * weights + model.vocab_sz * model.hidden_sz)
 
 
@@ -26,8 +28,8 @@ def attention_flops_per_token(model: Model, seqlen: int) -> float:
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     """One step of the whole job.
 
-    Model FLOPs: forward once and backward twice that, without recomputation; attention halved for the causal mask as Megatron counts
-    it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery et al. 2022, appendix B;
+    Model FLOPs: forward once and backward twice that, without recomputation; attention halved for the causal mask as Megatron
+    counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery et al. 2022, appendix B;
     torchtitan/models/utils.py).
     """
     job = assembly.job
@@ -37,5 +39,3 @@ def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0)
     full = FORWARD_AND_BACKWARD * tokens * (linear + attention)
     return Flops(half, full, hardware_per_step)
-
-

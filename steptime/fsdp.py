@@ -1,7 +1,7 @@
 """FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, for bytes and for seconds.
 
-Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per block and
-the root with the embedding, final norm and head; with wrap "model" all is one group.
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per
+block and the root with the embedding, final norm and head; with wrap "model" all is one group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from steptime.mesh import Fsdp, group
 from steptime.ops import Param
 from steptime.performance import ITEMSIZE
 from steptime.stage_memory import Held, PartMemories
-from steptime.states import shard_ranks, state_bytes
+from steptime.states import States, shard_ranks, state_bytes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def group_of(params: list[Param], tp: int, ranks: int) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
     padded = elements = 0
     for p in params:
-        rows = -(-p.shape[0] // tp) if p.shard and len(p.shape) == 1 or column(p) else p.shape[0]
+        rows = -(-p.shape[0] // tp) if column(p) else p.shape[0]
         local = -(-p.elements // tp) if p.shard else p.elements
         elements += local
         padded += -(-rows // ranks) * ranks * (local // rows)
@@ -107,6 +107,12 @@ def sharded_elements(assembly: Assembly) -> float:
     """Parameters on the fullest rank."""
     g = groups(assembly)
     return g.root.padded / g.root.ranks + g.n_blocks * g.block.padded / g.block.ranks
+
+
+def states(assembly: Assembly) -> list[States]:
+    """Sharded states of the fullest rank; without resharding the gathered parameters are transients of the walk, not states."""
+    size, shard = state_bytes(assembly.job), sharded_elements(assembly)
+    return [States(size.params * shard, size.gradients * shard, (size.master + size.moments) * shard, [])]
 
 
 class Moments:
@@ -158,7 +164,9 @@ def forward(
             previous = block.gathered
             kept += 0.0 if reshard else block.unsharded
     extra = memories.head.forward.bytes - memories.head.saved
-    moments.mark(below + memories.head.saved, root.unsharded + previous + kept + extra, f"forward of {memories.head.forward.op}")
+    moments.mark(
+        below + memories.head.saved, root.unsharded + previous + kept + extra, f"forward of {memories.head.forward.op}"
+    )
 
 
 def backward(
@@ -171,7 +179,11 @@ def backward(
     arriving = block.gathered if reshard and blocks else 0.0
     unsharded = 0.0 if reshard else len(blocks) * block.unsharded
     due = sharded_gradients(assembly) if assembly.job.microbatches == 1 else 0.0
-    moments.mark(below + head.saved, root.unsharded + arriving + unsharded + head.backward.bytes - head.saved - due, f"backward of {head.backward.op}")
+    moments.mark(
+        below + head.saved,
+        root.unsharded + arriving + unsharded + head.backward.bytes - head.saved - due,
+        f"backward of {head.backward.op}",
+    )
     head_grad = group_of(assembly.head_params, assembly.block.tp, 1).elements * assembly.job.software.itemsize
     x, reducing = float(assembly.block.x.bytes), 0.0
     for i in range(len(blocks) - 1, -1, -1):
@@ -179,7 +191,9 @@ def backward(
         base = root.unsharded + head_grad - due
         mine = block.unsharded if reshard else unsharded
         following = block.gathered if reshard and i else 0.0
-        moments.mark(below, base + mine + (block.gathered if reshard else 0.0) + reducing + x, "backward of an all-gather")
+        moments.mark(
+            below, base + mine + (block.gathered if reshard else 0.0) + reducing + x, "backward of an all-gather"
+        )
         extra = memory.backward.bytes - memory.saved
         moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}")
         below -= memory.saved
@@ -188,7 +202,11 @@ def backward(
         moments.mark(below, base + rest + block.gradients + block.reduce_input + x, "backward of a reduce-scatter")
         reducing = block.reduce_input
         due = max(0.0, due - block.reduce_output)
-    moments.mark(embedding.saved, root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad - due, f"backward of {embedding.backward.op}")
+    moments.mark(
+        embedding.saved,
+        root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad - due,
+        f"backward of {embedding.backward.op}",
+    )
     moments.mark(0.0, root.gradients + root.reduce_input - due, "backward of the root's reduce-scatter")
 
 
@@ -222,16 +240,16 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
         network = max(network, gate) + groups_s[len(arrived)].gather_s
         arrived.append(network)
 
-    for i, group in enumerate(groups_s):
+    for i, of in enumerate(groups_s):
         if len(arrived) == i:
             gather(clock)
         start = max(clock, arrived[i])
         while len(arrived) < min(i + 1 + prefetch, len(groups_s)):
             gather(start)
-        clock = start + group.compute_s
-        if group.reduce_s:
-            network = max(network, clock) + group.reduce_s
-    return max(clock, network) - sum(group.compute_s for group in groups_s)
+        clock = start + of.compute_s
+        if of.reduce_s:
+            network = max(network, clock) + of.reduce_s
+    return max(clock, network) - sum(of.compute_s for of in groups_s)
 
 
 def applies(job: Job) -> bool:

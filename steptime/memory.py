@@ -55,7 +55,14 @@ def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
 
 
 def walk_part(
-    ops: list[Op], x: Tensor, out: str, modules: frozenset[str], *, weight_grad_itemsize: float, tp: float, weight_grads_stay: bool = False
+    ops: list[Op],
+    x: Tensor,
+    out: str,
+    modules: frozenset[str],
+    *,
+    weight_grad_itemsize: float,
+    tp: float,
+    weight_grads_stay: bool = False,
 ) -> PartMemory:
     """Walk one part with `modules` recomputed.
 

@@ -77,7 +77,9 @@ def totals(job: Job, said: Run, step_s: float, devices: int, goodput: float) -> 
     result: dict[str, Any] = {"tokens": said.tokens, "steps": steps, "days": train_s / 86400.0}
     if goodput:
         result |= {"wall_days": wall_s / 86400.0, "device_hours": hours}
-        price = said.price_per_device_hour if said.price_per_device_hour is not None else job.machine.price_per_device_hour
+        price = (
+            said.price_per_device_hour if said.price_per_device_hour is not None else job.machine.price_per_device_hour
+        )
         if price is not None:
             result["cost"] = hours * price
         power = job.machine.accelerator.power_w

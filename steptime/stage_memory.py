@@ -63,7 +63,7 @@ class PartMemories:
         """The blocks of a chunk, alike ones together, in depth order."""
         if self.plan.granularity != "full":
             return [(chunk.layers, self.selective)]
-        count = self.plan.n_layers[chunk.index]
+        count = self.plan.n_layers[chunk.depth]
         if self.plan.method == "block":
             full = min(count, chunk.layers)
             return [(full, self.checkpointed(1)), (chunk.layers - full, self.plain)]
@@ -73,7 +73,7 @@ class PartMemories:
     def alike(self, chunk: Chunk) -> PartMemory:
         """`chunk`, once for all chunks that hold the same parts."""
         layers = self.plan.n_layers
-        key = (chunk.layers, chunk.embedding, chunk.head, layers[chunk.index] if layers else 0)
+        key = (chunk.layers, chunk.embedding, chunk.head, layers[chunk.depth] if layers else 0)
         if key not in self.known:
             self.known[key] = self.chunk(chunk)
         return self.known[key]
@@ -138,4 +138,3 @@ def comm_buffer_bytes(assembly: Assembly) -> float:
     sizes = assembly.block.sizes
     gathered = [size for name, size in sizes.items() if name.endswith(".gathered")]
     return max([sizes.get("attn.core.scores.out", 0.0), *gathered])
-

@@ -42,7 +42,7 @@ class StepTime:
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
         self.block = self.timed(assembly.block, job.recompute.modules)
-        self.states = stage_states(assembly)
+        self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
         self.chunk_times = [[self.chunk_time(c) for c in chunks] for chunks in assembly.stages]
         self.forward_s = [[c.forward_s for c in stage] for stage in self.chunk_times]
@@ -70,7 +70,7 @@ class StepTime:
             return []
         if plan.granularity == "selective":
             return [(float(chunk.layers), self.block.replay)]
-        count = plan.n_layers[chunk.index]
+        count = plan.n_layers[chunk.depth]
         layers = min(count, chunk.layers) if plan.method == "block" else chunk.layers
         if not self.job.software.recompute_stops_early or plan.method == "block" or count <= 1:
             return [(float(layers), self.whole_replay)]
@@ -86,7 +86,7 @@ class StepTime:
     def chunk_time(self, chunk: Chunk) -> ChunkTime:
         """Seconds of one chunk; alike chunks are summed once."""
         plan = self.job.recompute.n_layers
-        key = (chunk.layers, chunk.embedding, chunk.head, plan[chunk.index] if plan else 0)
+        key = (chunk.layers, chunk.embedding, chunk.head, plan[chunk.depth] if plan else 0)
         if key not in self.known_chunks:
             self.known_chunks[key] = self.sum_chunk(chunk)
         return self.known_chunks[key]
@@ -182,6 +182,20 @@ class StepTime:
         return float(elements) * state_bytes(self.job).gradients
 
     @cached_property
+    def norm_grad_bytes(self) -> float:
+        """Bytes of the gradients that sequence parallelism leaves partial: unsplit parameters of the busiest stage's blocks."""
+        chunks = self.assembly.stages[self.busiest]
+        block = sum(p.elements for p in self.assembly.block.params if not p.shard)
+        ends = sum(p.elements for p in self.assembly.head.params if not p.shard) if any(c.head for c in chunks) else 0
+        return float(block * sum(c.layers for c in chunks) + ends) * state_bytes(self.job).gradients
+
+    @cached_property
+    def norm_reduce(self) -> CommCost:
+        """Their all-reduce over tp, once a step (megatron/core/distributed/finalize_model_grads.py)."""
+        over = self.context.tp_group if self.job.sp else self.context.tp_group._replace(ranks=1)
+        return collective("all_reduce", self.norm_grad_bytes, over, self.tiers)
+
+    @cached_property
     def optimizer_s(self) -> float:
         """Seconds of the optimizer on the stage with the most parameters."""
         ranks = shard_ranks(self.job) if self.job.zero_level >= 1 else 1
@@ -193,7 +207,7 @@ class StepTime:
     def after_s(self) -> float:
         """What follows the pipeline, and the parameter gather that precedes it."""
         dp = (self.dp.reduce_exposed_s + self.dp.gather_exposed_s) if self.dp else 0.0
-        return dp + self.embedding_reduce.time_s + self.optimizer_s
+        return dp + float(self.embedding_reduce.time_s) + float(self.norm_reduce.time_s) + self.optimizer_s
 
     @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:
@@ -244,6 +258,7 @@ class StepTime:
         elif fsdp.applies(self.job):
             total = self.job.microbatches * sum(g.gather_s + g.reduce_s for groups in self.fsdp_times for g in groups)
             hidden["dp_comm"] = max(0.0, total - self.fsdp_exposed_s)
+        parts["tp_comm"] += self.norm_reduce.time_s
         parts["embedding_comm"] = self.embedding_reduce.time_s
         parts["optimizer"] = self.optimizer_s
 

@@ -37,7 +37,10 @@ def state_bytes(job: Job) -> StateBytes:
     """
     s = job.software
     return StateBytes(
-        s.bytes_of(s.param_dtype), s.bytes_of(s.main_grad_dtype), s.bytes_of(s.master_dtype), 2.0 * s.bytes_of(s.moment_dtype)
+        s.bytes_of(s.param_dtype),
+        s.bytes_of(s.main_grad_dtype),
+        s.bytes_of(s.master_dtype),
+        2.0 * s.bytes_of(s.moment_dtype),
     )
 
 
@@ -76,7 +79,7 @@ def stage_states(assembly: Assembly) -> list[States]:
 
 def alike_buckets(assembly: Assembly, chunk: Chunk, known: dict[tuple[int, bool, bool, bool], list[int]]) -> list[int]:
     """`chunk_buckets`, once for all chunks that hold the same parts."""
-    key = (chunk.layers, chunk.embedding, chunk.head, chunk.index == 0)
+    key = (chunk.layers, chunk.embedding, chunk.head, chunk.depth == 0)
     if key not in known:
         known[key] = chunk_buckets(assembly, chunk)
     return known[key]
@@ -95,7 +98,7 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
     sharded = software.padded_buckets and job.zero_level >= 1
     last = len(ordered) - 1
     alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
-    size = bucket_size(job, float(sum(local))) if chunk.index == 0 else None
+    size = bucket_size(job, float(sum(local))) if chunk.depth == 0 else None
     return bucket_elements(reversed(local), p.dp * p.cp, size, sharded=sharded, alone=alone)
 
 

@@ -26,7 +26,9 @@ def params(assembly: Assembly) -> Params:
     padding = (assembly.shard.vocab - model.vocab_sz) * model.hidden_sz
 
     def count(name: str) -> int:
-        part = {"embedding": assembly.embedding.params, "block": assembly.block.params, "head": assembly.head_params}[name]
+        part = {"embedding": assembly.embedding.params, "block": assembly.block.params, "head": assembly.head_params}[
+            name
+        ]
         padded = sum(p.name in {"embedding.weight", "head.weight"} for p in part)
         return int(sum(p.elements for p in part) - padded * padding)
 
@@ -78,7 +80,9 @@ def gemms(assembly: Assembly, timing: StepTime) -> list[GemmRow]:
             if isinstance(op, Gemm):
                 rows += gemm_rows(op, stage, layers, replayed if is_replayed(timing, op) else 0.0, timing)
         if kind[2]:
-            rows += [r for op in assembly.head.ops if isinstance(op, Gemm) for r in gemm_rows(op, stage, 1.0, 0.0, timing)]
+            rows += [
+                r for op in assembly.head.ops if isinstance(op, Gemm) for r in gemm_rows(op, stage, 1.0, 0.0, timing)
+            ]
     return rows
 
 
@@ -139,6 +143,10 @@ def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
         rows += data_parallel_rows(timing)
     elif fsdp.applies(timing.job):
         rows += fsdp_rows(assembly, timing)
+    if timing.job.sp:
+        cost = timing.norm_reduce
+        ranks = timing.job.parallelism.tp
+        rows.append(row("norm gradients", "all_reduce", "tp", ranks, timing.norm_grad_bytes, 1.0, cost, cost.time_s))
     if assembly.tied_copy:
         cost = timing.embedding_reduce
         name, bytes_ = "embedding gradients", timing.embedding_grad_bytes
@@ -146,10 +154,22 @@ def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     return [r for r in rows if r.ranks > 1]
 
 
-def row(name: str, kind: str, axis: str, ranks: float, bytes_: float, count: float, cost: CommCost, exposed: float) -> CollectiveRow:
+def row(
+    name: str, kind: str, axis: str, ranks: float, bytes_: float, count: float, cost: CommCost, exposed: float
+) -> CollectiveRow:
     """One row of the table."""
     return CollectiveRow(
-        name, kind, axis, int(ranks), cost.tier, float(bytes_), count, cost.latency_s, cost.bandwidth_s, cost.time_s, exposed
+        name,
+        kind,
+        axis,
+        int(ranks),
+        cost.tier,
+        float(bytes_),
+        count,
+        cost.latency_s,
+        cost.bandwidth_s,
+        cost.time_s,
+        exposed,
     )
 
 
@@ -159,17 +179,22 @@ def tensor_parallel_rows(assembly: Assembly, timing: StepTime) -> list[Collectiv
     counts: dict[tuple[str, str], float] = {}
     calls: dict[tuple[str, str], CommCall] = {}
     stage = timing.busiest
-    chunks = {c.index: c for c in (*assembly.stages[stage], assembly.chunks[0], assembly.chunks[-1])}
+    chunks = {c.depth: c for c in (*assembly.stages[stage], assembly.chunks[0], assembly.chunks[-1])}
     for chunk in chunks.values():
         here = chunk.stage == stage
-        works = [(t, w) for t, part in timing.works(chunk) for w in (part.forward, part.backward)] + timing.replays(chunk)
+        works = [(t, w) for t, part in timing.works(chunk) for w in (part.forward, part.backward)] + timing.replays(
+            chunk
+        )
         for times, work in works:
             for call in work.calls:
                 key = (call.name, call.kind)
                 if here or not call.name.startswith(("attn", "mlp")):
                     counts[key] = counts.get(key, 0.0) + times * m
                     calls.setdefault(key, call)
-    return [row(c.name, c.kind, "tp", ranks, c.bytes, counts[key], c.cost, counts[key] * c.exposed_s) for key, c in calls.items()]
+    return [
+        row(c.name, c.kind, "tp", ranks, c.bytes, counts[key], c.cost, counts[key] * c.exposed_s)
+        for key, c in calls.items()
+    ]
 
 
 def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
@@ -191,7 +216,10 @@ def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
     """Buckets of the busiest stage, alike ones together; the exposed time of all of them is on the first row."""
     assert timing.dp is not None
     rows: list[CollectiveRow] = []
-    for calls, exposed in ((timing.dp.reductions, timing.dp.reduce_exposed_s), (timing.dp.gathers, timing.dp.gather_exposed_s)):
+    for calls, exposed in (
+        (timing.dp.reductions, timing.dp.reduce_exposed_s),
+        (timing.dp.gathers, timing.dp.gather_exposed_s),
+    ):
         mine = [call for chunk in calls[timing.busiest] for call in chunk] if calls else []
         total = sum(call.cost.time_s for call in mine)
         for bytes_ in dict.fromkeys(call.bytes for call in mine):

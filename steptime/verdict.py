@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from steptime import fsdp, stage_memory as stages
+from steptime import fsdp
+from steptime import stage_memory as stages
 from steptime.assembly import Assembly
 from steptime.estimate import Memory, StageMemory, Verdict
 from steptime.overhead import overhead, reserved_bytes

@@ -54,8 +54,6 @@ COUNTED = [
     ("nemotron", SIZES | {"num_key_value_heads": 2}, 221_056),
     ("stablelm", SIZES | {"num_key_value_heads": 8}, 270_208),
 ]
-QWEN2_BIASES = 3 * (8 + 2 * 2) * 8
-"""Of q, k and v, in the fixture above: `Model` leaves them out."""
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def problems(read):
 @pytest.mark.parametrize(("model_type", "config", "count"), COUNTED)
 def test_parameters_as_transformers_counts_them(read, model_type, config, count):
     model = Model(**read(config, model_type))
-    assert model.n_params == count - (QWEN2_BIASES if model_type == "qwen2" else 0)
+    assert model.n_params == count
 
 
 def test_every_family_is_counted():

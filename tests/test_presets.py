@@ -101,16 +101,13 @@ def closed_form(m: Model) -> int:
     norm = h * (2 if m.norm == "layernorm" and m.norm_bias else 1)
     block = h * q + 2 * h * kv + q * h + (ups + 1) * h * f + 2 * norm
     if m.bias:
-        block += q + 2 * kv + h + ups * f + h
+        block += h + ups * f + h
+    if m.qkv_bias:
+        block += q + 2 * kv
     if m.qk_norm:
         block += 2 * m.head_dim
     positions = (m.max_positions or 0) * h if m.learned_positions else 0
     return m.n_layers * block + norm + positions + m.vocab_sz * h * (1 if m.tie_embeddings else 2)
-
-
-def qkv_biases(m: Model) -> int:
-    """What Qwen2 has and `Model` leaves out."""
-    return m.n_layers * (m.n_q_heads + 2 * m.n_kv_heads) * m.head_dim if m.name.startswith("qwen2.") else 0
 
 
 def document(name: str) -> dict:
@@ -124,7 +121,7 @@ def test_every_preset_is_counted_here():
 @pytest.mark.parametrize("name", COUNTED)
 def test_parameters(name):
     model = load_model(name)
-    assert model.n_params == COUNTED[name] - qkv_biases(model)
+    assert model.n_params == COUNTED[name]
     assert closed_form(model) == model.n_params
 
 

@@ -20,8 +20,8 @@ log error; microsoft/vidur@7d47513 data/profiling)."""
 WAVE_LOSS = 0.5
 """The part of a half-empty last wave that is lost; kernels with smaller tiles or split-k win back the rest (same fit)."""
 WGRAD_RATE = 0.95
-"""wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes (MooreThreads/SimuMax@4dcaae5
-configs/system/a100_pcie.json)."""
+"""wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
+(MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0

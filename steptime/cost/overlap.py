@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from steptime.num import Num, maximum, minimum
+from steptime.num import Num, minimum
 from steptime.performance import Share
-
 
 CONTENTION = 0.15
 """Share of hidden communication that comes back as slower compute: NVLink collectives take 15 % of the processor
@@ -41,5 +40,5 @@ def exposed_after(ready_s: list[float], comm_s: list[float], end_s: float) -> fl
     """
     over = 0.0
     for ready, seconds in zip(ready_s, comm_s, strict=True):
-        over = maximum(over, ready) + seconds
-    return maximum(0.0, over - end_s)
+        over = max(over, ready) + seconds
+    return max(0.0, over - end_s)

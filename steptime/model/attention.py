@@ -54,35 +54,38 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
     parts = (("q", n_q, model.n_q_heads), ("k", n_kv, model.n_kv_heads), ("v", n_kv, model.n_kv_heads))
     own = ("attn.q", "attn.k", "attn.v")
     if not shard.software.fused_projections:
-        params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.bias) for p, _, count in parts}
+        params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.qkv_bias) for p, _, count in parts}
         return [
             linear(f"attn.{p}_proj", read, f"attn.{p}", hidden, n * d, shard, params[p], kept) for p, n, _ in parts
         ], own
     rows = (model.n_q_heads + 2 * model.n_kv_heads) * d
-    every = linear_params("attn.qkv", (rows, hidden), model.bias)
+    every = linear_params("attn.qkv", (rows, hidden), model.qkv_bias)
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
     views = shard.software.attention_impl == "unfused"
     outputs = whole if views else split
     gemm = Gemm("attn.qkv", (read,), outputs, (kept,), (), every, m=shard.tokens, n=width, k=hidden, itemsize=size)
-    made: list[Op] = [gemm, *spread(model, shard, outputs[0].name)]
+    gathered, qkv = spread(model, shard, outputs[0].name)
+    made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
     if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
-        return made, ("attn.qkv", "attn.qkv", "attn.qkv")
-    return [*made, Move("attn.q_copy", ("attn.qkv",), (split[0],))], ("attn.q", "attn.qkv", "attn.qkv")
+        return made, (qkv, qkv, qkv)
+    return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
 
-def spread(model: Model, shard: Shard, qkv: str) -> list[Op]:
+def spread(model: Model, shard: Shard, qkv: str) -> Made:
     """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
     if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
-        return []
-    bytes_ = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim * shard.itemsize
-    return [Comm("attn.spread", (qkv,), kind="all_gather", backward="reduce_scatter", bytes=bytes_)]
+        return [], qkv
+    elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
+    whole = Tensor("attn.qkv.gathered", elements, shard.itemsize)
+    gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
+    return [gather], whole.name
 
 
 def one_group(n_kv: Num) -> bool:
@@ -159,18 +162,12 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     Keeps q, k, v, the probabilities and, with dropout, the mask and the dropped probabilities: the 5 a s^2 b of Korthikanti
     et al. 2022, equation 1. Grouped key-value heads are repeated first (megatron/core/transformer/dot_product_attention.py).
     """
-    n_q, n_kv = heads(model, shard)
+    n_q, _ = heads(model, shard)
     d, size = model.head_dim, shard.itemsize
     elements = shard.batch * n_q * shard.seq * shard.kv_seq
     ops: list[Op] = []
     if model.n_q_heads != model.n_kv_heads:
-        repeated = (
-            Tensor("attn.core.k", shard.tokens * n_q * d, size),
-            Tensor("attn.core.v", shard.tokens * n_q * d, size),
-        )
-        moved = repeated[0].bytes + repeated[1].bytes + 2.0 * shard.tokens * n_kv * d * size
-        ops.append(Move("attn.core.repeat", (k, v), repeated, (), (), (), moved, moved, 2.0))
-        k, v = repeated[0].name, repeated[1].name
+        ops, (q, k, v) = repeat(model, shard, q, k, v)
     scores = Tensor("attn.core.scores.out", elements, size)
     batched = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size}
     ops.append(
@@ -182,6 +179,20 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     out = Tensor("attn.core.out", shard.tokens * n_q * d, size)
     context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d, k=shard.kv_seq, **batched)
     return [*ops, *dropped, context], out.name
+
+
+def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op], tuple[str, str, str]]:
+    """Key-value heads repeated for their queries; a query that is still a view of the fused projection is copied too."""
+    n_q, n_kv = heads(model, shard)
+    d, size = model.head_dim, shard.itemsize
+    view = q == v
+    names = ("attn.core.q", "attn.core.k", "attn.core.v")[not view :]
+    outputs = tuple(Tensor(name, shard.tokens * n_q * d, size) for name in names)
+    sources = (k,) if view else tuple(dict.fromkeys((k, v)))
+    read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size
+    moved = len(names) * outputs[0].bytes + read
+    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)))
+    return [op], (names[0] if view else q, names[-2], names[-1])
 
 
 def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:

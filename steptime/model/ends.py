@@ -25,7 +25,7 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     rows, hidden, size = shard.sequence_tokens, model.hidden_sz, shard.itemsize
     found = Tensor("embedding.out", shard.tokens * hidden, size)
     table = Param("embedding.weight", (shard.vocab, hidden), "tp")
-    kept = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
+    kept: tuple[Tensor, ...] = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
     if shard.split and shard.software.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
     moved = found.bytes * 2.0

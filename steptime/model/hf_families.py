@@ -146,7 +146,7 @@ FAMILIES: dict[str, Family] = {
         UNTIED | {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "max_position_embeddings": 4096},
         dropout=("attention_dropout", "resid_pdrop", "embd_pdrop"),
     ),
-    "qwen2": Family(GLU, QWEN, only={"attention_dropout": 0.0}),
+    "qwen2": Family(GLU | {"qkv_bias": True}, QWEN, only={"attention_dropout": 0.0}),
     "qwen3": Family(
         GLU | {"qk_norm": True}, QWEN | {"head_dim": 128}, only={"attention_dropout": 0.0, "attention_bias": False}
     ),

@@ -57,6 +57,8 @@ class Model(Config):
     tie_embeddings: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     bias: bool = False
+    qkv_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
+    """Biases of the q, k and v projections, which Qwen2 has and no others."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
     activation: Literal["silu", "gelu", "relu"] = Field(
