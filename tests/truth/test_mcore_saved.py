@@ -59,6 +59,8 @@ VARIANTS = {
     "fp16": {"dtype": "fp16"},
     "qk norm": {"qk_norm": True},
     "qk norm multi-head": {"qk_norm": True, "nkv": 0},
+    "qk norm layernorm": {"qk_norm": True, "norm": "LayerNorm"},
+    "qk norm learned positions": {"qk_norm": True, "learned_positions": True},
     "qk norm layernorm multi-head": {"qk_norm": True, "nkv": 0, "norm": "LayerNorm"},
     "tied": {"tied": True},
     "gradient accumulation fusion": {"grad_accumulation_fusion": True},
@@ -67,6 +69,7 @@ VARIANTS = {
     "recompute core_attn dropout": {**selective("core_attn"), "dropout": 0.1},
     "recompute core_attn multi-head": {**selective("core_attn"), "nkv": 0},
     "recompute core_attn gpt": {**selective("core_attn"), **GPT, "nkv": 0, "dropout": 0.1},
+    "recompute core_attn learned positions": {**selective("core_attn"), "learned_positions": True},
     "recompute layernorm": selective("layernorm"),
     "recompute layernorm gpt": {**selective("layernorm"), **GPT},
     "recompute mlp": {**selective("mlp"), "dropout": 0.1},
@@ -81,6 +84,8 @@ LAYOUTS = {
     "tp3 sp": (3, {**THREE, "sp": True}),
     "tp4": (4, {**FOUR}),
     "tp4 sp": (4, {**FOUR, "sp": True}),
+    "tp4 two groups": (4, {**FOUR, "nkv": 2}),
+    "tp4 sp one group": (4, {**FOUR, "nkv": 1, "sp": True}),
 }
 CASES = [(layout, variant) for layout in LAYOUTS for variant in VARIANTS]
 
@@ -103,7 +108,11 @@ def our_parts(c, tp):
     modules = frozenset(c.get("recompute", {}).get("modules", ()))
     x = Tensor("x", seen.sequence_tokens * ours.hidden_sz, seen.itemsize)
     blocks = [(n, ours.block_ops(seen), modules) for n in range(c["layers"])]
-    return x, [("embedding", ours.embedding_ops(seen), frozenset()), *blocks, ("head", ours.head_ops(seen), frozenset())]
+    return x, [
+        ("embedding", ours.embedding_ops(seen), frozenset()),
+        *blocks,
+        ("head", ours.head_ops(seen), frozenset()),
+    ]
 
 
 def our_saved(c, tp):
@@ -162,7 +171,10 @@ def their_collectives(calls, tp):
 def test_collectives(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
     answer = answers(layout)[variant]
-    assert our_collectives(c, tp) == (their_collectives(answer["forward"], tp), their_collectives(answer["backward"], tp))
+    assert our_collectives(c, tp) == (
+        their_collectives(answer["forward"], tp),
+        their_collectives(answer["backward"], tp),
+    )
 
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)
