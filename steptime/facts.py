@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.num import Num
@@ -38,8 +37,7 @@ FRAMEWORKS = {
 _ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3))
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What rules look at. Numbers may be columns of candidates; the rest is plain."""
 
     n_layers: Num

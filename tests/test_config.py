@@ -79,17 +79,26 @@ def test_the_plan_itself_is_sound():
         # words
         (
             "performance.activation_checkpointing_type=selctive",
-            "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full (got 'selctive'); "
-            "did you mean 'selective'?",
+            (
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "(got 'selctive'); "
+                "did you mean 'selective'?"
+            ),
         ),
         (
             "performance.activation_checkpointing_type=everything",
-            "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full (got 'everything')",
+            (
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "(got 'everything')"
+            ),
         ),
         (
             "performance.recompute={granularity: selective, modules: [core_atn]}",
-            "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, moe_act, mla_up_proj, moe, "
-            "shared_experts (got 'core_atn'); did you mean 'core_attn'?",
+            (
+                "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, moe_act, "
+                "mla_up_proj, moe, "
+                "shared_experts (got 'core_atn'); did you mean 'core_attn'?"
+            ),
         ),
         ("performance.precision=fp8", "performance.precision: not modelled yet; use bf16, fp16 or fp32 (got 'fp8')"),
         ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
@@ -151,8 +160,10 @@ def test_all_problems_at_once_in_the_order_of_the_file():
     assert problems(PLAN, *wrong) == [
         "model.glu: expected true or false (got 'perhaps')",
         "parallelism.tp: must be at least 1 (got 0)",
-        "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, dp, embedding_and_loss_count_as_layers, ep, fsdp, "
-        "layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, tp, vpp, zero_level",
+        (
+            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, dp, embedding_and_loss_count_as_layers, ep, fsdp, "
+            "layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, tp, vpp, zero_level"
+        ),
         "performance.precision: expected one of fp32, bf16, fp16 (got 'bf17'); did you mean 'bf16'?",
         "data.gbs: expected a whole number (got 'x')",
     ]

@@ -1,7 +1,5 @@
 """The rules: each with a job that breaks it, and each as a mask over columns."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,14 +85,20 @@ BROKEN = {
     "layers divide": (
         {"parallelism.pp": 3},
         [
-            "model.n_layers: must be a multiple of pp*vpp = 3 (got 80); or set parallelism.layers_per_stage to auto or to 3 counts"
+            (
+                "model.n_layers: must be a multiple of pp*vpp = 3 (got 80); "
+                "or set parallelism.layers_per_stage to auto or to 3 counts"
+            )
         ],
     ),
     "layers and ends divide": (
         {"parallelism.pp": 4, "parallelism.embedding_and_loss_count_as_layers": True},
         [
-            "model.n_layers: with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of pp*vpp = 4 (got 80 + 2); "
-            "or set parallelism.layers_per_stage to auto"
+            (
+                "model.n_layers: with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of pp*vpp = 4 "
+                "(got 80 + 2); "
+                "or set parallelism.layers_per_stage to auto"
+            )
         ],
     ),
     "enough layers": (
@@ -140,16 +144,20 @@ BROKEN = {
     "interleaving in rounds": (
         {"performance.software": "torch", "parallelism.pp": 4, "parallelism.vpp": 2, "data.gbs": 64 * 9},
         [
-            "data.gbs: torch's interleaved schedule needs micro-batches that divide into max(1, microbatches // pp) rounds "
-            "(got 9 with pp 4); near: gbs 512 or 768"
+            (
+                "data.gbs: torch's interleaved schedule needs micro-batches that divide into max(1, microbatches // pp) rounds "
+                "(got 9 with pp 4); near: gbs 512 or 768"
+            )
         ],
     ),
     "replicas divide dp": ({"parallelism.replicas": 3}, ["parallelism.replicas: must divide dp 64 (got 3)"]),
     "replicas need sharding": (
         {"parallelism.replicas": 2, "parallelism.zero_level": 0},
         [
-            "parallelism.replicas: shards are replicated only where states are sharded, so zero_level 1 or more is needed "
-            "(got 2 with zero_level 0)"
+            (
+                "parallelism.replicas: shards are replicated only where states are sharded, so zero_level 1 or more is needed "
+                "(got 2 with zero_level 0)"
+            )
         ],
     ),
     "fsdp against zero_level": (
@@ -169,7 +177,10 @@ BROKEN = {
     "zero with pipeline": (
         {"parallelism.zero_level": 2},
         [
-            "parallelism.zero_level: megatron-core runs only levels 0 and 1 with pp > 1 (got 2 with pp 2); use zero_level 1 or pp 1"
+            (
+                "parallelism.zero_level: megatron-core runs only levels 0 and 1 with pp > 1 (got 2 with pp 2); "
+                "use zero_level 1 or pp 1"
+            )
         ],
     ),
     "ep needs moe": ({"parallelism.ep": 8}, ["parallelism.ep: must be 1 without model.moe (got 8)"]),
@@ -241,10 +252,10 @@ def test_every_rule_has_a_job_that_breaks_it():
 def test_bounds(name):
     path, limit = BOUNDS[name]
     section, field = path.split(".")
-    absurd = replace(facts(BASE), **{name: int(limit) + 1})
+    absurd = facts(BASE)._replace(**{name: int(limit) + 1})
     assert problems(absurd)[0] == f"{section}.{field}: must be at most {limit:,} (got {int(limit) + 1})"
     assert not any(
-        rule.name == f"{name} is absurd" for rule in SANE if not rule.holds(replace(facts(BASE), **{name: limit}))
+        rule.name == f"{name} is absurd" for rule in SANE if not rule.holds(facts(BASE)._replace(**{name: limit}))
     )
 
 
@@ -304,13 +315,13 @@ columns = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(columns, st.sampled_from([1920, 2048, 960]))
 def test_a_mask_equals_its_rows(rows, gbs):
-    base = replace(facts(BASE), gbs=float(gbs))
+    base = facts(BASE)._replace(gbs=float(gbs))
     names = ("tp", "pp", "dp", "vpp", "microbatch_sz")
-    table = replace(base, **dict(zip(names, np.array(rows, dtype=float).T, strict=True)))
-    one_by_one = [not problems(replace(base, **dict(zip(names, row, strict=True)))) for row in rows]
+    table = base._replace(**dict(zip(names, np.array(rows, dtype=float).T, strict=True)))
+    one_by_one = [not problems(base._replace(**dict(zip(names, row, strict=True)))) for row in rows]
     assert np.broadcast_to(mask(table), len(rows)).tolist() == one_by_one
     for rule in [*SANE, *MODELLED, *LAYOUT]:
         holds = np.broadcast_to(rule.holds(table), len(rows)).tolist()
         assert holds == [
-            bool(rule.holds(replace(base, **dict(zip(names, map(float, row), strict=True))))) for row in rows
+            bool(rule.holds(base._replace(**dict(zip(names, map(float, row), strict=True))))) for row in rows
         ]
