@@ -101,12 +101,15 @@ def diff(options: Namespace, out: Printer) -> int:
 
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
-    out.sections(list(compare(estimate(a), estimate(b), labels, (a.to_config(), b.to_config()))))
+    notes = [
+        f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
+    ]
+    out.sections(list(compare(estimate(a), estimate(b), labels, notes)))
     return 0
 
 
 def _labels(a: str, b: str) -> tuple[str, str]:
-    """Short names for two paths: their file names where these differ, else A and B."""
+    """Short names for two paths: their file names where these differ and are short, else A and B."""
     names = tuple(path.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml") for path in (a, b))
     if names[0] == names[1] or max(map(len, names)) > 20:
         return "A", "B"

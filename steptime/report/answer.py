@@ -22,7 +22,7 @@ def headline(estimate: Estimate) -> list[str]:
     """The job in one breath: model, devices, layout, batch."""
     job = estimate.job
     node = f"{estimate.nodes:,} x {job.machine.name}"
-    model = f"{job.model.name or 'model'}, {quantity(estimate.params.total, COUNT)} parameters"
+    model = f"{job.model.name or 'unnamed model'}, {quantity(estimate.params.total, COUNT)} parameters"
     devices = f"{estimate.devices:,} x {job.machine.accelerator.name} ({node})"
     data = job.data
     batch = f"gbs {data.gbs:,} x {data.seqlen:,} tokens, micro-batch {data.microbatch_sz}"

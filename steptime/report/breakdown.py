@@ -37,7 +37,8 @@ def step_parts(estimate: Estimate) -> Table:
     """Seconds by part, widest first, with what ran hidden beside them; the parts sum to the step."""
     step, parts, hidden = estimate.time.step_s, estimate.time.parts_s, estimate.time.hidden_s
     names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
-    names = [name for name in names if parts.get(name) or hidden.get(name)]
+    least = 1e-12 * step  # a difference of two equal sums may leave a rounding error behind
+    names = [name for name in names if parts.get(name, 0.0) > least or hidden.get(name, 0.0) > least]
     unit = unit_for(step, TIME)
     total, widest = sum(parts.values()), max(parts.values())
     own = [parts.get(name, 0.0) for name in names]

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from steptime.step import Estimate
 
 Pair = tuple[str, float, float]
-_CELL = 18
+_CELL = 17
 """Longest setting shown whole."""
 
 
-def diff(a: Estimate, b: Estimate, labels: tuple[str, str], configs: tuple[Any, Any]) -> list[Table]:
+def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) -> list[Table]:
     """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`."""
     rows = [
         [path, *(value if len(value) <= _CELL else value[: _CELL - 1] + "…" for value in both)]
-        for path, *both in settings(*configs)
+        for path, *both in settings(a.job.to_config(), b.job.to_config())
+        if not path.endswith(".source")
     ]
-    changed = Table("settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows)
+    changed = Table(
+        "settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows, notes
+    )
     return [changed, _answer(a, b, labels), _parts(a, b, labels), _memory(a, b, labels)]
 
 

@@ -70,8 +70,9 @@ def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
     backward = _span([count for each in counts.values() for count in each])
     at = {row.stage for row in rows}
     where = "" if at == listed else f", on stage {stage_range(sorted(at))} only"
+    noun = "call" if (backward or forward) == "1" else "calls"
     again = "" if forward == backward or not backward else f" ({forward} forward, recomputation included)"
-    return f"{backward or forward} calls a step{again}{where}"
+    return f"{backward or forward} {noun} a step{again}{where}"
 
 
 def _span(counts: Sequence[float]) -> str:
@@ -87,21 +88,14 @@ def collectives(estimate: Estimate) -> Table:
     groups: dict[tuple[str, int, str], list[CollectiveRow]] = {}
     for row in estimate.collectives:
         groups.setdefault((row.axis, row.ranks, row.tier), []).append(row)
-    size = _fine_unit(max((row.time_s for row in estimate.collectives), default=0.0))
-    per_step = unit_for(estimate.time.step_s, TIME[:3])
     rows: list[list[str]] = []
     for (axis, ranks, tier), members in groups.items():
-        rows.append([f"{axis}: {ranks:,} ranks over {tier}"])
-        rows += [_collective_cells(row, alike, size.size, per_step.size) for row, alike in _boundaries(members)]
+        unit = _fine_unit(20.0 * max(row.time_s for row in members))
+        rows.append([f"{axis}: {ranks:,} ranks over {tier} ({unit.name} a call)"])
+        rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
-    title = f"collectives (one call: {size.name}; exposed per step: {per_step.name})"
-    return Table(
-        title,
-        header,
-        rows,
-        ["MiB: the whole tensor of one call; a call takes latency, wire and the ramp between them"],
-        left=2,
-    )
+    notes = ["MiB: the whole tensor of one call; a call is latency, wire and the ramp between them"]
+    return Table("collectives (exposed: ms of the step)", header, rows, notes, left=2)
 
 
 def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:
@@ -112,12 +106,12 @@ def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]
     return [(group[0], len(group)) for group in alike.values()]
 
 
-def _collective_cells(row: CollectiveRow, alike: int, size: float, per_step: float) -> list[str]:
+def _collective_cells(row: CollectiveRow, alike: int, size: float) -> list[str]:
     """One kind of collective, or several boundaries of the pipeline that are alike."""
     took = [number(x / size) for x in (row.latency_s, row.bandwidth_s, row.time_s)]
     sizes = [number(row.bytes / 2.0**20), whole(row.count_per_step)]
-    name = f" {row.name}, {alike} alike" if alike > 1 else f" {row.name}"
-    return [name, row.kind.replace("_", "-"), *sizes, *took, number(row.exposed_s / per_step)]
+    name = f" each of {alike} boundaries" if alike > 1 else f" {row.name}"
+    return [name, row.kind.replace("_", "-"), *sizes, *took, number(1e3 * row.exposed_s)]
 
 
 def pipeline(estimate: Estimate) -> Facts | None:
@@ -125,11 +119,13 @@ def pipeline(estimate: Estimate) -> Facts | None:
     line = estimate.pipeline
     if line.stages == 1:
         return None
+    vpp = estimate.job.parallelism.vpp
+    chunks = f" of {vpp} chunks" if vpp > 1 else ""
     idle = percent(line.bubble_fraction)
     held = [whole(round(x, 2)) for x in line.in_flight]
     shown = held if len(held) <= 16 else [*held[:6], "…", *held[-6:]]
     facts = [
-        Fact("schedule", [f"{line.schedule}, {line.stages} stages, {line.microbatches:,} micro-batches"]),
+        Fact("schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {line.microbatches:,} micro-batches"]),
         Fact(
             "bubble",
             [f"{seconds(line.bubble_s)} on the busiest stage; the mean stage idles {idle} of the makespan"],

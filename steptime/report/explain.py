@@ -70,7 +70,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
         Fact("time", [f"the slower ({bound}) + {seconds(row.time_s - slower)} of launch = {seconds(row.time_s)}"]),
         Fact(
             "per step",
-            [f"{whole(row.count_per_step)} calls = {_of_step(total, estimate)}, a device of stage {row.stage}"],
+            [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
         ),
     ]
     return Facts(f"{row.name}, {row.pass_}", facts)
@@ -92,7 +92,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact(
             "per step",
-            [f"{whole(row.count_per_step)} calls = {seconds(total)}, {seconds(row.exposed_s)} of it exposed"],
+            [f"{_times(row.count_per_step)} = {seconds(total)}, {seconds(row.exposed_s)} of it exposed"],
         ),
     ]
     if row.exposed_s:
@@ -107,6 +107,10 @@ def _ring(row: CollectiveRow) -> str:
         return ""
     factor = share * (row.ranks - 1) / row.ranks
     return f" (bus bandwidth {quantity(factor * row.bytes / row.bandwidth_s, SI, 'B/s')})"
+
+
+def _times(count: float) -> str:
+    return f"{whole(count)} {'call' if count == 1 else 'calls'}"
 
 
 def _of_step(value: float, estimate: Estimate) -> str:

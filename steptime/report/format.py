@@ -81,6 +81,8 @@ def seconds(value: float) -> str:
     >>> seconds(17.42), seconds(0.00123), seconds(7200.0)
     ('17.42 s', '1.230 ms', '2.000 h')
     """
+    if value == 0:
+        return "0 s"
     return quantity(value, TIME if value < 1000.0 else LONG_TIME, digits=4)
 
 

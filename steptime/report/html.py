@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def short(estimate: Estimate) -> str:
     """One line, for `repr`: verdict, step, MFU."""
     word = VERDICTS[estimate.memory.verdict][0].lower()
-    name = estimate.job.model.name or "model"
+    name = estimate.job.model.name or "unnamed model"
     mfu = percent(estimate.throughput.mfu)
     return (
         f"<Estimate {name} on {estimate.devices:,} devices: {word}, {seconds(estimate.time.step_s)} a step, MFU {mfu}>"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]
-_LABEL = 24
+_LABEL = 32
 """Longer labels do not widen the column of labels."""
 _ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
 _ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
