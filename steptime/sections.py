@@ -20,9 +20,6 @@ _EITHER = {
 }
 """Two ways to say one thing: setting one takes the other away."""
 
-DROPOUT = 0.1
-"""The probability that `dropout: true` stands for: GPT-2's and Megatron's default."""
-
 
 def read_model(value: Any) -> Any:
     """A model section: a preset's name, {preset: NAME, changes}, {hf: PATH, changes}, fields, or a `Model`.
@@ -34,8 +31,6 @@ def read_model(value: Any) -> Any:
         value = {"preset": value}
     if not isinstance(value, Mapping):
         return value
-    if isinstance(rate := value.get("dropout"), bool):
-        value = {**value, "dropout": DROPOUT if rate else 0.0}
     if not value.keys() & {"preset", "hf"}:
         return value
     changes = {key: item for key, item in value.items() if key not in {"preset", "hf"}}

@@ -55,6 +55,10 @@ def test_forms_of_the_model_section(tmp_path):
     assert "changed: n_layers" in shorter.source
     assert job(model=Model(n_layers=8, hidden_sz=1024, inter_sz=4096, n_q_heads=8, vocab_sz=1000)).model.n_layers == 8
     assert job(model={"preset": "llama3-70b", "dropout": True}).model.dropout == 0.1
+    assert (
+        job(model=by_name.model.model_copy(update={"dropout": 0.2})).replace(**{"model.dropout": False}).model.dropout
+        == 0.0
+    )
 
 
 def test_paths_are_relative_to_the_config(tmp_path):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from steptime.config import Config
 from steptime.model.attention import attention_ops
@@ -14,6 +14,9 @@ from steptime.model.mlp import mlp_ops
 from steptime.model.shard import Shard
 from steptime.ops import Op, Param
 from steptime.performance import load_software
+
+DROPOUT = 0.1
+"""What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
 
 
 class Moe(Config):
@@ -53,7 +56,10 @@ class Model(Config):
     max_positions: int | None = Field(None, ge=1)
     """Rows of the learned position table; the sequence length where unsaid."""
     rotary_embeds: bool = Field(default_factory=lambda data: not data.get("learned_positions", False))
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
+        0.0, ge=0, lt=1
+    )
+    """A probability; true is DROPOUT."""
     tie_embeddings: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     bias: bool = False
