@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.num import Num
 
@@ -197,31 +197,25 @@ class Facts(NamedTuple):
         return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
 
 
+_MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas")
+_BATCH = ("gbs", "seqlen", "microbatch_sz")
+
+
 def facts(job: Job) -> Facts:
     """The facts of one job."""
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
     software, machine = job.software, job.machine
     split = layout.layers_per_stage
     fsdp = layout.fsdp
+    numbers: dict[str, Any] = {
+        name: getattr(section, name)
+        for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
+        for name in names
+    }
     return Facts(
-        n_layers=model.n_layers,
-        hidden_sz=model.hidden_sz,
-        inter_sz=model.inter_sz,
-        n_q_heads=model.n_q_heads,
-        n_kv_heads=model.n_kv_heads,
-        head_dim=model.head_dim,
-        vocab_sz=model.vocab_sz,
+        **numbers,
         max_positions=model.max_positions or 0 if model.learned_positions else 0,
-        tp=layout.tp,
-        pp=layout.pp,
-        dp=layout.dp,
-        vpp=layout.vpp,
-        cp=layout.cp,
-        ep=layout.ep,
-        replicas=layout.replicas,
-        gbs=batch.gbs,
-        seqlen=batch.seqlen,
-        microbatch_sz=batch.microbatch_sz,
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         moe=model.moe is not None,
