@@ -112,6 +112,8 @@ class Software(Config):
     """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
     gradients_persist: bool = True
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
+    optimizer_temp_copies: float = 0.0
+    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1)."""
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""

@@ -154,7 +154,7 @@ class StepTime:
         """Bubble and in-flight counts."""
         p, w = self.job.parallelism, self.walk
         free = self.run_pipeline([0.0] * len(self.sends)) if p.pp > 1 else w
-        bubble = free.makespan_s - free.busy_s[self.busiest]
+        bubble = free.makespan_s - free.busy_s[self.busiest] if p.pp > 1 else 0.0
         counts = in_flight(self.job.schedule, p.pp, p.vpp, self.job.microbatches)
         return Pipeline(self.job.schedule, p.pp, self.job.microbatches, bubble, w.idle_fraction, counts)
 
@@ -239,8 +239,11 @@ class StepTime:
                 parts["recompute"] += times * m * (work.seconds - work.comm_s)
                 add_comm(parts, hidden, work, times * m)
         parts["bubble"] = self.pipeline.bubble_s
-        parts["pp_comm"] = self.walk.makespan_s - self.walk.busy_s[stage] - parts["bubble"]
+        parts["pp_comm"] = (
+            self.walk.makespan_s - self.walk.busy_s[stage] - parts["bubble"] if self.job.parallelism.pp > 1 else 0.0
+        )
         self.add_after(parts, hidden)
+        hidden = {name: seconds for name, seconds in hidden.items() if seconds}
         return Time(
             self.step_s,
             {name: seconds for name, seconds in parts.items() if seconds or name in {"gemm", "attention"}},
