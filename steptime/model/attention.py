@@ -83,7 +83,7 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
     if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
-    whole = Tensor("attn.qkv.gathered", elements, shard.itemsize)
+    whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
     gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
     return [gather], whole.name
 
