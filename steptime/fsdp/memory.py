@@ -5,20 +5,22 @@ from __future__ import annotations
 from steptime.assembly import Assembly
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.stage_memory import Held, PartMemories
-from steptime.states import state_bytes
+from steptime.states import shard_ranks, state_bytes
 
 
 class Moments:
     """The worst moment so far: activations, other bytes, and what was going on."""
 
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.worst = Held(0.0, 0.0, "")
+    def __init__(self, due: float) -> None:
+        """`due`: sharded gradients not made yet [B]."""
+        self.due = due
+        self.worst = Held(0.0, 0.0, "", due)
 
     def mark(self, saved: float, beside: float, op: str) -> None:
         """Note a moment that holds `saved` bytes for backward and `beside` others."""
-        if saved + beside > self.worst.activations_bytes + self.worst.transient_bytes:
-            self.worst = Held(saved, beside, op)
+        moment = Held(saved, beside, op, self.due)
+        if moment.beside_bytes > self.worst.beside_bytes:
+            self.worst = moment
 
 
 def held(assembly: Assembly) -> Held:
@@ -30,7 +32,7 @@ def held(assembly: Assembly) -> Held:
     g = groups(assembly)
     root, block = buffers(assembly, g.root), buffers(assembly, g.block)
     reshard = options(assembly).reshard_after_forward
-    moments = Moments()
+    moments = Moments(sharded_gradients(assembly) if assembly.job.microbatches == 1 else 0.0)
     forward(assembly, memories, moments, root, block, reshard=reshard)
     backward(assembly, memories, moments, root, block, reshard=reshard)
     return moments.worst
@@ -71,17 +73,17 @@ def backward(
     below = embedding.saved + sum(memory.saved for memory in blocks)
     arriving = block.gathered if reshard and blocks else 0.0
     unsharded = 0.0 if reshard else len(blocks) * block.unsharded
-    due = sharded_gradients(assembly) if assembly.job.microbatches == 1 else 0.0
     moments.mark(
         below + head.saved,
-        root.unsharded + arriving + unsharded + head.backward.bytes - head.saved - due,
+        root.unsharded + arriving + unsharded + head.backward.bytes - head.saved,
         f"backward of {head.backward.op}",
     )
     head_grad = group_of(assembly.head_params, assembly.block.tp, 1).elements * assembly.job.software.itemsize
     x, reducing = float(assembly.block.x.bytes), 0.0
+    made = groups(assembly).block.padded / shard_ranks(assembly.job) * state_bytes(assembly.job).gradients
     for i in range(len(blocks) - 1, -1, -1):
         memory = blocks[i]
-        base = root.unsharded + head_grad - due
+        base = root.unsharded + head_grad
         mine = block.unsharded if reshard else unsharded
         following = block.gathered if reshard and i else 0.0
         moments.mark(
@@ -94,13 +96,13 @@ def backward(
         rest = following if reshard else unsharded
         moments.mark(below, base + rest + block.gradients + block.reduce_input + x, "backward of a reduce-scatter")
         reducing = block.reduce_input
-        due = max(0.0, due - block.reduce_output)
+        moments.due = max(0.0, moments.due - made)
     moments.mark(
         embedding.saved,
-        root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad - due,
+        root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad,
         f"backward of {embedding.backward.op}",
     )
-    moments.mark(0.0, root.gradients + root.reduce_input - due, "backward of the root's reduce-scatter")
+    moments.mark(0.0, root.gradients + root.reduce_input, "backward of the root's reduce-scatter")
 
 
 def sharded_gradients(assembly: Assembly) -> float:
