@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,9 +163,12 @@ class Moment(NamedTuple):
 class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
 
-    `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. What a kernel
-    allocates inside itself is not seen.
+    `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
+    count. What a kernel allocates inside itself is not seen, and `one_kernel` makes several ops look like one kernel.
     """
+
+    _active: ClassVar[list[LiveBytes]] = []
+    _inside_kernel: ClassVar[int] = 0
 
     def __init__(self, known: Iterable[Tensor] = (), *, log: bool = False) -> None:
         super().__init__()
@@ -198,12 +202,34 @@ class LiveBytes(TorchDispatchMode):
         if active_fake_mode() is None:
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor):
+                if isinstance(tensor, Tensor) and tensor.dim():
                     self._watch(tensor, name)
             for op, tensors, role in _ROLES:
                 if op == name:
                     for tensor in tensors(args, kwargs or {}):
                         storage = self._watch(local(tensor), name)
                         storage.role = storage.role if storage.role == "known" else role
-            self.look(name)
+            if not self._inside_kernel:
+                self.look(name)
         return out
+
+    def __enter__(self) -> LiveBytes:
+        super().__enter__()
+        self._active.append(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._active.remove(self)
+        super().__exit__(*exception)
+
+    @classmethod
+    @contextmanager
+    def one_kernel(cls, name: str) -> Iterator[None]:
+        """Ops that a GPU would run as one kernel: their temporaries are registers there, and no moment of memory."""
+        cls._inside_kernel += 1
+        try:
+            yield
+        finally:
+            cls._inside_kernel -= 1
+            for live in cls._active:
+                live.look(name)
