@@ -63,10 +63,16 @@ def test_text_is_as_recorded(run, golden, name):
     golden(f"{name}.txt", out)
 
 
-def test_json_is_as_recorded(run, golden):
+def test_json_is_as_recorded(run, update_golden):
     code, out, err = run(PLAN, "--json")
     assert (code, err) == (0, "")
-    golden("llama3_70b.json", out)
+    path = ROOT / "tests" / "golden" / "llama3_70b.json"
+    if update_golden:
+        path.write_text(out, encoding="utf-8")
+    # sum() of floats rounds otherwise from Python 3.12 on: the last digits are not part of the record
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    assert list(json.loads(out)) == list(recorded)
+    assert _close(json.loads(out), recorded), "the JSON changed; if that is right: pytest --update-golden"
 
 
 KEYS = {
@@ -363,9 +369,12 @@ def test_configs_obey_the_schema(run):
     validator.check_schema(schema)
     for config in sorted((ROOT / "configs").rglob("*.yaml")):
         validator.validate(yaml.safe_load(config.read_text(encoding="utf-8")))
-    wrong = yaml.safe_load(PLAN.read_text())
-    wrong["parallelism"]["tpp"] = 8
-    assert not validator.is_valid(wrong)
+    plan = yaml.safe_load(PLAN.read_text())
+    shape = {"n_layers": 2, "hidden_sz": 64, "inter_sz": 256, "n_q_heads": 4, "vocab_sz": 100, "dropout": False}
+    for model in (shape, {"preset": "llama3-70b", "n_layers": 40}, {"hf": "config.json"}):
+        validator.validate(plan | {"model": model, "hardware": {"node_type": "dgx-h100"}})
+    assert not validator.is_valid(plan | {"model": {"n_layers": 2}})
+    assert not validator.is_valid(plan | {"parallelism": {"tp": 8, "pp": 1, "dp": 1, "tpp": 8}})
 
 
 def test_scale_gives_weak_and_strong(run):
