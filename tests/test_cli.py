@@ -160,9 +160,20 @@ def test_check_says_no_with_exit_code_1(run):
     assert run(PLAN, "--check")[0] == 0
     code, out, err = run(PLAN, "--check", *NEVER_FITS)
     assert code == 1
-    assert err == "check: does not fit (does_not_fit)\n"
+    assert err == "check: does not fit\n"
     assert "DOES NOT FIT" in out
     assert run(PLAN, *NEVER_FITS)[0] == 0  # without --check it is an answer like any other
+
+
+def test_a_tight_job_is_no_job_that_fits(run):
+    memory = json.loads(run(PLAN, "--json")[1])["memory"]
+    beside = sum(memory["overhead_bytes"].values())
+    usable = beside + (memory["peak_allocated_bytes"] + memory["peak_reserved_bytes"]) / 2
+    hardware = f"hardware={{node_type: p5.48xlarge, overrides: {{accelerator.usable_memory_bytes: {usable:.0f}}}}}"
+    code, out, err = run(PLAN, "--check", "--set", hardware)
+    assert code == 1
+    assert "TIGHT" in out
+    assert err == "check: tight: fits as allocated, not as the allocator reserves\n"
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.01", 0), ("1%", 0), ("0.99", 1), ("99%", 1)])
