@@ -45,6 +45,7 @@ def device_and_random():
     from megatron.core.tensor_parallel import random
 
     torch.cuda.current_device = lambda: "cpu"
+    torch.Tensor.cuda = lambda self, *_, **__: self
     torch.cuda.get_rng_state = lambda *_, **__: torch.zeros(1)
     random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     random._get_all_rng_states = lambda: (torch.get_rng_state(), None, None)
@@ -80,7 +81,6 @@ def optimizer_types():
         return name.replace("torch.", "torch.cuda.", 1) if isinstance(name, str) and "cuda" not in name else name
 
     torch.Tensor.type = cuda_name
-    torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 class CudaIsCpu(TorchFunctionMode):

@@ -19,7 +19,7 @@ from steptime.buckets import bucket_elements
 from steptime.job import Job
 from steptime.stage_time import StepTime
 from steptime.states import stage_states
-from tests.truth.mcore_ask import ask, model
+from tests.truth.mcore_ask import ask, checked, model
 
 SMALL = {"layers": 4, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 500}
 GPT = {"nkv": 4, "glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True, "tied": True}
@@ -64,13 +64,13 @@ def our_buckets(c):
 
 
 def test_buckets_of_random_parameters():
-    for c, answer in buffers():
+    for c, answer in ((c, checked(a)) for c, a in buffers()):
         assert our_buckets(c) == answer["buckets"], c
         assert sum(answer["buckets"]) == answer["numel"]
 
 
 def test_shares_hold_the_parameters_and_never_more_than_an_even_part():
-    for c, answer in buffers():
+    for c, answer in ((c, checked(a)) for c, a in buffers()):
         if c["sharded"]:
             assert sum(answer["shares"]) == sum(c["params"])
             assert max(answer["shares"]) <= sum(our_buckets(c)) // c["dp"]
@@ -143,7 +143,7 @@ def our_stage(layout, variant):
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_buffers_and_states(layout, variant):
-    c, answer = config(layout, variant), answers(layout)[variant]
+    c, answer = config(layout, variant), checked(answers(layout)[variant])
     _, _, ours = our_stage(layout, variant)
     (theirs,) = answer["buffers"]
     assert ours.buckets == [theirs["buckets"]]
@@ -160,7 +160,7 @@ def test_buffers_and_states(layout, variant):
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_data_parallel_collectives(layout, variant):
-    world, c, answer = LAYOUTS[layout], config(layout, variant), answers(layout)[variant]
+    world, c, answer = LAYOUTS[layout], config(layout, variant), checked(answers(layout)[variant])
     assembly, stage, ours = our_stage(layout, variant)
     timing = StepTime(assembly)
     size = 4 if c.get("fp32_grads", True) else 2
