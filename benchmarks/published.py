@@ -62,5 +62,10 @@ def table(found: list[Row]) -> str:
     return "\n".join([*lines, "", f"Mean absolute error {mean_absolute_error(found):.1%}, largest {worst:.1%}."])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the table."""
     sys.stdout.write(table(rows()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
