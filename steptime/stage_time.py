@@ -123,24 +123,17 @@ class StepTime:
 
     @cached_property
     def sends(self) -> list[float]:
-        """Exposed seconds of one send over each boundary."""
+        """Seconds that one send over each boundary delays its receiver; a share of overlap takes that much off."""
         share = self.job.software.overlap.pp
-        shown = 0.0 if share is True else 1.0 - float(share or 0.0)
+        shown = 1.0 if isinstance(share, bool) or share is None else 1.0 - share
         return [cost.time_s * shown for cost in self.boundary_costs] or [0.0]
 
     def run_pipeline(self, sends: list[float]) -> Walk:
-        """Walk the schedule; sends hold up sender and receiver unless they overlap."""
-        p = self.job.parallelism
-        blocking = self.job.software.overlap.pp is not True
+        """Walk the schedule. Without overlap a send holds its sender too (batched isend and irecv, waited for)."""
+        job, p = self.job, self.job.parallelism
+        blocking = job.software.overlap.pp is not True
         return walk(
-            self.job.schedule,
-            p.pp,
-            p.vpp,
-            self.job.microbatches,
-            self.forward_s,
-            self.backward_s,
-            sends,
-            blocking=blocking,
+            job.schedule, p.pp, p.vpp, job.microbatches, self.forward_s, self.backward_s, sends, blocking=blocking
         )
 
     @cached_property

@@ -198,18 +198,29 @@ def tensor_parallel_rows(assembly: Assembly, timing: StepTime) -> list[Collectiv
 
 
 def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
-    """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk."""
+    """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk.
+
+    The exposed seconds are the busiest stage's, shared out by what each boundary sends.
+    """
     p, m = timing.job.parallelism, timing.job.microbatches
-    bytes_ = timing.assembly.boundary_bytes
-    rows = []
-    for boundary, cost in enumerate(timing.boundary_costs):
-        last = boundary == p.pp - 1
-        crossings = p.vpp - 1 if last else p.vpp
-        if crossings:
-            name = f"stage {boundary} to {0 if last else boundary + 1}"
-            exposed = timing.sends[boundary] * 2.0 * crossings * m
-            rows.append(row(name, "send_recv", "pp", 2, bytes_, 2.0 * crossings * m, cost, exposed))
-    return rows
+    costs = timing.boundary_costs
+    counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
+    total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
+    exposed = timing.time.parts_s.get("pp_comm", 0.0)
+    return [
+        row(
+            f"stage {boundary} to {(boundary + 1) % p.pp}",
+            "send_recv",
+            "pp",
+            2,
+            timing.assembly.boundary_bytes,
+            count,
+            cost,
+            exposed * count * cost.time_s / total,
+        )  # fmt: skip
+        for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True))
+        if count
+    ]
 
 
 def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:

@@ -112,7 +112,10 @@ def torch_loss(shard: Shard, logits: Tensor) -> list[Op]:
 
 
 def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
-    """Megatron's and TransformerEngine's cross entropy over a split vocabulary."""
+    """Megatron's and TransformerEngine's cross entropy over a split vocabulary.
+
+    The upcast logits become the softmax, and that the gradient, in place; a cast down follows.
+    """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     wide = shard.software.loss_impl == "composite"
     kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
@@ -129,5 +132,4 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
         forward_bytes=forward,
         backward_bytes=backward,
         kernels=4.0,
-        forward_temp_bytes=kept.bytes if wide else 0.0,
     )
