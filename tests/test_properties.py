@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -155,7 +156,7 @@ def test_more_zero_never_adds_states(plan):
     for level in range(4):
         stage = estimate(job(plan, **{"parallelism.zero_level": level})).memory.stages[0]
         held.append((stage.params_bytes, stage.gradients_bytes, stage.optimizer_bytes))
-    for less, more in zip(held, held[1:], strict=False):
+    for less, more in pairwise(held):
         # level 1 pads its buffers: 64 elements a parameter and lcm(dp, 128) a bucket
         assert sum(more) <= sum(less) * 1.02
 
@@ -175,7 +176,7 @@ def test_recomputing_more_never_keeps_more(plan):
         memories = PartMemories(answer.assembly)
         kept.append([memories.chunk(chunk).saved for chunk in answer.assembly.chunks])
         assert (answer.time.parts_s.get("recompute", 0.0) > 0.0) == (word != "none")
-    for less, more in zip(kept, kept[1:], strict=False):
+    for less, more in pairwise(kept):
         assert all(b <= a * (1 + EPS) for a, b in zip(less, more, strict=True))
 
 
