@@ -119,12 +119,16 @@ def forward(model, core, c, world):
 
 
 def run(c, world):
-    """One forward and backward of a model: its parameters, saved storages and collectives."""
+    """One forward and backward of a model: its parameters, saved storages, collectives, and Megatron's shared buffer."""
+    from megatron.core import parallel_state
+
     model = model_of(c, world)
     if c.get("grad_accumulation_fusion"):
         for p in model.parameters():
             p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape), False
     saved, ahead, back = Saved(model), Collectives(), Collectives()
+    shared = parallel_state.get_global_memory_buffer().buffer
+    shared.clear()
     with patches.bool_dropout_masks() if c.get("bool_masks", True) else contextlib.nullcontext():
         with saved.watch(), ahead:
             out = forward(model, model, c, world)
@@ -132,7 +136,13 @@ def run(c, world):
         with back:
             out.sum().backward()
     params = [[name, list(p.shape)] for name, p in model.named_parameters()]
-    return {"params": params, "saved": rows, "forward": ahead.calls, "backward": back.calls}
+    return {
+        "params": params,
+        "saved": rows,
+        "forward": ahead.calls,
+        "backward": back.calls,
+        "buffer_bytes": sum(t.nbytes for t in shared.values()),
+    }
 
 
 def train(c, world):

@@ -16,11 +16,11 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from mcore_ask import ask, checked, model, part, shard
 
 from steptime.memory import tensor_bytes
 from steptime.ops import Comm, Tensor
 from steptime.recompute import find_segments, kept_names
-from tests.truth.mcore_ask import ask, checked, model, part, shard
 
 SMALL = {"layers": 2, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 256}
 """Two kv heads: grouped-query attention on one rank, one group per rank on two."""

@@ -12,13 +12,13 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from mcore_ask import ask, checked, model
 
 from steptime.assembly import Assembly
 from steptime.job import Job
-from steptime.stage_memory import PartMemories
+from steptime.stage_memory import PartMemories, comm_buffer_bytes
 from steptime.stage_time import StepTime
 from steptime.tables import collectives
-from tests.truth.mcore_ask import ask, checked, model
 
 SIZE = {"layers": 8, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 512}
 GPT = {"glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True, "nkv": 4, "dropout": 0.1}
@@ -103,6 +103,12 @@ def test_saved_by_a_stage(layout, variant):
     ours = assembly(layout, variant)
     (chunk,) = ours.stages[world.get("rank", 0) // world["tp"]]
     assert PartMemories(ours).chunk(chunk).saved == their_saved(c, checked(answers(layout)[variant]))
+
+
+@pytest.mark.parametrize(("layout", "variant"), CASES)
+def test_shared_buffer(layout, variant):
+    """Megatron gathers into, and scores attention in, one buffer that grows and is never given back."""
+    assert comm_buffer_bytes(assembly(layout, variant)) == checked(answers(layout)[variant])["buffer_bytes"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
