@@ -9,8 +9,8 @@ from steptime.states import state_bytes
 def adam_bytes_per_param(job: Job) -> float:
     """Bytes that Adam moves per parameter it owns: gradient read, master and moments read and written, parameter written.
 
-    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. The parameter is read too where it is its own
-    master, or the upper half of one.
+    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. The parameter is read too where it is
+    its own master, or the upper half of one.
     """
     size = state_bytes(job)
     read = 0.0 if job.software.master_dtype == "fp32" else size.params
