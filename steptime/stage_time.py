@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
-from steptime.cost.comm import CommCost, collective, network
+from steptime.cost.comm import CommCost, collective, network, tree_depth
 from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
@@ -18,6 +18,11 @@ from steptime.mesh import Group, group
 from steptime.recompute import find_segments, replayed
 from steptime.schedule import Walk, in_flight, walk
 from steptime.states import shard_ranks, stage_states, state_bytes
+
+STRAGGLER = 0.005
+"""Longer step per doubling of the replicas that wait for each other. Published weak scaling at fixed work per GPU grows by 0.36 %
+(Llama 3 70B bf16, 64 to 2,048 H100), 0.7 % (Nemotron 15B, 16 to 2,048) and 2.5 % (Nemotron 340B, 128 to 2,048) per doubling
+(NVIDIA/dgxc-benchmarking v24.11 to v25.05), communication included; half a percent is taken."""
 
 
 class ChunkTime(NamedTuple):
@@ -49,7 +54,7 @@ class StepTime:
         self.backward_s = [[c.backward_s for c in stage] for stage in self.chunk_times]
         self.walk = self.run_pipeline(self.sends)
         self.fsdp_exposed_s = self.fsdp_exposed()
-        self.step_s = self.walk.makespan_s + self.fsdp_exposed_s + self.after_s
+        self.step_s = self.walk.makespan_s + self.fsdp_exposed_s + self.after_s + self.straggler_s
 
     def timed(self, part: Part, modules: frozenset[str] = frozenset()) -> PartTime:
         """One part of one micro-batch."""
@@ -203,6 +208,13 @@ class StepTime:
         return dp + float(self.embedding_reduce.time_s) + float(self.norm_reduce.time_s) + self.optimizer_s
 
     @cached_property
+    def straggler_s(self) -> float:
+        """Seconds that synchronised replicas wait for the slowest of them."""
+        p = self.job.parallelism
+        replicas = min(p.dp * p.cp, -(-p.devices // self.job.machine.devices_per_node))
+        return STRAGGLER * tree_depth(replicas) * (self.walk.makespan_s + self.fsdp_exposed_s)
+
+    @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:
         """Groups of one micro-batch's forward and backward."""
         chunk = self.assembly.chunks[0]
@@ -257,6 +269,7 @@ class StepTime:
         parts["tp_comm"] += self.norm_reduce.time_s
         parts["embedding_comm"] = self.embedding_reduce.time_s
         parts["optimizer"] = self.optimizer_s
+        parts["stragglers"] = self.straggler_s
 
     @cached_property
     def hardware_flops(self) -> float:

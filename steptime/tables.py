@@ -10,6 +10,7 @@ from steptime.cost import compute
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass, peak_dtype
 from steptime.cost.parts import CommCall
+from steptime.data_parallel import Reduction
 from steptime.estimate import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.job import Job
 from steptime.ops import Gemm
@@ -207,39 +208,34 @@ def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
     counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
     total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
     exposed = timing.time.parts_s.get("pp_comm", 0.0)
-    return [
-        row(
-            f"stage {boundary} to {(boundary + 1) % p.pp}",
-            "send_recv",
-            "pp",
-            2,
-            timing.assembly.boundary_bytes,
-            count,
-            cost,
-            exposed * count * cost.time_s / total,
-        )  # fmt: skip
-        for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True))
-        if count
-    ]
+    rows = []
+    for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True)):
+        if count:
+            name, share = f"stage {boundary} to {(boundary + 1) % p.pp}", exposed * count * cost.time_s / total
+            rows.append(row(name, "send_recv", "pp", 2, timing.assembly.boundary_bytes, count, cost, share))
+    return rows
 
 
 def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
-    """Buckets of the busiest stage, alike ones together; the exposed time of all of them is on the first row."""
+    """Buckets of the stage that sends the most, alike ones together; exposed seconds shared out by what each takes."""
     assert timing.dp is not None
     rows: list[CollectiveRow] = []
-    for calls, exposed in (
-        (timing.dp.reductions, timing.dp.reduce_exposed_s),
-        (timing.dp.gathers, timing.dp.gather_exposed_s),
-    ):
-        mine = [call for chunk in calls[timing.busiest] for call in chunk] if calls else []
-        total = sum(call.cost.time_s for call in mine)
+    both = ((timing.dp.reductions, timing.dp.reduce_exposed_s), (timing.dp.gathers, timing.dp.gather_exposed_s))
+    for calls, exposed in both:
+        stages = [[call for chunk in stage for call in chunk] for stage in calls]
+        mine = max(stages, key=seconds_of, default=[])
+        total = seconds_of(mine)
         for bytes_ in dict.fromkeys(call.bytes for call in mine):
             alike = [call for call in mine if call.bytes == bytes_]
+            share = exposed * seconds_of(alike) / total if total else 0.0
             one = alike[0]
-            share = exposed * one.cost.time_s * len(alike) / total if total else 0.0
-            ranks = timing.dp.group.ranks
-            rows.append(row(one.name, one.kind, "dp", ranks, bytes_, float(len(alike)), one.cost, share))
+            rows.append(row(one.name, one.kind, "dp", timing.dp.group.ranks, bytes_, len(alike), one.cost, share))
     return rows
+
+
+def seconds_of(calls: list[Reduction]) -> float:
+    """Seconds of calls one after the other."""
+    return sum(call.cost.time_s for call in calls)
 
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
