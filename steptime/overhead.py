@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from steptime.estimate import Overhead
-from steptime.job import Job
+
+if TYPE_CHECKING:
+    from steptime.job import Job
 
 GIB = 2.0**30
 CONTEXT_BYTES = 0.5 * GIB

@@ -43,7 +43,7 @@ class StepTime:
         p = job.parallelism
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
         self.tiers = network(job.machine, job.cross_dc, p.devices)
-        self.rates = rates(job.machine.accelerator, job.software)
+        self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
         self.block = self.timed(assembly.block, job.recompute.modules)
@@ -212,7 +212,7 @@ class StepTime:
         """Seconds that synchronised replicas wait for the slowest of them."""
         p = self.job.parallelism
         replicas = min(p.dp * p.cp, -(-p.devices // self.job.machine.devices_per_node))
-        return STRAGGLER * tree_depth(replicas) * (self.walk.makespan_s + self.fsdp_exposed_s)
+        return STRAGGLER * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
 
     @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:

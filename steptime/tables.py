@@ -235,7 +235,7 @@ def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
 
 def seconds_of(calls: list[Reduction]) -> float:
     """Seconds of calls one after the other."""
-    return sum(call.cost.time_s for call in calls)
+    return float(sum(call.cost.time_s for call in calls))
 
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:

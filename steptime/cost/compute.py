@@ -56,6 +56,8 @@ class Rates:
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+    accumulate_bytes: float = 0.0
+    """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -66,10 +68,16 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
     return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
 
 
-def rates(accelerator: Accelerator, software: Software) -> Rates:
-    """Sustained rates of a device under a software profile."""
+def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
+    """Sustained rates of a device under a software profile.
+
+    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where a single micro-batch's
+    gradient becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+    """
     dtype = peak_dtype(accelerator, software.precision)
     peak = accelerator.peak_flops[dtype]
+    main = software.bytes_of(software.main_grad_dtype)
+    becomes = microbatches == 1 and not software.gradients_persist
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype),
         attention_forward_flops=peak * accelerator.attention_forward_efficiency,
@@ -78,10 +86,9 @@ def rates(accelerator: Accelerator, software: Software) -> Rates:
         gemm_kernel_s=software.gemm_kernel_s,
         move_kernel_s=software.move_kernel_s,
         sm_count=float(accelerator.sm_count or 1),
-        grad_itemsize=software.bytes_of(software.main_grad_dtype)
-        if software.grad_accumulation_fusion
-        else software.itemsize,
+        grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
+        accumulate_bytes=0.0 if software.grad_accumulation_fusion or becomes else software.itemsize + 2.0 * main,
     )
 
 
@@ -158,11 +165,20 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + out + grad, WGRAD_RATE)
 
 
-def bias_gradient(op: Op, r: Rates) -> Pass:
-    """Backward of a projection's bias: the output's gradient summed over tokens, one read of it."""
-    if not isinstance(op, Gemm) or not any(len(p.shape) == 1 for p in op.params):
-        return NOTHING
-    return move_pass(gemm_bytes(op)[2], 1.0, r)
+def parameter_gradients(op: Op, r: Rates) -> Num:
+    """Seconds of the kernels that finish a projection's gradients.
+
+    A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
+    does not do so itself.
+    """
+    if not isinstance(op, Gemm) or not op.params:
+        return 0.0
+    seconds: Num = 0.0
+    if any(len(p.shape) == 1 for p in op.params):
+        seconds = seconds + move_pass(gemm_bytes(op)[2], 1.0, r).time_s
+    if r.accumulate_bytes:
+        seconds = seconds + move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
+    return seconds
 
 
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:

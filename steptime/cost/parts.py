@@ -156,7 +156,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
         if not isinstance(op, Comm):
             for done in passes[i]:
                 work.add(op, done)
-            work.memory_s += compute.bias_gradient(op, context.rates).time_s
+            work.memory_s += compute.parameter_gradients(op, context.rates)
         elif op.backward is not None:
             near = nearby_gemm(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
