@@ -54,8 +54,10 @@ def _unproved(job: Job) -> list[str]:
 
 def _memory() -> list[str]:
     return [
-        f"reserved memory: {FRAGMENTATION:.0%} over what comes and goes; {COMMUNICATOR_BYTES / GIB:g} GiB for every process group "
-        f"that communicates and {CONTEXT_BYTES / GIB:g} GiB of context are assumed"
+        (
+            f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
+            f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
+        ),
     ]
 
 
