@@ -40,7 +40,7 @@ def counted(model: Model, kernels: Kernels) -> tuple[int, int]:
     tokens = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as forward:
-            loss = module(tokens)
+            loss = module(tokens, tokens)
         with FlopCounterMode(display=False) as backward:
             loss.backward()
     return forward.get_total_flops(), backward.get_total_flops()
@@ -83,7 +83,7 @@ def test_a_flash_kernel_is_recomputed_whole(recompute):
     model, kernels = MODELS["gqa"], Kernels(recompute=recompute)
     module, tokens = built(model, kernels, SEQLEN), torch.zeros(BATCH, SEQLEN, dtype=torch.long)
     with LiveBytes(log=True) as live:
-        module(tokens).backward()
+        module(tokens, tokens).backward()
     runs = sum(moment.op == "aten._scaled_dot_product_flash_attention_for_cpu" for moment in live.moments)
     assert runs == model.n_layers * (1 if recompute == "none" else 2)
 
@@ -107,6 +107,6 @@ def test_llama3_70b_on_the_meta_device():
         module = built(model, Kernels(), 8192)
         tokens = torch.zeros(1, 8192, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
-            module(tokens).backward()
+            module(tokens, tokens).backward()
     shard = shard_of(model, Kernels(), 1, 8192)
     assert counter.get_total_flops() == 3 * (2 * flops(model.block_ops(shard)) + flops(model.head_ops(shard)))

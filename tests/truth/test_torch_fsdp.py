@@ -15,7 +15,6 @@ from steptime.model.model import Model
 
 DP, SEQLEN, BATCH = 8, 32, 2
 MODEL = Model(n_layers=3, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251)
-TOKENS = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
 
 
 class Group(NamedTuple):
@@ -68,7 +67,7 @@ def test_collectives(fsdp, kernels, micro_batches):
     with world(DP) as mesh:
         module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
         with Collectives() as seen:
-            run(module, TOKENS, micro_batches)
+            run(module, BATCH, SEQLEN, micro_batches)
     assert seen.calls == expected
 
 
@@ -141,5 +140,5 @@ def test_buffers_live_as_the_table_says(option):
     with world(DP) as mesh:
         module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
         with LiveBytes(module.parameters(), log=True) as live:
-            run(module, TOKENS)
+            run(module, BATCH, SEQLEN)
     assert measured(live.moments) == table(fsdp, kernels, MODEL.n_layers)

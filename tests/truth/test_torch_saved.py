@@ -94,7 +94,7 @@ def test_whole_model(kind, kernels, tied):
     torch_model = built(model, kernels, seqlen)
     tokens = torch.randint(model.vocab_sz, (batch, seqlen))
     with Saved([*torch_model.parameters(), *torch_model.buffers()]) as saved:
-        loss = torch_model(tokens)
+        loss = torch_model(tokens, tokens.clone())
     loss.backward()
     assert kept_by_model(model, kernels, shard_of(model, kernels, batch, seqlen)) == kept_by_torch(saved)
 

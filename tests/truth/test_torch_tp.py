@@ -61,7 +61,7 @@ def test_collectives_and_saved_storages(model, kernels, tp, sp):
         tokens = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
         with Collectives() as seen, loss_parallel():
             with Saved([*module.parameters(), *module.buffers()]) as saved:
-                loss = module(tokens)
+                loss = module(tokens, tokens.clone())
             loss.backward()
     shard = shard_of(model, kernels, BATCH, SEQLEN, tp=tp, sp=sp)
     assert Counter({(c.kind, c.bytes): n for c, n in seen.calls.items()}) == stated(model, kernels, shard)

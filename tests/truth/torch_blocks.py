@@ -265,13 +265,11 @@ class Transformer(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
 
-    def loss(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Next-token cross entropy, in the two steps that `F.cross_entropy` takes; the targets are made between them."""
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         logits = logits.float() if self.kernels.loss == "fp32" else logits
-        log_probs = F.log_softmax(logits.view(-1, logits.shape[-1]), -1)
-        return F.nll_loss(log_probs, tokens.roll(-1, 1).view(-1))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embed(tokens)
         for block in self.blocks:
             if self.kernels.recompute == "full":
@@ -279,7 +277,7 @@ class Transformer(nn.Module):
             else:
                 x = block(x, self.cos, self.sin, self.mask)
         logits = self.logits(x)  # held while the loss runs, as a training loop that reads them holds them
-        return self.loss(logits, tokens)
+        return self.loss(logits, targets)
 
 
 def tables(model: Model, seqlen: int) -> tuple[Tensor | None, Tensor | None, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -89,11 +89,14 @@ def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -
         parallelize_module(block, mesh, inner)
 
 
-def run(module: nn.Module, tokens: Tensor, micro_batches: int = 1, *, tp: bool = False) -> None:
-    """Forward and backward of some micro-batches; gradients stay."""
+def run(module: nn.Module, batch: int, seqlen: int, micro_batches: int = 1, *, tp: bool = False) -> None:
+    """Forward and backward of some micro-batches; gradients stay. Each batch is made here and held by nobody else."""
     for _ in range(micro_batches):
         with loss_parallel() if tp else nullcontext():
-            module(tokens).backward()
+            tokens = torch.zeros(batch, seqlen, dtype=torch.long)
+            loss = module(tokens, tokens)
+            del tokens
+            loss.backward()
 
 
 def padded(module: nn.Module, dp: int) -> int:
