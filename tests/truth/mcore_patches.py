@@ -37,7 +37,8 @@ def _softmax(x, scale):
 
 
 def _softmax_back(grad, probs, scale):
-    return torch.ops.aten._softmax_backward_data(grad, probs, -1, probs.dtype) * scale
+    """In place, as apex's scaled_upper_triang_masked_softmax backward is."""
+    return grad.copy_(torch.ops.aten._softmax_backward_data(grad, probs, -1, probs.dtype) * scale)
 
 
 def device_and_random():
