@@ -5,9 +5,10 @@ the embedding, each block, and final norm with head and loss; every collective o
 model is Megatron-Core 0.16.1 with its local layer spec: unfused attention, torch's norms, Megatron's fused activations.
 
 Not proved, because it needs a GPU or TransformerEngine: what TransformerEngine's LayerNormLinear and flash attention keep, fp8,
-TransformerEngine's cross entropy, rotary fusion, user-buffer overlap. The fused softmax and gradient-accumulation GEMM are
-Megatron's autograd functions over a stand-in for the CUDA kernel, so what is kept is proved, the kernel is not. Dropout masks
-are those of torch's `native_dropout` (bool, as on CUDA); LayerNorm's statistics are counted in fp32, which only CUDA keeps.
+TransformerEngine's cross entropy, rotary fusion, user-buffer overlap; and what torch.compile, Megatron's jit_fuser, makes of
+functions that run eagerly here. The fused softmax and gradient-accumulation GEMM are Megatron's autograd functions over a
+stand-in for the CUDA kernel, so what is kept is proved, the kernel is not. Dropout masks are those of torch's `native_dropout`
+(bool, as on CUDA); LayerNorm's statistics are counted in fp32, which only CUDA keeps.
 """
 
 from __future__ import annotations
