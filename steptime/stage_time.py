@@ -17,7 +17,7 @@ from steptime.estimate import Pipeline, Time
 from steptime.mesh import Group, group
 from steptime.recompute import find_segments, replayed
 from steptime.schedule import Walk, in_flight, walk
-from steptime.states import shard_ranks, stage_states, state_bytes
+from steptime.states import PartialGradients, partial_gradients, shard_ranks, stage_states, state_bytes
 
 STRAGGLER = 0.005
 """Longer step per doubling of the replicas that wait for each other. Published weak scaling at fixed work per GPU grows by 0.36 %
@@ -180,18 +180,20 @@ class StepTime:
         return float(elements) * state_bytes(self.job).gradients
 
     @cached_property
-    def norm_grad_bytes(self) -> float:
-        """Bytes of the gradients that sequence parallelism leaves partial: unsplit parameters of the busiest stage's blocks."""
-        chunks = self.assembly.stages[self.busiest]
-        block = sum(p.elements for p in self.assembly.block.params if not p.shard)
-        ends = sum(p.elements for p in self.assembly.head.params if not p.shard) if any(c.head for c in chunks) else 0
-        return float(block * sum(c.layers for c in chunks) + ends) * state_bytes(self.job).gradients
+    def norm_grads(self) -> PartialGradients:
+        """All-reduces of the gradients that sequence parallelism leaves partial, on the busiest stage."""
+        return partial_gradients(self.assembly, self.busiest, one_by_one=fsdp.applies(self.job))
 
     @cached_property
     def norm_reduce(self) -> CommCost:
-        """Their all-reduce over tp, once a step (megatron/core/distributed/finalize_model_grads.py)."""
+        """One of them, over tp."""
         over = self.context.tp_group if self.job.sp else self.context.tp_group._replace(ranks=1)
-        return collective("all_reduce", self.norm_grad_bytes, over, self.tiers)
+        return collective("all_reduce", self.norm_grads.bytes, over, self.tiers)
+
+    @property
+    def norm_reduce_s(self) -> float:
+        """All of them."""
+        return float(self.norm_grads.calls * self.norm_reduce.time_s)
 
     @cached_property
     def optimizer_s(self) -> float:
@@ -205,7 +207,7 @@ class StepTime:
     def after_s(self) -> float:
         """What follows the pipeline, and the parameter gather that precedes it."""
         dp = (self.dp.reduce_exposed_s + self.dp.gather_exposed_s) if self.dp else 0.0
-        return dp + float(self.embedding_reduce.time_s) + float(self.norm_reduce.time_s) + self.optimizer_s
+        return dp + float(self.embedding_reduce.time_s) + self.norm_reduce_s + self.optimizer_s
 
     @cached_property
     def straggler_s(self) -> float:
@@ -266,7 +268,7 @@ class StepTime:
         elif fsdp.applies(self.job):
             total = self.job.microbatches * sum(g.gather_s + g.reduce_s for groups in self.fsdp_times for g in groups)
             hidden["dp_comm"] = max(0.0, total - self.fsdp_exposed_s)
-        parts["tp_comm"] += self.norm_reduce.time_s
+        parts["tp_comm"] += self.norm_reduce_s
         parts["embedding_comm"] = self.embedding_reduce.time_s
         parts["optimizer"] = self.optimizer_s
         parts["stragglers"] = self.straggler_s

@@ -145,9 +145,9 @@ def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     elif fsdp.applies(timing.job):
         rows += fsdp_rows(assembly, timing)
     if timing.job.sp:
-        cost = timing.norm_reduce
-        ranks = timing.job.parallelism.tp
-        rows.append(row("norm gradients", "all_reduce", "tp", ranks, timing.norm_grad_bytes, 1.0, cost, cost.time_s))
+        cost, (calls, bytes_) = timing.norm_reduce, timing.norm_grads
+        ranks, exposed = timing.job.parallelism.tp, timing.norm_reduce_s
+        rows.append(row("norm gradients", "all_reduce", "tp", ranks, bytes_, calls, cost, exposed))
     if assembly.tied_copy:
         cost = timing.embedding_reduce
         name, bytes_ = "embedding gradients", timing.embedding_grad_bytes

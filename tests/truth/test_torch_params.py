@@ -69,9 +69,7 @@ def test_each_part(model):
     assert sum(p.elements for p in params_of(model.head_ops(shard))) == head
 
 
-LLAMA3_70B = Model(
-    n_layers=80, hidden_sz=8192, inter_sz=28672, n_q_heads=64, n_kv_heads=8, vocab_sz=128256
-)
+LLAMA3_70B = Model(n_layers=80, hidden_sz=8192, inter_sz=28672, n_q_heads=64, n_kv_heads=8, vocab_sz=128256)
 GPT2_SMALL = Model(
     n_layers=12,
     hidden_sz=768,

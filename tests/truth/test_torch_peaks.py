@@ -17,14 +17,37 @@ from steptime.model.model import Model
 from steptime.step import estimate
 
 SHAPES = {
-    "wide mlp": {"n_layers": 3, "hidden_sz": 64, "inter_sz": 512, "n_q_heads": 8, "n_kv_heads": 8, "head_dim": 8, "vocab_sz": 80},
+    "wide mlp": {
+        "n_layers": 3,
+        "hidden_sz": 64,
+        "inter_sz": 512,
+        "n_q_heads": 8,
+        "n_kv_heads": 8,
+        "head_dim": 8,
+        "vocab_sz": 80,
+    },
     "large vocabulary": {"n_layers": 1, "hidden_sz": 32, "inter_sz": 64, "n_q_heads": 4, "vocab_sz": 1000},
-    "gqa": {"n_layers": 2, "hidden_sz": 48, "inter_sz": 160, "n_q_heads": 4, "n_kv_heads": 2, "head_dim": 16, "vocab_sz": 251},
+    "gqa": {
+        "n_layers": 2,
+        "hidden_sz": 48,
+        "inter_sz": 160,
+        "n_q_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 16,
+        "vocab_sz": 251,
+    },
 }
 KINDS = {
     "llama": {},
     "tied qwen": {"qk_norm": True, "tie_embeddings": True},
-    "relu mlp": {"glu": False, "activation": "relu", "norm": "layernorm", "dropout": 0.1, "learned_positions": True, "max_positions": 64},
+    "relu mlp": {
+        "glu": False,
+        "activation": "relu",
+        "norm": "layernorm",
+        "dropout": 0.1,
+        "learned_positions": True,
+        "max_positions": 64,
+    },
 }
 KERNELS = {
     "flash": Kernels(),
@@ -72,7 +95,7 @@ FSDP = {
 @pytest.mark.parametrize("fsdp", FSDP.values(), ids=FSDP)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fsdp(shape, fsdp, kernels, micro_batches, seqlen):
-    """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss. 251 rows over 8 ranks are padded."""
+    """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss. 251 rows are padded to 256."""
     if fsdp.params == "bf16" and kernels == "fp32":
         fsdp = Fsdp(reshard_root=None, reduce="fp32", params="fp32", reshard_blocks=True)
     model, layout = Model(**SHAPES[shape]), Layout(dp=8, micro_batches=micro_batches, fsdp=fsdp)

@@ -1,8 +1,8 @@
-"""A plain eager torch transformer, configured by the same words as `steptime.Model`: the thing the op lists are checked against.
+"""A plain eager torch transformer, configured by the words of `steptime.Model`: what the op lists are checked against.
 
 Where only a CUDA kernel shows what a GPU run saves, an `autograd.Function` or an aten op stands in for it: fused norms keep
-(x, statistics in fp32), a rotary kernel nothing, dropout a one-byte mask (`aten::native_dropout`, the op `F.dropout` runs on a GPU), a fused
-gated activation keeps its two inputs. Everything else is the torch function a user would write.
+(x, statistics in fp32), a rotary kernel nothing, dropout a one-byte mask (`aten::native_dropout`, which `F.dropout` runs on a
+GPU), a fused gated activation its two inputs. Everything else is the torch function a user would write.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_probes import LiveBytes
 
 from steptime.model.model import Model
-from torch_probes import LiveBytes
 
 one_kernel = LiveBytes.one_kernel
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -145,7 +145,9 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.rms and self.kernels.norm == "composite":
             return F.rms_norm(x, (self.width,), self.weight, 1e-5)
-        if not self.rms and x.dtype == torch.float32:  # below fp32 the CPU's kernel keeps narrow statistics, CUDA's does not
+        if (
+            not self.rms and x.dtype == torch.float32
+        ):  # below fp32 the CPU's kernel keeps narrow statistics, CUDA's does not
             return F.layer_norm(x, (self.width,), self.weight, self.bias)
         return FusedNorm.apply(x, self.weight, self.bias, self.rms)
 
@@ -258,7 +260,9 @@ class Transformer(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
         if self.positions is not None:
-            ids = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)  # (b, s), as loaders give them
+            ids = torch.arange(tokens.shape[1], device=tokens.device).repeat(
+                tokens.shape[0], 1
+            )  # (b, s), as loaders give them
             x = x + self.positions(ids)
         return dropout(x, self.model.dropout)
 

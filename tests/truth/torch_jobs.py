@@ -19,6 +19,7 @@ class Layout(NamedTuple):
     """How a small job is spread: ranks, micro-batches, and FSDP where it is used."""
 
     dp: int = 1
+    """Data-parallel ranks, all copies together."""
     tp: int = 1
     micro_batches: int = 1
     fsdp: Fsdp | None = None
@@ -66,7 +67,7 @@ def held(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int
     """A whole step of the second kind, when Adam's states are there: forward, backward, optimizer."""
     if layout.fsdp is None:
         return step(built(model, kernels, seqlen), batch, seqlen, layout)
-    with world(layout.dp, layout.tp) as mesh:
+    with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
         return step(sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout)
 
 

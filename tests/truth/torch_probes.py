@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class SavedTensor(NamedTuple):
 
 
 class Saved(torch.autograd.graph.saved_tensors_hooks):
-    """Collects the storages saved for backward inside the `with`, each once; those of `exclude` (parameters, buffers) do not count."""
+    """The storages saved for backward inside the `with`, each once; those of `exclude` (parameters, buffers) do not count."""
 
     def __init__(self, exclude: Iterable[Tensor]) -> None:
         self._exclude = {local(t).untyped_storage()._cdata for t in exclude}
@@ -33,7 +33,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         self._alive: list[Any] = []  # a freed storage's address may come back
         super().__init__(self._pack, lambda t: t)
 
-    def __enter__(self) -> Saved:
+    def __enter__(self) -> Self:
         super().__enter__()
         return self
 
@@ -56,7 +56,10 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
 def local(tensor: Tensor) -> Tensor:
     """The plain tensor under a DTensor or an asynchronous collective's result."""
-    while type(tensor) is not Tensor and (inner := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None:
+    while (
+        type(tensor) is not Tensor
+        and (inner := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None
+    ):
         tensor = inner
     return tensor
 
@@ -213,12 +216,12 @@ class LiveBytes(TorchDispatchMode):
                 self.look(name)
         return out
 
-    def __enter__(self) -> LiveBytes:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._active.append(self)
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._active.remove(self)
         super().__exit__(*exception)
 
