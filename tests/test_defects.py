@@ -244,13 +244,8 @@ def test_dlcalc_17_plain_text_in_a_pipe_and_json():
     plan = str(ROOT / "configs" / "llama3_8b.yaml")
 
     def run(*args):
-        return subprocess.run(
-            [sys.executable, "-c", "from steptime.cli import main; raise SystemExit(main())", plan, *args],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+        command = [sys.executable, "-c", "from steptime.cli import main; raise SystemExit(main())", plan, *args]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
     text, document, typo = run(), run("--json"), run("--set", "parallelism.tpp=2")
     assert "\x1b" not in text.stdout
