@@ -104,6 +104,24 @@ def test_fsdp(shape, fsdp, kernels, micro_batches, seqlen):
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
+OTHERS = {
+    "one group": Layout(8, fsdp=Fsdp(wrap="model")),
+    "one group, bf16 reduction": Layout(8, fsdp=Fsdp(wrap="model", reduce="bf16")),
+    "2 replicas": Layout(8, replicas=2, fsdp=Fsdp()),
+    "4 replicas, bf16 reduction": Layout(8, replicas=4, fsdp=Fsdp(reduce="bf16")),
+    "2 replicas, 2 micro-batches, bf16 reduction": Layout(8, replicas=2, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
+}
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("layout", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("shape", ["wide mlp", "gqa"])
+def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
+    model = Model(**SHAPES[shape])
+    torch_holds = held(model, Kernels(), seqlen, layout)
+    assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
+
+
 @pytest.mark.parametrize("kernels", [Kernels(), Kernels(precision="fp32")], ids=["bf16", "fp32"])
 def test_fsdp_with_tensor_parallelism_layer_by_layer(kernels):
     """What two more layers add: saved activations with the gathered inputs that torch keeps, and the sharded states."""
