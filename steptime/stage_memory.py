@@ -127,7 +127,7 @@ def weight_grad_itemsize(assembly: Assembly) -> float:
     job = assembly.job
     software = job.software
     if software.grad_accumulation_fusion:
-        return 0.0
+        return software.itemsize if software.dummy_wgrads == "freed" else 0.0
     own = software.bytes_of(software.main_grad_dtype) == software.itemsize and not software.gradients_persist
     return 0.0 if own and job.microbatches == 1 else ITEMSIZE[software.precision]
 
@@ -140,7 +140,7 @@ def waiting(part: PartMemory, bytes_: float) -> PartMemory:
 def held(assembly: Assembly) -> list[Held]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
-    if job.parallelism.pp == 1 and job.microbatches == 1 and not job.software.gradients_persist:
+    if job.parallelism.pp == 1 and job.microbatches == 1 and job.zero_level < 2 and not job.software.gradients_persist:
         return [held_once(assembly)]
     memories = PartMemories(assembly)
     walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
@@ -153,7 +153,7 @@ def held(assembly: Assembly) -> list[Held]:
     bwd = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
     p = job.parallelism
     worst = peaks(job.schedule, p.pp, p.vpp, job.microbatches, weights, fwd, bwd)
-    buffer = comm_buffer_bytes(assembly)
+    buffer = comm_buffer_bytes(assembly) + kept_dummies(assembly)
     result = []
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
@@ -192,6 +192,15 @@ def buffered(assembly: Assembly) -> frozenset[str]:
         for name in part.sizes
         if name.endswith(".gathered") or name == "attn.core.scores.out"
     )
+
+
+def kept_dummies(assembly: Assembly) -> float:
+    """One dummy weight gradient per shape, made at the first backward and kept."""
+    if assembly.job.software.dummy_wgrads != "kept" or not assembly.job.software.grad_accumulation_fusion:
+        return 0.0
+    tp, itemsize = assembly.block.tp, assembly.job.software.itemsize
+    weights = {p.shape: p for p in (*assembly.block.params, *assembly.head.params) if len(p.shape) == 2}
+    return itemsize * sum(local_elements(p, tp) for p in weights.values())
 
 
 def comm_buffer_bytes(assembly: Assembly) -> float:

@@ -14,6 +14,7 @@ from steptime.data_parallel import Reduction
 from steptime.estimate import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.job import Job
 from steptime.ops import Gemm
+from steptime.recompute import find_segments, replayed
 
 if TYPE_CHECKING:
     from steptime.stage_time import StepTime
@@ -94,12 +95,13 @@ def replayed_blocks(timing: StepTime, stage: int) -> float:
 
 def is_replayed(timing: StepTime, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
-    plan = timing.job.recompute
-    if plan.granularity == "full":
-        return True
-    return (op.name.startswith("attn.core") and "core_attn" in plan.modules) or (
-        op.name.startswith("mlp.") and "mlp" in plan.modules
-    )
+    job, ops = timing.job, timing.assembly.block.ops
+    early = job.software.recompute_stops_early
+    if job.recompute.granularity == "full":
+        again = replayed(ops, 0, len(ops) - 1, stops_early=early)
+        return any(ops[i] is op for i in again)
+    segments = find_segments(ops, job.recompute.modules)
+    return any(ops[i] is op for s in segments for i in replayed(ops, s.first, s.last, stops_early=early))
 
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
@@ -229,13 +231,24 @@ def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
             alike = [call for call in mine if call.bytes == bytes_]
             share = exposed * seconds_of(alike) / total if total else 0.0
             one = alike[0]
-            rows.append(row(one.name, one.kind, "dp", timing.dp.group.ranks, bytes_, len(alike), one.cost, share))
+            rows.append(
+                row(
+                    one.name,
+                    one.kind,
+                    "dp",
+                    timing.dp.group.ranks,
+                    bytes_,
+                    float(len(alike) * one.times),
+                    one.cost,
+                    share,
+                )
+            )
     return rows
 
 
 def seconds_of(calls: list[Reduction]) -> float:
     """Seconds of calls one after the other."""
-    return float(sum(call.cost.time_s for call in calls))
+    return float(sum(call.cost.time_s * call.times for call in calls))
 
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:

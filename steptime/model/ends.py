@@ -29,8 +29,13 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     if shard.split and shard.software.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
     moved = found.bytes * 2.0
+    main = shard.software.bytes_of(shard.software.main_grad_dtype)
+    # a dense gradient of the table: zeroed, scattered into, read and added to the main one
+    dense = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
     names = tuple(t.name for t in kept)
-    ops: list[Op] = [Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved)]
+    ops: list[Op] = [
+        Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved + dense)
+    ]
     x = found.name
     if shard.split:
         made, x = reduce_embedding(model, shard, found)
