@@ -176,7 +176,7 @@ def test_data_parallel_collectives(layout, variant):
     partial = [["all_reduce", world["tp"], partial_grad_bytes(assembly, stage, size)]] if c["sp"] else []
     assert [call[:3] for call in after] == partial + tied
     if c["sp"] and stage == timing.busiest:
-        assert timing.norm_grad_bytes == partial[0][2]
+        assert timing.norm_grads.bytes == partial[0][2]
 
 
 def partial_grad_bytes(assembly, stage, size):
