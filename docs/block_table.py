@@ -48,7 +48,7 @@ class Letter:
     __radd__, __rmul__ = __add__, __mul__
 
     def __eq__(self, other: object) -> bool:
-        return float(self) == float(other)  # type: ignore[arg-type]
+        return float(self) == float(other)
 
     def __lt__(self, other: Any) -> bool:
         return float(self) < float(other)
