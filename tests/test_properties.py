@@ -15,8 +15,7 @@ from steptime.stage_memory import PartMemories
 from steptime.step import estimate
 
 patient = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-EPS = 1e-9
-"""Relative rounding of long sums."""
+EPS = 1e-9  # rounding of long sums
 
 
 @st.composite
