@@ -193,6 +193,44 @@ def test_fsdp_gathers_twice_and_reduces_once_a_micro_batch():
     assert counts(reshard_after_forward=False) == {"block parameters": 32 * 4, "block gradients": 32 * 4}
 
 
+def test_the_first_gather_is_the_embeddings():
+    """Megatron gathers parameters in the order of forward: the first of them is exposed."""
+    timing = estimate(job(pp=2, dp=8, gbs=64)).timing
+    buckets = timing.dp.gathers[0][0]
+    first, last = buckets[0].cost.time_s, buckets[-1].cost.time_s
+    assert last > 2 * first
+    assert timing.dp.gather_exposed_s >= last
+
+
+def test_sharded_gradients_are_reduced_every_micro_batch():
+    """ZeRO-2 keeps no whole gradient to accumulate in; ZeRO-1 reduces once a step."""
+    counts = {}
+    for level in (1, 2):
+        rows = estimate(job(dp=8, gbs=32, zero_level=level, n_param_buckets=1)).collectives
+        counts[level] = {row.name: row.count_per_step for row in rows}
+    assert counts == {1: {"gradients": 1, "parameters": 1}, 2: {"gradients": 4, "parameters": 1}}
+
+
+def test_replicas_reduce_inside_then_between():
+    """HSDP: gather and reduce-scatter over the 4 ranks of a copy, an all-reduce of the shard between the 2 copies."""
+    rows = {row.name: row for row in estimate(job(dp=8, gbs=32, replicas=2, fsdp={})).collectives}
+    assert rows["block parameters"].ranks == rows["block gradients"].ranks == 4
+    between = rows["block gradients, replicas"]
+    assert (between.kind, between.ranks) == ("all_reduce", 2)
+    assert between.bytes == rows["block gradients"].bytes / 4
+
+
+def test_fsdp_obeys_the_overlap_that_is_asked_for():
+    def exposed(share):
+        answer = estimate(job(dp=8, gbs=32, fsdp={}, performance={"overlap": {"dp": share}}))
+        return answer.time.parts_s["dp_comm"], sum(row.time_s * row.count_per_step for row in answer.collectives)
+
+    part, sent = exposed(share=False)
+    assert part == pytest.approx(sent)
+    assert exposed(share=0.5)[0] == pytest.approx(sent / 2)
+    assert exposed(share=True)[0] < sent / 2
+
+
 # --- scaling ---
 
 
