@@ -153,12 +153,13 @@ def held(assembly: Assembly) -> list[Held]:
     bwd = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
     p = job.parallelism
     worst = peaks(job.schedule, p.pp, p.vpp, job.microbatches, weights, fwd, bwd)
-    buffer = comm_buffer_bytes(assembly) + kept_dummies(assembly)
+    buffer = comm_buffer_bytes(assembly)
     result = []
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
-        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + buffer, op))
+        apart = buffer + kept_dummies(assembly, head=any(c.head for c in assembly.stages[stage]))
+        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + apart, op))
     return result
 
 
@@ -194,12 +195,14 @@ def buffered(assembly: Assembly) -> frozenset[str]:
     )
 
 
-def kept_dummies(assembly: Assembly) -> float:
-    """One dummy weight gradient per shape, made at the first backward and kept."""
+def kept_dummies(assembly: Assembly, *, head: bool) -> float:
+    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
     if assembly.job.software.dummy_wgrads != "kept" or not assembly.job.software.grad_accumulation_fusion:
         return 0.0
     tp, itemsize = assembly.block.tp, assembly.job.software.itemsize
-    weights = {p.shape: p for p in (*assembly.block.params, *assembly.head.params) if len(p.shape) == 2}
+    weights = {
+        p.shape: p for p in (*assembly.block.params, *(assembly.head.params if head else ())) if len(p.shape) == 2
+    }
     return itemsize * sum(local_elements(p, tp) for p in weights.values())
 
 
