@@ -188,6 +188,33 @@ def test_gpipe_holds_them_all():
     assert estimate(plan).memory.stages[0].activations_bytes == 16 * first
 
 
+def test_interleaving_holds_more():
+    """Korthikanti et al. 2022, section 4.2.3: L (1 + (p - 1) / (p v)) layers on the first stage: 8 (1 + 3/8) = 11."""
+    plan = job({"preset": "llama3-8b", "n_layers": 8}, pp=4, vpp=2, gbs=8)
+    memories = PartMemories(Assembly(plan))
+    held = estimate(plan).memory.stages[0].activations_bytes
+    ids = held - 11 * memories.plain.saved  # of the first chunk's micro-batches
+    assert 0 < ids <= 8 * memories.embedding.saved
+
+
+@pytest.mark.parametrize(
+    ("plan", "inputs", "whole"),
+    [
+        ({"method": "uniform", "n_layers": 1}, 32, 0),
+        ({"method": "uniform", "n_layers": 4}, 8, 0),
+        ({"method": "uniform", "n_layers": 5}, 7, 0),
+        ({"method": "block", "n_layers": 8}, 8, 24),
+        ({"method": "block", "n_layers": 0}, 0, 32),
+    ],
+)
+def test_full_recomputation_by_groups_and_blocks(plan, inputs, whole):
+    """Uniform keeps one input a group, the last one shorter; block recomputes the first layers one by one and keeps the rest."""
+    performance = {"recompute": {"granularity": "full", **plan}, "software": "torch"}
+    memories = PartMemories(Assembly(job(performance=performance)))
+    kept = sum(count * part.saved for count, part in memories.blocks(memories.assembly.chunks[0]))
+    assert kept == inputs * 4096 * 4096 * 2 + whole * 688_422_912
+
+
 def test_logits_and_loss_are_on_the_last_stage():
     """fp32 softmax of the padded vocabulary, targets, the mask of foreign rows; the norm's input and rstd, the head's input."""
     memories = PartMemories(Assembly(job(tp=8, pp=2)))
