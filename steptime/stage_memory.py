@@ -168,10 +168,13 @@ def held_once(assembly: Assembly) -> Held:
     memories = PartMemories(assembly, weight_grads_stay=True)
     chunk = assembly.chunks[0]
     parts = memories.parts(chunk)
-    due = float(assembly.local_params(chunk)) * assembly.job.software.itemsize
+    software = assembly.job.software
+    stored = software.bytes_of(software.main_grad_dtype)
+    due = float(assembly.local_params(chunk)) * stored
     whole = chunk_peaks(parts)
     worst = Held(whole.saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", due)
-    saved, per_block = whole.saved, assembly.block.n_params * assembly.job.software.itemsize
+    saved, per_block = whole.saved, assembly.block.n_params * stored
+    head = memories.head_gradient * stored / software.itemsize
     for at in range(len(parts) - 1, -1, -1):
         count, part = parts[at]
         for _ in range(count):
@@ -179,7 +182,7 @@ def held_once(assembly: Assembly) -> Held:
             worst = max(worst, moment, key=lambda held: held.beside_bytes)
             saved -= part.saved
             ends = at == len(parts) - 1
-            due -= memories.head_gradient if ends else per_block
+            due -= head if ends else per_block
     return worst
 
 
