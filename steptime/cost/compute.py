@@ -80,14 +80,15 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
 def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
     """Sustained rates of a device under a software profile.
 
-    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where a single micro-batch's
-    gradient becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
+    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.precision)
     peak = accelerator.peak_flops[dtype]
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
-    becomes = microbatches == 1 and not software.gradients_persist
+    # the first micro-batch's gradient becomes the gradient where none persists
+    times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype),
         attention_forward_flops=peak * attention[0],
@@ -98,7 +99,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         sm_count=float(accelerator.sm_count or 1),
         grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
-        accumulate_bytes=0.0 if software.grad_accumulation_fusion or becomes else software.itemsize + 2.0 * main,
+        accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
     )
 
 
