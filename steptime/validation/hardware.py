@@ -87,7 +87,7 @@ def _machine(gpu: str) -> tuple[str, bool]:
         _load(gpu)
         return gpu, True
     if normalise(gpu) in known_names():
-        return normalise(gpu), True
+        return normalise(gpu), "power" not in gpu
     words = normalise(re.sub(r"\(.*?\)", " ", gpu)).removeprefix("nvidia-")
     if words in known_names():
         return words, False

@@ -86,11 +86,19 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
     section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
     overlap = _overlap(notes, row.whole("tp") or 1)
-    if overlap:
+    if overlap and framework.profile != "fsdp2":
         section["overlap"] = overlap
-    if framework.profile == "fsdp2":
-        section.pop("overlap", None)
+    if framework.profile != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
+        section["attention_impl"] = "unfused"
+        assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
     return section
+
+
+def _before_flash(row: Row) -> bool:
+    """FlashAttention needs Ampere (Dao-AILab/flash-attention README); fp16 on DeepSpeed is of 2020 and 2021, before it."""
+    framework = row.text("framework").lower()
+    old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
+    return old or "v100" in row.text("gpu").lower()
 
 
 def precision_of(row: Row, assumed: list[str]) -> str:
