@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def assumptions(job: Job) -> list[str]:
     """One line each."""
-    return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(), *notes(job)]
+    return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
 
 
 def _unsaid(job: Job) -> list[str]:
@@ -52,8 +52,10 @@ def _unproved(job: Job) -> list[str]:
     ]
 
 
-def _memory() -> list[str]:
+def _memory(job: Job) -> list[str]:
+    freed = "memory: gradients are freed after every step, so those made after the peak are not in its sum"
     return [
+        *([] if job.software.gradients_persist or job.microbatches > 1 else [freed]),
         (
             f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
             f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
