@@ -6,10 +6,14 @@ python docs/errors.py
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from statistics import median
 
 from steptime.report.validation import cells, percent
+from steptime.step import estimate
 from steptime.validation.compare import Judgement, judge
 from steptime.validation.measurements import shipped
+from steptime.validation.rows import to_config, to_job
 from steptime.validation.summary import SLICES, headline, memory_errors, sliced, stats, step_errors, summarise
 
 WORST = 12
@@ -45,6 +49,42 @@ def totals(judged: list[Judgement], summary: dict) -> str:
     return table(f"split | {FIGURES} | median, 5-95 % | mean, 5-95 %", rows)
 
 
+def scaled(judged: list[Judgement], guess: Callable[[Judgement], float]) -> list[str]:
+    """Errors on test rows of a guess times one factor per accelerator and precision: the median measured / guess of fit rows."""
+    timed = [(j, guess(j)) for j in judged if j.measured_step_s]
+    factors: dict[tuple[str, str], list[float]] = {}
+    for j, step_s in timed:
+        if j.row.text("split") == "fit":
+            factors.setdefault((j.accelerator, j.precision), []).append(j.measured_step_s / step_s)
+    everything = median(factor for group in factors.values() for factor in group)
+    errors = [
+        (j.cell, step_s * median(factors.get((j.accelerator, j.precision), [everything])) / j.measured_step_s - 1.0)
+        for j, step_s in timed
+        if j.row.text("split") == "test"
+    ]
+    return cells(stats(errors)._asdict())
+
+
+def model_flops(j: Judgement) -> float:
+    """FLOPs of a step per device: what a flat MFU takes the step for."""
+    found = estimate(to_job(to_config(j.row)))
+    return found.flops.model_per_step / found.devices
+
+
+def baselines(judged: list[Judgement]) -> str:
+    """The estimate on test rows beside two that know the fit rows."""
+    test = [j for j in judged if j.row.text("split") == "test"]
+    rows = [
+        ["the estimate, as it is", *cells(stats(step_errors(test))._asdict())],
+        [
+            "the estimate, one factor per accelerator and precision",
+            *scaled(judged, lambda j: j.predicted_step_s or 0.0),
+        ],
+        ["a flat MFU per accelerator and precision, no physics", *scaled(judged, model_flops)],
+    ]
+    return table(f"test rows | {FIGURES}", rows)
+
+
 def main() -> None:
     """Print all tables."""
     judged = [judge(row) for row in shipped()]
@@ -52,6 +92,7 @@ def main() -> None:
     print(f"{summary['rows']:,} rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped.\n")
     print("### Step time\n\n" + totals(counted, summary))
     print(f"The median over sources of each source's median is {percent(summary['median_over_sources'])}.\n")
+    print("### Beside simpler guesses\n\n" + baselines(counted))
     for name in ("accelerator", "source", "framework", "precision"):
         print(f"### Step time by {name}\n\n{by(counted, name)}")
     print(f"### The {WORST} worst rows\n")
