@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from steptime.checkpoint import smalljson
 from steptime.checkpoint.detect import SUFFIXES
 from steptime.checkpoint.layouts import dcp, deepspeed, iterations, megatron, nanotron, orbax, ranks, shards, single
 from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.scan import MAX_DEPTH, Folder, Scan
-from steptime.checkpoint.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +20,6 @@ _LAYOUTS: tuple[Layout, ...] = (
     dcp.sections, megatron.sections, deepspeed.sections, ranks.sections, orbax.sections, nanotron.sections, shards.sections,
 )  # fmt: skip
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
-MAX_CONFIG = 4 << 20
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
 
@@ -88,21 +86,12 @@ def _config(found: list[Section], folders: list[Folder]) -> None:
     for folder in folders:
         if "config.json" not in folder.files:
             continue
-        config = load_json(folder, "config.json")
+        config = smalljson.load(folder, "config.json")
         for section in found:
             in_folder = section.path == folder.rel or section.path.rpartition("/")[0] == folder.rel
             if isinstance(config, dict) and in_folder:
                 section.facts.setdefault("config", config)
                 break
-
-
-def load_json(folder: Folder, name: str) -> Any:
-    """The JSON in a small file, or None when there is none."""
-    try:
-        with Source(folder.join(name), folder.named(name)) as source:
-            return json.loads(source.exactly(0, min(source.size, MAX_CONFIG)))
-    except (UnreadableError, ValueError, RecursionError):
-        return None
 
 
 def _mark_repeated(found: list[Section]) -> None:

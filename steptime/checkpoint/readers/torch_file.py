@@ -17,13 +17,13 @@ from steptime.checkpoint.records import Contents, UnreadableError
 if TYPE_CHECKING:
     from steptime.checkpoint.pickles.verdict import PickleFacts
     from steptime.checkpoint.records import Tensor
-    from steptime.checkpoint.source import Source
+    from steptime.checkpoint.source import Source, Window
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
 FIRST_READ = 1 << 16
 
 
-def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
+def read_zip(source: Source | Window, directory: zipdir.ZipDirectory) -> Contents:
     """A torch zip archive. Raises `UnreadableError` when it holds no readable pickle."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     names = [name for name in directory.entries if name == "data.pkl" or name.endswith("/data.pkl")]
@@ -52,7 +52,7 @@ def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
     return contents
 
 
-def _pickle_bytes(source: Source, at: int, size: int) -> bytes:
+def _pickle_bytes(source: Source | Window, at: int, size: int) -> bytes:
     if size > MAX_PICKLE:
         raise UnreadableError("TOO_LARGE", f"pickle of {size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
     return source.exactly(at, size)
@@ -130,7 +130,7 @@ def _storage_problem(tensor: Tensor, entry: zipdir.Entry | None) -> tuple[str, s
     return None
 
 
-def salvage(source: Source) -> Contents:
+def salvage(source: Source | Window) -> Contents:
     """A download that stopped has no zip directory, but `data.pkl` is its first member: list what it promises."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     first = zipdir.first_member(source)
@@ -165,7 +165,7 @@ def salvage(source: Source) -> Contents:
     return contents
 
 
-def read_bare(source: Source, where: str = "the pickle") -> Contents:
+def read_bare(source: Source | Window, where: str = "the pickle") -> Contents:
     """A plain pickle file (.pkl, training_args.bin of old, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
     data = _pickle_bytes(source, 0, source.size)
