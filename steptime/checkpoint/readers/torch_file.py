@@ -96,7 +96,10 @@ def collect(contents: Contents, root: Any) -> None:
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
+        path = path or ["tensor"]  # the file is one bare tensor
         tensor.role, tensor.name = roles.role_and_name(path, tops, file_role)
+        if path[0][5:].isdecimal() and path[0].startswith("model"):  # Megatron: model0, model1, ... per virtual chunk
+            tensor.rank = {"chunk": int(path[0][5:][:9])}
         if tensor.note == "numpy" and not tensor.role and tops:
             tensor.role = "other"
         contents.tensors.append(tensor)
