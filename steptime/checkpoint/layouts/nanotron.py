@@ -94,13 +94,16 @@ def _name(section: Section, folder: Folder) -> None:
         module, _, file = path.rpartition("/")
         match = FILE.match(file)
         kind = match["kind"] if match else file
-        tensor.name = ".".join([*module.split("/")[1:], kind])
-        tensor.role = "model"
+        name = ".".join([*module.split("/")[1:], kind])
+        weight = tensor.name == "data"  # beside it a Mamba parameter keeps a flag of its own
+        tensor.name = name if weight else f"{name}.{tensor.name}"
+        tensor.role = "model" if weight else "other"
         if match:
             tensor.rank = {axis: int(match[axis]) for axis in ("tp", "pp", "ep") if match[axis]}
-        if tensor.offsets is None and tensor.global_shape is not None:
+        if tensor.offsets is None and tensor.global_shape is not None:  # several slices: the split dimension decides
             rank = (tensor.rank or {}).get("tp", 0)
-            tensor.offsets = (rank * tensor.shape[0], *(0 for _ in tensor.shape[1:]))
+            both = zip(tensor.shape, tensor.global_shape, strict=True)
+            tensor.offsets = tuple(rank * own if own != whole else 0 for own, whole in both)
 
 
 def _check_ranks(section: Section, wanted: list[str]) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.opcodes import TABLE, Stop
-from steptime.checkpoint.pickles.values import Pairs
+from steptime.checkpoint.pickles.values import Call, Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,4 +132,5 @@ class Machine:
                 below += items
             else:
                 self.stack += items
-        return self.stack
+        first = self.stack[0] if self.stack else None
+        return first if type(first) in (Pairs, list, Call) else self.stack
