@@ -1,0 +1,75 @@
+"""What a job did not say, in words: where each value comes from, what is unproved, and notes on the layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.performance import Options
+
+if TYPE_CHECKING:
+    from steptime.job import Job
+
+
+def assumptions(job: Job) -> list[str]:
+    """One line each."""
+    return [*_unsaid(job), *_unproved(job), *_machine(job), *notes(job)]
+
+
+def _unsaid(job: Job) -> list[str]:
+    software = job.software
+    why = "" if job.performance.software else " (no software was named)"
+    lines = [f"software: {software.name}{why}"]
+    unsaid = [
+        f"{key} {getattr(software, key)}" for key in Options.model_fields if getattr(job.performance, key) is None
+    ]
+    if unsaid:
+        lines.append(f"from the profile {software.name}: {', '.join(unsaid)}")
+    layout = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
+    taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
+    if taken:
+        lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
+    if job.performance.recompute is None and job.performance.activation_checkpointing_type is None:
+        lines.append("recomputation unsaid, so: none")
+    if job.parallelism.sp and job.parallelism.tp == 1:
+        lines.append("sp has no effect with tp 1")
+    return lines
+
+
+def _unproved(job: Job) -> list[str]:
+    software = job.software
+    kernels = {
+        "flash attention": software.attention_impl == "flash",
+        "fused norms": software.norm_impl == "fused",
+        "fused activation": software.activation_impl == "fused",
+        "fused cross-entropy": software.loss_impl == "fused",
+    }
+    names = [name for name, used in kernels.items() if used]
+    if not names:
+        return []
+    return [
+        f"unproved here, since only a GPU kernel shows it: what {', '.join(names)} save for backward and how long they take"
+    ]
+
+
+def _machine(job: Job) -> list[str]:
+    machine = job.machine
+    lines = [] if machine.measured else [f"no measured run on this machine ({machine.name})"]
+    guessed = sorted(path for path, source in machine.provenance.items() if path and source.startswith("assumed"))
+    if guessed:
+        lines.append(f"assumed figures of {machine.name}: {', '.join(guessed)}")
+    return lines
+
+
+def notes(job: Job) -> list[str]:
+    """What is legitimate but worth a look."""
+    devices, node = job.parallelism.devices, job.machine.devices_per_node
+    lines = []
+    if devices < node:
+        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
+    elif devices % node:
+        lines.append(f"note: {devices} devices do not fill nodes of {node}; the last node is partly used")
+    if job.parallelism.tp > node:
+        lines.append(
+            f"note: tp {job.parallelism.tp} spans {-(-job.parallelism.tp // node)} nodes, so its collectives leave the node"
+        )
+    return lines

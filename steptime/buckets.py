@@ -1,0 +1,63 @@
+"""Gradient buckets of Megatron's DistributedDataParallel, to the element.
+
+Megatron keeps all gradients of a pipeline stage (or virtual chunk) in one flat buffer, and with the distributed optimizer
+all parameters in another of the same length. Buckets are stretches of it; each is reduced and gathered by one collective.
+Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buffer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import lcm
+
+PARAM_ALIGNMENT = 64
+"""A parameter starts at a multiple of this many elements (lines 657-666)."""
+BUCKET_ALIGNMENT = 128
+"""A bucket ends at a multiple of this many elements, and of dp (lines 638-656)."""
+
+
+def bucket_elements(
+    params: Iterable[int],
+    dp: int,
+    bucket_size: float | None,
+    *,
+    sharded: bool = True,
+    alone: Collection[int] = (),
+    alignment: int = BUCKET_ALIGNMENT,
+) -> list[int]:
+    """Padded element count of every bucket, in the order of backward (lines 627-742).
+
+    `params`: element counts on this rank in backward order, the last registered parameter first. `dp`: ranks over which the
+    optimizer is sharded (dp*cp). `bucket_size`: a bucket closes once it holds this many elements, its padding included; None
+    makes one bucket. `sharded`: the distributed optimizer; without it nothing is padded. `alone`: positions in `params` of
+    tied embedding copies of a pipeline of several stages, which get buckets of their own when sharded (lines 698-709).
+    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw.
+
+    >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
+    [1152, 128]
+    """
+    start_at, end_at = (PARAM_ALIGNMENT, lcm(dp, BUCKET_ALIGNMENT, alignment)) if sharded else (1, 1)
+    ends = [0]
+    end = 0
+    for position, elements in enumerate(params):
+        start = round_up(end, start_at)
+        apart = sharded and position in alone
+        if apart and end > ends[-1]:
+            start = round_up(start, end_at)
+            ends.append(start)
+        end = start + elements
+        if apart or (bucket_size is not None and end - ends[-1] >= bucket_size):
+            end = round_up(end, end_at)
+            ends.append(end)
+    if end > ends[-1]:
+        ends.append(round_up(end, end_at))
+    return [stop - start for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `count`.
+
+    >>> round_up(65, 64)
+    128
+    """
+    return -(-count // multiple) * multiple

@@ -1,0 +1,159 @@
+"""The command line: `3dtrn CONFIG` and its subcommands. Parses, calls, prints, returns an exit code.
+
+Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from steptime import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+SUBCOMMANDS = {
+    "scale": "step time by data-parallel degree: weak and strong scaling",
+    "diff": "two configs side by side: settings, step, parts, memory",
+    "explain": "one figure of a report, written out as formula and numbers",
+    "machines": "the machines that ship with steptime",
+    "models": "the model presets that ship with steptime",
+    "show": "a machine, model or software profile as YAML with sources",
+    "schema": "JSON Schema of a config file, for editors",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line (that of the process by default) and return its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        gc.disable()
+    try:
+        return _run(args)
+    except SystemExit as stop:  # argparse: help and usage errors
+        return stop.code if isinstance(stop.code, int) else OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(args: list[str]) -> int:
+    """Parse, run, and turn bad input into one line per problem."""
+    name = args[0] if args and args[0] in SUBCOMMANDS else ""
+    options = parser(name).parse_args(args[1:] if name else args)
+    from steptime import commands
+    from steptime.config import ConfigError
+
+    run: Callable[[argparse.Namespace, commands.Printer], int] = getattr(commands, name or "report")
+    try:
+        return run(options, commands.Printer(options.color, ascii_only=options.ascii))
+    except ConfigError as error:
+        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        return BAD_INPUT
+
+
+def parser(name: str = "") -> argparse.ArgumentParser:
+    """The parser of a subcommand, or of the bare `3dtrn CONFIG`."""
+    made = argparse.ArgumentParser(
+        prog=f"3dtrn {name}".rstrip(),
+        description=_about(name),
+        epilog=None if name else _subcommand_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _ARGUMENTS.get(name, _no_arguments)(made)
+    made.add_argument(
+        "--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal, unless NO_COLOR"
+    )
+    made.add_argument("--ascii", action="store_true", help="print nothing but ASCII")
+    if not name:
+        made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
+    return made
+
+
+def _about(name: str) -> str:
+    if name:
+        text = SUBCOMMANDS[name]
+        return text[0].upper() + text[1:] + "."
+    return "Does this training job fit, how long is a step, and where does the time go?"
+
+
+def _subcommand_help() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):",
+            *lines,
+            "",
+            "exit codes: 0 ok, 1 no (--check), 2 bad input",
+        ]
+    )
+
+
+def _no_arguments(made: argparse.ArgumentParser) -> None:
+    del made
+
+
+def _config(made: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        made.add_argument(name.lower(), metavar=name, help="a YAML or JSON file, or - for standard input")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+
+
+def _report(made: argparse.ArgumentParser) -> None:
+    _config(made, "CONFIG")
+    form = made.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
+    form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
+    made.add_argument(
+        "--min-mfu",
+        type=_share,
+        metavar="X",
+        help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
+    )
+
+
+def _share(text: str) -> float:
+    """A share of one, as 0.4 or 40%."""
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%")
+    return value
+
+
+def _scale(made: argparse.ArgumentParser) -> None:
+    _config(made, "CONFIG")
+    made.add_argument("--json", action="store_true", help="rows in SI units")
+
+
+def _explain(made: argparse.ArgumentParser) -> None:
+    _config(made, "CONFIG")
+    made.add_argument(
+        "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; none lists them"
+    )
+
+
+def _show(made: argparse.ArgumentParser) -> None:
+    made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
+
+
+_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "": _report,
+    "scale": _scale,
+    "diff": lambda made: _config(made, "A", "B"),
+    "explain": _explain,
+    "show": _show,
+}

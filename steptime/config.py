@@ -1,0 +1,243 @@
+"""The base of every class a config file is read into, and the words in which its problems are told.
+
+Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are told
+at once: `ConfigError.problems`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
+class ConfigError(ValueError):
+    """Bad input: one line per problem in `problems`."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Flag(str):
+    """A bool where a number is meant: text that no number parser takes."""
+
+    __slots__ = ()
+
+
+class Config(BaseModel):
+    """Frozen, and deaf to nothing: an unknown key is an error.
+
+    Numbers may be written as text ("1e12" is a string to PyYAML); a bool is not a number.
+
+    Raises:
+        ConfigError: if a key is unknown, missing or wrong; it tells all of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    not_modelled: ClassVar[Mapping[str, str]] = {}
+    """Keys ("path") and words ("path=word") that are known but not modelled, with their message."""
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            self.__pydantic_validator__.validate_python(data, self_instance=self)
+        except ValidationError as error:
+            raise ConfigError(describe(error, type(self), data)) from None
+
+    # pydantic's core then fills nested models itself instead of calling their __init__
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_scalars(cls, data: Any) -> Any:
+        if type(data) is not dict:
+            return data
+        changed: dict[str, float | Flag] = {}
+        for key, value in data.items():
+            if value is True or value is False:
+                if key in _numeric_fields(cls):
+                    changed[key] = Flag(str(value).lower())
+            elif type(value) is str and _NUMBER.fullmatch(value) and key not in _text_fields(cls):
+                changed[key] = float(value)
+        return data | changed if changed else data
+
+
+C = TypeVar("C", bound=Config)
+
+
+def build(cls: type[C], data: Any, at: str = "") -> C:
+    """`data` (a mapping, or an instance already) as a `cls`; `at` is the dotted path it stands at, for the messages.
+
+    Raises:
+        ConfigError: with one line per problem.
+    """
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(describe(error, cls, data, at)) from None
+
+
+@cache
+def _numeric_fields(cls: type[BaseModel]) -> frozenset[str]:
+    """Fields that take a number but no bool (pydantic would read true as 1)."""
+    numeric = set()
+    for name, field in cls.model_fields.items():
+        kinds = set(_leaves(field.annotation))
+        own_reader = any(isinstance(item, BeforeValidator) for item in field.metadata)
+        if kinds & {int, float} and bool not in kinds and not own_reader:
+            numeric.add(name)
+    return frozenset(numeric)
+
+
+@cache
+def _text_fields(cls: type[BaseModel]) -> frozenset[str]:
+    return frozenset(name for name, field in cls.model_fields.items() if str in _leaves(field.annotation))
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The plain types an annotation is made of; of a Literal, the types of its words."""
+    if isinstance(annotation, type) or not get_args(annotation):
+        yield annotation if isinstance(annotation, type) else type(annotation)
+        return
+    for part in get_args(annotation):
+        yield from _leaves(part)
+
+
+# --- the words ---------------------------------------------------------------------------------------------------------
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "must be at least"),
+    "greater_than": ("gt", "must be greater than"),
+    "less_than_equal": ("le", "must be at most"),
+    "less_than": ("lt", "must be less than"),
+}
+
+
+def show(value: Any) -> str:
+    """A value as an error line shows it: short, whatever it is."""
+    if isinstance(value, bool | Flag):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**15 else f"about 1e{len(str(abs(value))) - 1}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return type(value).__name__
+
+
+def near(word: object, words: Iterable[str]) -> str:
+    """How an error line ends: the word that is close, else all of them, else nothing.
+
+    >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
+    ("; did you mean 'tp'?", '; valid: dp, tp')
+    """
+    from difflib import get_close_matches
+
+    known = sorted(words)
+    folded = {name.lower(): name for name in known}
+    close = get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {folded[close[0]]!r}?"
+    return f"; valid: {', '.join(known)}" if known else ""
+
+
+def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "") -> list[str]:
+    """The problems of a validation of `data` as `cls`, one line each; `at` is the dotted path of `data`."""
+    groups: dict[str, list[tuple[Any, list[type[BaseModel]]]]] = {}
+    for item in error.errors(include_url=False):
+        if item["type"] == "default_factory_not_called":
+            continue  # follows from another problem
+        path, owners = _locate(cls, data, item["loc"])
+        groups.setdefault(".".join(part for part in (at, path) if part), []).append((item, owners))
+    lines: list[str] = []
+    for path, items in groups.items():
+        if path and any(other.startswith((path + "[", path + ".")) for other in groups):
+            continue  # one arm of a union; the arm that fits better tells what is wrong inside
+        lines += _lines(path, items, cls.not_modelled)
+    return lines
+
+
+def _lines(path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]) -> list[str]:
+    first, owners = items[0]
+    got, kind = first["input"], first["type"]
+    for key in (path, f"{path}={got}"):
+        if key in not_modelled:
+            return [f"{path}: {not_modelled[key]}" + (f" (got {show(got)})" if key != path else "")]
+    if kind in {"extra_forbidden", "invalid_key"}:
+        known = {name for owner in owners for name in owner.model_fields}
+        return [f"{path}: unknown key (got {show(got)}){near(path.rpartition('.')[2], known)}"]
+    if kind == "missing":
+        return [f"{path}: missing, and required"]
+    if kind == "value_error":
+        cause = first["ctx"]["error"]
+        if isinstance(cause, ConfigError):  # its lines are whole
+            return cause.problems
+        return (
+            [f"{path}: {cause}" if path else str(cause)]
+            if isinstance(got, dict)
+            else [f"{path}: {cause} (got {show(got)})"]
+        )
+    bounds = [f"{words} {show(first['ctx'][key])}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
+    if bounds:
+        return [f"{path}: {bounds[0]} (got {show(got)})"]
+    expected, words = [], []
+    for item, _ in items:
+        if item["type"] == "literal_error":
+            found = re.findall(r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"])
+            words += [word or number for word, number in found]
+        elif (phrase := _EXPECTED.get(item["type"])) is None:
+            return [f"{path}: {item['msg']} (got {show(got)})"]
+        elif phrase not in expected:
+            expected.append(phrase)
+    if words:
+        expected.append(("one of " if len(words) > 1 else "") + ", ".join(words))
+    hint = near(got, words) if isinstance(got, str) and words else ""
+    return [f"{path}: expected {' or '.join(expected)} (got {show(got)})" + (hint if "did you mean" in hint else "")]
+
+
+def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
+    """The dotted path of a pydantic location (names of union arms left out), and the classes that own its last key."""
+    owners: list[type[BaseModel]] = [cls]
+    path = ""
+    last_owners = owners
+    for item in loc:
+        fields = [owner.model_fields[str(item)] for owner in owners if item in owner.model_fields]
+        inside = isinstance(data, dict) and item in data
+        if isinstance(item, int) and not inside:
+            path += f"[{item}]"
+            data = data[item] if isinstance(data, list | tuple) and item < len(data) else None
+        elif fields or inside or item == loc[-1] == "[key]":
+            path += f".{item}" if path else str(item)
+            data = data[item] if inside else getattr(data, str(item), None)
+            last_owners = owners
+            owners = [leaf for field in fields for leaf in _leaves(field.annotation) if issubclass(leaf, BaseModel)]
+    return path, last_owners

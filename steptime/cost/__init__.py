@@ -1,0 +1,1 @@
+"""What an op costs: compute, collectives, overlap."""

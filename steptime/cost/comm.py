@@ -1,0 +1,259 @@
+"""Collectives on network tiers: latency, bandwidth, and the ramp between them.
+
+One table row per (kind, algorithm) says how many hops a call takes and which share of its bytes every rank sends; one
+function applies a row to a group of ranks on the tiers of a machine. Everything works for numbers and for numpy columns of
+bytes and ranks.
+
+Sources: hops and base latencies NCCL@5067397c src/graph/tuning.cc; shares of bytes nccl-tests doc/PERFORMANCE.md ("bus
+bandwidth") and Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), section 4.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.machine import Tier
+from steptime.mesh import Group, members_per_domain
+from steptime.num import Num, ceil, is_column, maximum, minimum, sqrt, where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from steptime.job import CrossDc
+    from steptime.machine import Machine
+
+RAMP = 0.6
+"""Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It
+stands for what neither end of the size range shows: protocol switches (LL, LL128, Simple), pipelines that fill and drain."""
+
+
+class CommCost(NamedTuple):
+    """Seconds of one call; `time_s` is latency plus bandwidth plus the ramp."""
+
+    latency_s: Num
+    bandwidth_s: Num
+    tier: Any
+    """Name of the outermost tier that the group crosses, "" for a single rank: text, or a column of it."""
+    time_s: Num
+    algorithm: Any
+
+
+FREE = CommCost(0.0, 0.0, "", 0.0, "")
+
+
+class Algorithm(NamedTuple):
+    """One way to run a collective."""
+
+    name: str
+    hops: Callable[[Num, Num, Num, bool], Num]
+    """Hops over one tier: (ranks of the group, ranks in a domain below, ranks in a domain, innermost tier?)."""
+    passes: float
+    """How often those hops are made: all-reduce is a reduction and a broadcast."""
+    share: Callable[[Num], Num]
+    """Bytes that a rank sends, over the bytes of the call, for n ranks."""
+    base_s: float
+    """What a call costs before its first hop [s]."""
+    rate: float = 1.0
+    """Rate over that of a ring."""
+    joined: bool = True
+    """The ranks of a domain pass on one stream, so a group has the links of all its ranks to cross to the next domain."""
+    in_switch: bool = False
+
+
+def _ring_hops(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
+    """Of the ranks - 1 hops of a ring those over this tier (tuning.cc: nInter = nodes - 1, the others are intra)."""
+    return ceil(ranks / below) - ceil(ranks / members)
+
+
+def _tree_hops(_ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
+    """A chain in the innermost domain, a binary tree over domains (tuning.cc: (g - 1) intra + log2(nodes) inter)."""
+    return members - 1.0 if innermost else tree_depth(ceil(members / below))
+
+
+def _one_hop(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
+    """One hop, over the outermost tier that lies between two of the ranks."""
+    return where(members > below, where(members >= ranks, 1.0, 0.0), 0.0)
+
+
+def _switch_hops(_ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
+    return where(members > below, 1.0, 0.0)
+
+
+_RING_S = 8.4e-6  # tuning.cc baseLatencies, Ring and Tree, Simple
+_SWITCH_S = 25e-6  # tuning.cc hwLatencies, NVLS
+_SEND_S = (
+    4.5e-6  # 2 KB over NVLink takes 8 us (A100), 5 us (H100) (microsoft/vidur@7d47513 data/profiling), less one hop
+)
+
+ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
+    "all_gather": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S),),
+    "reduce_scatter": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S),),
+    "all_reduce": (
+        Algorithm("ring", _ring_hops, 2.0, lambda n: 2.0 * (n - 1.0) / n, _RING_S),
+        # tuning.cc: a tree reaches .92 of the links; every rank sends the whole up and the whole down
+        Algorithm("tree", _tree_hops, 2.0, lambda n: 2.0 * n / n, _RING_S, rate=0.92),
+        # every rank sends its bytes to the switch, which adds, and its share of the sums back (NVLink SHARP)
+        Algorithm("in-network", _switch_hops, 2.0, lambda n: (n + 1.0) / n, _SWITCH_S, in_switch=True),
+    ),
+    # 8-GPU all-to-all over ring: 210/235, 320/361, 640/690 GB/s on A100, H100, B200 (NVIDIA GTC 2025, S72583)
+    "all_to_all": (Algorithm("pairwise", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S, rate=0.9, joined=False),),
+    "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda n: n / n, _RING_S),),
+    "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda n: n / n, _SEND_S, joined=False),),
+}
+
+
+def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | None = None) -> tuple[Tier, ...]:
+    """The tiers of a machine, and the one between data centres, which `devices` of each centre share evenly.
+
+    Args:
+        machine: gives the tiers inside a centre.
+        cross_dc: the link between two centres: its rate is the total of all devices of one centre.
+        devices: all devices of the job; needed with `cross_dc`.
+
+    Raises:
+        ValueError: cross_dc without devices.
+    """
+    if cross_dc is None:
+        return tuple(machine.tiers)
+    if devices is None:
+        raise ValueError("cross_dc: the devices of the job are needed to share the link between centres")
+    per_centre = devices / cross_dc.n_dcs
+    inside = [tier for tier in machine.tiers if tier.size < per_centre]
+    outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
+    if outermost is not None:
+        inside.append(outermost.model_copy(update={"size": per_centre}))
+    between = Tier(
+        name="cross-dc",
+        size=inf,
+        bytes_per_s=cross_dc.interconnect_bandwidth_gbps * 1e9 / 8.0 / per_centre,
+        latency_s=cross_dc.interconnect_latency_s,
+        efficiency=1.0,
+        nics_per_node=None,
+        link_bytes_per_s=None,
+        in_network_efficiency=None,
+        hierarchical=True,
+    )
+    return (*inside, between)
+
+
+def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
+    """Seconds of one call of `kind` over a group.
+
+    Args:
+        kind: a key of ALGORITHMS.
+        bytes_: the full tensor of one call [B]: what all-gather returns, what reduce-scatter, all-reduce and broadcast take,
+            what one rank hands to all-to-all, one message of send_recv.
+        group: its ranks; a single rank costs nothing.
+        tiers: innermost first; the last one holds every rank that the others do not.
+
+    All-reduce takes the best of ring, tree and, where all tiers it crosses have it, reduction in the switch. Over a
+    hierarchical tier (between data centres) a collective may run inside and across in turn, where that is faster.
+
+    Raises:
+        KeyError: for an unknown kind.
+    """
+    best = _flat(kind, bytes_, group, tiers)
+    if len(tiers) > 1 and tiers[-1].hierarchical and kind in _PHASES:
+        best = _better(best, _in_phases(kind, bytes_, group, tiers), allowed=True)
+    return best
+
+
+def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
+    """The best algorithm that takes all tiers at once."""
+    if not is_column(group.ranks) and group.ranks <= 1:
+        return FREE
+    first, *others = ALGORITHMS[kind]
+    best, _ = _run(first, bytes_, group, tiers)
+    for algorithm in others:
+        if not algorithm.in_switch or any(tier.in_network_reduction for tier in tiers):
+            best = _better(best, *_run(algorithm, bytes_, group, tiers))
+    if is_column(group.ranks):
+        return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(best, FREE, strict=True)))
+    return best
+
+
+def _run(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> tuple[CommCost, Num]:
+    """One algorithm on all tiers, and whether the group can use it.
+
+    The hops add up; the bytes stream through all tiers at once, at the pace of the slowest. A ring enters and leaves a domain
+    once, so over an outer tier the group has the links of all its ranks in a domain; groups side by side share the domain's
+    links, which is why a tier's rate is that of one device.
+    """
+    latency, ramp, pace, allowed, tier_name = algorithm.base_s, algorithm.base_s, 0.0, True, ""
+    below: Num = 1.0
+    for tier in tiers:
+        members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
+        crossed = members > below
+        position = (group.ranks, below, members, tier is tiers[0])
+        latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
+        if not tier.hierarchical:
+            ramp = ramp + algorithm.passes * _tree_hops(*position) * tier.latency_s
+        links = below if algorithm.joined else 1.0
+        rate = _rate(tier, algorithm, members) * links * algorithm.rate
+        pace = maximum(pace, where(crossed, 1.0 / rate, 0.0))
+        tier_name = where(crossed, tier.name, tier_name)
+        if algorithm.in_switch and not tier.in_network_reduction:
+            allowed = where(crossed, False, allowed)
+        below = members
+    bandwidth = bytes_ * algorithm.share(group.ranks) * pace
+    time = latency + bandwidth + RAMP * sqrt(ramp * bandwidth)
+    return CommCost(latency, bandwidth, tier_name, time, algorithm.name), allowed
+
+
+def _rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
+    """What one device sends over a tier [B/s]; without a switch n devices have n - 1 links each."""
+    if algorithm.in_switch:
+        return tier.bytes_per_s * (tier.in_network_efficiency or tier.efficiency)
+    wire: Num = tier.bytes_per_s
+    if tier.link_bytes_per_s is not None:
+        wire = minimum(wire, maximum(members - 1.0, 1.0) * tier.link_bytes_per_s)
+    return wire * tier.efficiency
+
+
+_PHASES = {
+    "all_reduce": (("reduce_scatter", "all_gather"), "all_reduce"),
+    "reduce_scatter": (("reduce_scatter",), "reduce_scatter"),
+    "all_gather": (("all_gather",), "all_gather"),
+}
+"""What a hierarchical collective does inside a domain, and across domains with one rank's shard of the result inside."""
+
+
+def _in_phases(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
+    """Inside each domain of the last tier but one, then across them, one phase after the other."""
+    *inside, outer = tiers
+    members = members_per_domain(group, inside[-1].size)
+    domains = ceil(group.ranks / members)
+    within, between = _PHASES[kind]
+    near = group._replace(ranks=members, centres=1.0)
+    across = Group(group.axis, domains, inside[-1].size, centres=domains)
+    phases = [_flat(step, bytes_, near, inside) for step in within]
+    phases.append(_flat(between, bytes_ / members, across, tiers))
+    latency = bandwidth = time = 0.0
+    for phase in phases:
+        latency, bandwidth, time = latency + phase.latency_s, bandwidth + phase.bandwidth_s, time + phase.time_s
+    crossed = where(domains > 1, outer.name, phases[0].tier)
+    return CommCost(latency, bandwidth, crossed, time, "hierarchical")
+
+
+def _better(best: CommCost, other: CommCost, allowed: Num) -> CommCost:
+    """The faster of two, field by field for columns."""
+    wins = allowed & (other.time_s < best.time_s)
+    return CommCost(*(where(wins, new, old) for new, old in zip(other, best, strict=True)))
+
+
+_POWERS = tuple(2.0**k for k in range(32))
+
+
+def tree_depth(leaves: Num) -> Num:
+    """Levels of a binary tree over `leaves`: the smallest d with 2^d >= leaves, from a table.
+
+    >>> [tree_depth(n) for n in (1, 2, 3, 64, 65)]
+    [0, 1, 2, 6, 7]
+    """
+    if is_column(leaves):
+        import numpy as np
+
+        return np.searchsorted(_POWERS, leaves)
+    return bisect_left(_POWERS, leaves)

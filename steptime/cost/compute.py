@@ -1,0 +1,192 @@
+"""Seconds of one op on one device: a roofline with sustained rates, a shape term for GEMMs, a fixed time per kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from steptime.machine import Accelerator
+from steptime.num import Num, ceil, maximum
+from steptime.ops import Attention, Gemm, Move, Op
+from steptime.performance import ITEMSIZE, Software
+
+TILE_M, TILE_N = 128.0, 256.0
+"""Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix
+Multiplication Background User's Guide, section "Wave quantization")."""
+K_OVERHEAD = 50.0
+"""A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 50) of its asymptote. With WAVE_LOSS and a
+fixed time of 4 us it fits 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 5 % (mean absolute
+log error; microsoft/vidur@7d47513 data/profiling)."""
+WAVE_LOSS = 0.5
+"""The part of a half-empty last wave that is lost; kernels with smaller tiles or split-k win back the rest (same fit)."""
+WGRAD_RATE = 0.95
+"""wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
+(MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
+FALLBACK_SUSTAINED = 0.75
+"""Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
+FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
+"""Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
+
+
+class Pass(NamedTuple):
+    """One kernel call: work, bytes and time of one pass of one op."""
+
+    flops: Num
+    bytes: Num
+    compute_s: Num
+    bandwidth_s: Num
+    time_s: Num
+
+
+NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device sustains, for one job's precision."""
+
+    gemm_flops: float
+    attention_forward_flops: float
+    attention_backward_flops: float
+    bytes_per_s: float
+    gemm_kernel_s: float
+    move_kernel_s: float
+    sm_count: float
+    grad_itemsize: float
+    """Bytes per element of the gradient that wgrad writes."""
+    fused_accumulation: bool
+    """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+
+
+def peak_dtype(accelerator: Accelerator, precision: str) -> str:
+    """The tensor-core mode that a precision runs in: fp32 GEMMs use tf32 only where asked, so fp32 stays fp32."""
+    if precision in accelerator.peak_flops:
+        return precision
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(precision, "fp32")
+    return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
+
+
+def rates(accelerator: Accelerator, software: Software) -> Rates:
+    """Sustained rates of a device under a software profile."""
+    dtype = peak_dtype(accelerator, software.precision)
+    peak = accelerator.peak_flops[dtype]
+    return Rates(
+        gemm_flops=sustained_flops(accelerator, dtype),
+        attention_forward_flops=peak * accelerator.attention_forward_efficiency,
+        attention_backward_flops=peak * accelerator.attention_backward_efficiency,
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency,
+        gemm_kernel_s=software.gemm_kernel_s,
+        move_kernel_s=software.move_kernel_s,
+        sm_count=float(accelerator.sm_count or 1),
+        grad_itemsize=software.bytes_of(software.main_grad_dtype)
+        if software.grad_accumulation_fusion
+        else software.itemsize,
+        fused_accumulation=software.grad_accumulation_fusion,
+    )
+
+
+def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
+    """What a long GEMM reaches [FLOP/s]; bf16 and fp16 stand in for each other."""
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    known = accelerator.sustained_flops
+    return known.get(dtype) or known.get(twin) or accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+
+
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:
+    """Share of the asymptotic rate: depth, and waves of output tiles.
+
+    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one.
+    """
+    waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
+    full = waves / ceil(waves)
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + K_OVERHEAD))
+
+
+def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
+    """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
+    compute = op.flops / (r.gemm_flops * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
+    bandwidth = bytes_ / r.bytes_per_s
+    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+
+
+def gemm_bytes(op: Gemm) -> tuple[Num, Num, Num]:
+    """Bytes of the left operand (input), right operand (weight) and result (output) of the forward product."""
+    size = op.itemsize * op.count
+    return op.m * op.k * size, op.k * op.n * size, op.m * op.n * size
+
+
+def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
+    """The forward pass of an op; `sizes` holds the bytes of every tensor of the part it stands in."""
+    if isinstance(op, Gemm):
+        left, right, out = gemm_bytes(op)
+        return gemm_pass(op, r, op.m, op.n, op.k, left + right + out)
+    if isinstance(op, Attention):
+        flops = op.full_flops * op.causal_share
+        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0)
+    if isinstance(op, Move):
+        moved = op.forward_bytes
+        if moved is None:
+            read = total(sizes[name] for name in op.inputs) + param_bytes(op)
+            moved = read + total(t.bytes for t in op.outputs) + total(t.bytes for t in op.stats)
+        return move_pass(moved, op.kernels, r)
+    return NOTHING
+
+
+def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
+    """The backward pass of an op: (gradient of the input, gradient of the weight)."""
+    if isinstance(op, Gemm):
+        return gemm_backward(op, r)
+    if isinstance(op, Attention):
+        flops = op.full_flops * op.causal_share * FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
+        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0), NOTHING
+    if isinstance(op, Move) and not op.same_grad:
+        moved = op.backward_bytes
+        if moved is None:
+            read = total(t.bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
+            moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
+        return move_pass(moved, op.kernels, r), NOTHING
+    return NOTHING, NOTHING
+
+
+def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
+    """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
+    left, right, out = gemm_bytes(op)
+    dgrad = gemm_pass(op, r, op.m, op.k, op.n, out + right + left)
+    if not op.params:
+        return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + right + out)
+    grad = op.k * op.n * op.count * r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0)
+    return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + out + grad, WGRAD_RATE)
+
+
+def bias_gradient(op: Op, r: Rates) -> Pass:
+    """Backward of a projection's bias: the output's gradient summed over tokens, one read of it."""
+    if not isinstance(op, Gemm) or not any(len(p.shape) == 1 for p in op.params):
+        return NOTHING
+    return move_pass(gemm_bytes(op)[2], 1.0, r)
+
+
+def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:
+    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times."""
+    per_token = op.n_q_heads * (op.d_qk + op.d_v) + op.n_kv_heads * (op.d_qk + op.d_v)
+    bytes_ = op.batch * op.q_len * per_token * op.itemsize * passes
+    compute, bandwidth = flops / rate, bytes_ / r.bytes_per_s
+    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+
+
+def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
+    """A memory-bound kernel."""
+    bandwidth = bytes_ / r.bytes_per_s
+    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s)
+
+
+def param_bytes(op: Op) -> float:
+    """Bytes of the parameters that a memory-bound op reads (norm weights: small, unsharded)."""
+    return float(sum(p.elements for p in op.params) * ITEMSIZE["bf16"])
+
+
+def total(values: object) -> Num:
+    """Sum left to right, from 0.0, so that a column equals its rows."""
+    result: Num = 0.0
+    for value in values:  # type: ignore[attr-defined]
+        result = result + value
+    return result

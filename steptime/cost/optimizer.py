@@ -1,0 +1,32 @@
+"""Seconds of the optimizer step: memory traffic of what it reads and writes."""
+
+from __future__ import annotations
+
+from steptime.job import Job
+from steptime.states import state_bytes
+
+
+def adam_bytes_per_param(job: Job) -> float:
+    """Bytes that Adam moves per parameter it owns: gradient read, master and moments read and written, parameter written.
+
+    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. Without a master the parameter is read too.
+    """
+    size = state_bytes(job)
+    master = 2.0 * size.master if size.master else size.params
+    return size.gradients + master + 2.0 * size.moments + size.params
+
+
+def clip_bytes_per_param(job: Job) -> float:
+    """Gradient norm and scaling: the gradient read twice, written once."""
+    return 3.0 * state_bytes(job).gradients
+
+
+def optimizer_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
+    """Seconds of one step.
+
+    `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
+    megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
+    """
+    size = state_bytes(job)
+    zeroed = held * size.gradients if job.software.gradients_persist else 0.0
+    return (owned * (adam_bytes_per_param(job) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

@@ -1,0 +1,125 @@
+"""Gradient reduction and parameter gathering over the data-parallel group: what is sent, and what of it shows in the step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from steptime.assembly import Assembly
+from steptime.cost.comm import CommCost, collective
+from steptime.cost.overlap import exposed_after
+from steptime.machine import Tier
+from steptime.mesh import Group, group
+from steptime.ops import Kind
+from steptime.schedule import Walk
+from steptime.states import States, state_bytes
+
+
+class Reduction(NamedTuple):
+    """One bucket's collective on one stage, `count` times alike per step."""
+
+    name: str
+    kind: Kind
+    stage: int
+    virtual: int
+    bytes: float
+    cost: CommCost
+
+
+Calls: TypeAlias = list[list[list[Reduction]]]
+"""[stage][virtual chunk][bucket]"""
+
+
+class DataParallel(NamedTuple):
+    """All data-parallel collectives of a step, and the seconds they add to it."""
+
+    reductions: Calls
+    gathers: Calls
+    reduce_exposed_s: float
+    gather_exposed_s: float
+    group: Group
+
+
+def data_parallel(
+    assembly: Assembly, states: list[States], tiers: tuple[Tier, ...], walk: Walk, forward_s: list[list[float]]
+) -> DataParallel:
+    """Price a step's gradient reductions and parameter gathers and lay them beside the pipeline's walk.
+
+    ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
+    (Rajbhandari et al. 2020, section 7.1). Bytes are the padded bucket's.
+    """
+    job = assembly.job
+    over = group(job.parallelism, "dp_cp", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+    size = state_bytes(job)
+    kind: Kind = "reduce_scatter" if job.zero_level else "all_reduce"
+    reductions = priced("gradients", kind, states, size.gradients, over, tiers)
+    gathers = priced("parameters", "all_gather", states, size.params, over, tiers) if job.zero_level else []
+    share = job.software.overlap.dp
+    reduce_s = exposed_reduction(reductions, walk) if share is True else worst_stage(reductions)
+    gather_s = exposed_gather(gathers, walk, forward_s) if share is True else worst_stage(gathers)
+    if share is not True and share is not None:
+        reduce_s, gather_s = reduce_s * (1.0 - share), gather_s * (1.0 - share)
+    return DataParallel(reductions, gathers, reduce_s, gather_s, over)
+
+
+def priced(name: str, kind: Kind, states: list[States], itemsize: float, over: Group, tiers: tuple[Tier, ...]) -> Calls:
+    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once."""
+    known: dict[int, CommCost] = {}
+
+    def call(stage: int, virtual: int, elements: int) -> Reduction:
+        if elements not in known:
+            known[elements] = collective(kind, elements * itemsize, over, tiers)
+        return Reduction(name, kind, stage, virtual, elements * itemsize, known[elements])
+
+    return [
+        [[call(stage, virtual, elements) for elements in buckets] for virtual, buckets in enumerate(state.buckets)]
+        for stage, state in enumerate(states)
+    ]
+
+
+def worst_stage(calls: Calls) -> float:
+    """Seconds of the stage with the most to send, nothing hidden."""
+    return max((sum(call.cost.time_s for chunk in stage for call in chunk) for stage in calls), default=0.0)
+
+
+def exposed_reduction(calls: Calls, walk: Walk) -> float:
+    """Seconds by which reductions outlast the pipeline.
+
+    A chunk's gradients are complete in its last micro-batch's backward. The first chunk of the first stage is cut into buckets,
+    which become ready one after the other within that backward; every other chunk is one bucket, ready at its end, which later
+    stages hide in the cool-down (megatron/core/distributed/distributed_data_parallel.py, bucket_size None where pp rank > 0).
+    """
+    exposed = 0.0
+    for stage, chunks in enumerate(calls):
+        timed: list[tuple[float, float]] = []
+        for virtual, mine in enumerate(chunks):
+            timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
+        timed.sort()
+        exposed = max(exposed, exposed_after([t[0] for t in timed], [t[1] for t in timed], walk.makespan_s))
+    return exposed
+
+
+def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
+    """When each bucket of one chunk is complete, and its seconds: spread over the chunk's last backward by size."""
+    total = sum(call.bytes for call in calls)
+    timed, done = [], 0.0
+    for call in calls:
+        done += call.bytes
+        timed.append((start_s + (end_s - start_s) * done / total, call.cost.time_s))
+    return timed
+
+
+def exposed_gather(calls: Calls, walk: Walk, forward_s: list[list[float]]) -> float:
+    """Seconds by which parameter gathers hold up the first micro-batch's forward.
+
+    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the first
+    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input.
+    """
+    delay = 0.0
+    for stage, chunks in enumerate(calls):
+        clock = 0.0
+        for virtual, mine in enumerate(chunks):
+            needed, spread = walk.first_forward_start[stage][virtual], forward_s[stage][virtual] / max(len(mine), 1)
+            for i, call in enumerate(mine):
+                clock += call.cost.time_s
+                delay = max(delay, clock - needed - i * spread)
+    return delay

@@ -1,0 +1,157 @@
+"""What an estimate holds: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+SCHEMA = "3dtrn/1"
+Verdict = Literal["fits", "tight", "does_not_fit"]
+
+
+class Params(NamedTuple):
+    """Parameter counts. `per_stage` is before TP and sums to total + tied_copies."""
+
+    total: int
+    active: int
+    per_stage: list[int]
+    tied_copies: int
+
+
+class Flops(NamedTuple):
+    """FLOPs of one step of the whole job."""
+
+    model_per_step: float
+    """Causal attention halved (Megatron)."""
+    model_per_step_full_attention: float
+    """Attention counted in full (PaLM, torchtitan)."""
+    hardware_per_step: float
+    """Causal halved, flash's fifth backward matmul and recomputation included."""
+
+
+class StageMemory(NamedTuple):
+    """Bytes of one device of a pipeline stage at its peak."""
+
+    stage: int
+    params_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    """Saved for backward, all in-flight micro-batches, logits and loss included on the last stage."""
+    transient_bytes: float
+    """What lives beside them only at the peak."""
+    allocated_bytes: float
+    """torch's max_memory_allocated."""
+    reserved_bytes: float
+    """What the caching allocator holds then."""
+    peak_op: str
+
+
+class Overhead(NamedTuple):
+    """Device memory that the allocator does not count."""
+
+    context: float
+    communicators: float
+
+
+class Fix(NamedTuple):
+    """One change that makes the job fit."""
+
+    set: str
+    """A runnable `--set` argument (several settings are separated by spaces)."""
+    peak_reserved_bytes: float
+    step_s: float
+    step_change: float
+    """Relative change of the step time: 0.05 is 5 % slower per token."""
+
+
+class Memory(NamedTuple):
+    """Device memory by stage, against what the device has."""
+
+    stages: list[StageMemory]
+    peak_allocated_bytes: float
+    peak_reserved_bytes: float
+    overhead_bytes: Overhead
+    capacity_bytes: float
+    verdict: Verdict
+    fits: bool
+    worst_stage: int
+
+
+class GemmRow(NamedTuple):
+    """One projection on one stage in one pass; bytes and seconds are per call."""
+
+    name: str
+    stage: int
+    pass_: Literal["forward", "dgrad", "wgrad"]
+    count_per_step: float
+    m: float
+    n: float
+    k: float
+    flops: float
+    compute_s: float
+    input_bytes: float
+    weight_bytes: float
+    output_bytes: float
+    bandwidth_s: float
+    time_s: float
+
+
+class CollectiveRow(NamedTuple):
+    """One kind of collective; `bytes` is the full tensor of one call, `exposed_s` is per step."""
+
+    name: str
+    kind: str
+    axis: str
+    ranks: int
+    tier: str
+    bytes: float
+    count_per_step: float
+    latency_s: float
+    bandwidth_s: float
+    time_s: float
+    exposed_s: float
+
+
+class Pipeline(NamedTuple):
+    """The pipeline's walk."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    bubble_s: float
+    bubble_fraction: float
+    """Idle share of the makespan, mean over stages."""
+    in_flight: list[float]
+    """Most micro-batches held at once, per stage, in units of the stage's whole set of chunks."""
+
+
+class Time(NamedTuple):
+    """Seconds of one step; the parts follow the busiest stage and sum to the step."""
+
+    step_s: float
+    parts_s: dict[str, float]
+    hidden_s: dict[str, float]
+    """Communication that ran beside compute, by part (not in the step)."""
+
+
+class Throughput(NamedTuple):
+    """Rates. MFU counts causal attention halved unless it says full attention."""
+
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    model_tflops_per_device: float
+    mfu: float
+    mfu_full_attention: float
+    hfu: float
+    peak_flops_used: float
+    peak_dtype: str
+
+
+class WeakScaling(NamedTuple):
+    """One row of weak scaling: fixed work per device."""
+
+    dp: int
+    devices: int
+    gbs: int
+    step_s: float
+    efficiency: float

@@ -1,0 +1,263 @@
+"""What the rules look at: the numbers and words of a job, flat. Numbers may be columns of a search's candidates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from steptime.num import Num
+
+if TYPE_CHECKING:
+    from steptime.job import Job
+    from steptime.performance import Recompute
+
+
+class Framework(NamedTuple):
+    """What a software profile's framework can run."""
+
+    zero_levels: tuple[int, ...]
+    pipelines_zero: tuple[int, ...]
+    """ZeRO levels it runs with pp > 1."""
+    interleaves: bool = True
+    replicates_kv: bool = True
+    """tp may exceed n_kv_heads: key and value heads are copied."""
+    rounds: bool = False
+    """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
+
+
+FRAMEWORKS = {
+    # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
+    "megatron-core": Framework((0, 1, 2, 3), (0, 1)),
+    "megatron-2021": Framework((0, 1), (0, 1)),
+    # DistributedDataParallel, and ZeroRedundancyOptimizer
+    "torch": Framework((0, 1), (0, 1), replicates_kv=False, rounds=True),
+    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, rounds=True),
+    # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
+    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False),
+}
+_ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3))
+
+
+class Facts(NamedTuple):
+    """What rules look at. Numbers may be columns of candidates; the rest is plain."""
+
+    n_layers: Num
+    hidden_sz: Num
+    inter_sz: Num
+    n_q_heads: Num
+    n_kv_heads: Num
+    head_dim: Num
+    vocab_sz: Num
+    max_positions: Num
+    tp: Num
+    pp: Num
+    dp: Num
+    vpp: Num
+    cp: Num
+    ep: Num
+    replicas: Num
+    gbs: Num
+    seqlen: Num
+    microbatch_sz: Num
+    n_dcs: Num
+    head_dim_said: bool
+    moe: bool
+    attention: str
+    window: int | None
+    mtp: int
+    sp: bool
+    schedule_said: str | None
+    zero_level: int
+    zero_said: int | None
+    fsdp: Literal[2, 3] | None
+    """The ZeRO level that `parallelism.fsdp` stands for."""
+    layers_per_stage: tuple[int, ...] | Literal["auto"] | None
+    ends_count: bool
+    """Embedding and loss count as a layer each."""
+    both_buckets: bool
+    software: str
+    vocab_multiple: int
+    precision: str
+    param_dtype: str
+    master_dtype: str
+    machine: str
+    machine_dtypes: tuple[str, ...]
+    checkpoint_word: str | None
+    recompute: Recompute | None
+    overlap: tuple[tuple[str, float], ...]
+
+    @property
+    def chunks(self) -> Num:
+        """Model chunks: pp * vpp."""
+        return self.pp * self.vpp
+
+    @property
+    def units(self) -> Num:
+        """Layers to spread, embedding and loss included where they count."""
+        return self.n_layers + (2 if self.ends_count else 0)
+
+    @property
+    def devices(self) -> Num:
+        """All devices."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def batch(self) -> Num:
+        """Sequences that all pipelines take at once: dp * microbatch_sz."""
+        return self.dp * self.microbatch_sz
+
+    @property
+    def microbatches(self) -> Num:
+        """Micro-batches per pipeline and step, rounded down."""
+        return self.gbs // self.batch
+
+    @property
+    def framework(self) -> Framework:
+        """What the profile's framework can run."""
+        return FRAMEWORKS.get(self.software, _ANY)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules that `recompute` names."""
+        return frozenset((self.recompute.modules if self.recompute else None) or ())
+
+    @property
+    def recompute_counts(self) -> tuple[int, ...]:
+        """recompute.n_layers as a tuple; empty where unsaid."""
+        said = self.recompute.n_layers if self.recompute else None
+        return () if said is None else tuple(said) if isinstance(said, list) else (said,)
+
+    # words for the messages of one config
+
+    @property
+    def tp_choices(self) -> str:
+        """Powers of two that tensor parallelism can take."""
+        heads, wide = int(self.n_q_heads), int(self.inter_sz)
+        return ", ".join(str(2**i) for i in range(8) if heads % 2**i == 0 and wide % 2**i == 0)
+
+    @property
+    def gbs_choices(self) -> str:
+        """The batch sizes next to gbs that fit dp, microbatch_sz and an interleaved schedule."""
+        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
+        low = int(self.gbs) // unit * unit
+        return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
+
+    @property
+    def split_words(self) -> str:
+        """layers_per_stage as written."""
+        return f"[{', '.join(map(str, self.stage_counts))}]"
+
+    @property
+    def recompute_words(self) -> str:
+        """recompute.n_layers as written."""
+        return f"[{', '.join(map(str, self.recompute_counts))}]"
+
+    @property
+    def module_words(self) -> str:
+        """recompute.modules, sorted."""
+        return ", ".join(sorted(self.modules))
+
+    @property
+    def dtype_words(self) -> str:
+        """Precisions that the machine has a rate for and the model covers."""
+        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in self.machine_dtypes)
+
+    @property
+    def zero_words(self) -> str:
+        """ZeRO levels of the framework."""
+        return ", ".join(map(str, self.framework.zero_levels))
+
+    @property
+    def pipeline_zero_words(self) -> str:
+        """ZeRO levels of the framework with pipelines."""
+        return " and ".join(map(str, self.framework.pipelines_zero))
+
+    @property
+    def granularity(self) -> str:
+        """recompute.granularity; empty where unsaid."""
+        return self.recompute.granularity if self.recompute else ""
+
+    @property
+    def recompute_method(self) -> str:
+        """recompute.method; empty where unsaid."""
+        return (self.recompute.method if self.recompute else None) or ""
+
+    @property
+    def block(self) -> bool:
+        """Whether recompute.method is block."""
+        return self.recompute_method == "block"
+
+    @property
+    def stage_counts(self) -> tuple[int, ...]:
+        """layers_per_stage where it is counts; else empty."""
+        return self.layers_per_stage if isinstance(self.layers_per_stage, tuple) else ()
+
+    @property
+    def bad_shares(self) -> str:
+        """Overlap shares outside 0..1."""
+        return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
+
+
+_MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas")
+_BATCH = ("gbs", "seqlen", "microbatch_sz")
+
+
+def facts(job: Job) -> Facts:
+    """The facts of one job."""
+    model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
+    software, machine = job.software, job.machine
+    split = layout.layers_per_stage
+    fsdp = layout.fsdp
+    numbers: dict[str, Any] = {
+        name: getattr(section, name)
+        for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
+        for name in names
+    }
+    return Facts(
+        **numbers,
+        max_positions=model.max_positions or 0 if model.learned_positions else 0,
+        n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
+        head_dim_said="head_dim" in model.model_fields_set,
+        moe=model.moe is not None,
+        attention=model.attention.kind,
+        window=model.attention.window,
+        mtp=model.mtp,
+        sp=job.sp,
+        schedule_said=layout.schedule,
+        zero_level=job.zero_level,
+        zero_said=layout.zero_level,
+        fsdp=None if fsdp is None else 3 if fsdp.reshard_after_forward else 2,
+        layers_per_stage=tuple(split) if isinstance(split, list) else split,
+        ends_count=layout.embedding_and_loss_count_as_layers,
+        both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
+        software=software.name,
+        vocab_multiple=software.vocab_multiple,
+        precision=software.precision,
+        param_dtype=software.param_dtype,
+        master_dtype=software.master_dtype,
+        machine=machine.name,
+        machine_dtypes=tuple(machine.accelerator.peak_flops),
+        checkpoint_word=said.activation_checkpointing_type,
+        recompute=said.recompute,
+        overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
+    )
+
+
+def layers_per_chunk(facts: Facts) -> list[int]:
+    """Layers of each of the pp*vpp chunks of one job, in depth order.
+
+    `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in
+    flight, the last has the head. Embedding and loss, where they count, take one layer off the first and last chunk.
+    Source of the latter: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
+    if facts.stage_counts:
+        return list(facts.stage_counts)
+    chunks = int(facts.chunks)
+    even, extra = divmod(int(facts.units), chunks)
+    counts = [even] * chunks
+    for chunk in [*range(1, chunks - 1), 0, chunks - 1][:extra]:
+        counts[chunk] += 1
+    if facts.ends_count:
+        counts[0] -= 1
+        counts[-1] -= 1
+    return counts

@@ -1,0 +1,32 @@
+"""FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, for bytes and for seconds."""
+
+from steptime.fsdp.groups import (
+    Buffers,
+    ParamGroup,
+    applies,
+    buffers,
+    group_of,
+    groups,
+    options,
+    sharded_elements,
+    states,
+)
+from steptime.fsdp.memory import held
+from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, rows
+
+__all__ = [
+    "Buffers",
+    "CommSeconds",
+    "ParamGroup",
+    "applies",
+    "buffers",
+    "exposed_s",
+    "group_of",
+    "group_seconds",
+    "groups",
+    "held",
+    "options",
+    "rows",
+    "sharded_elements",
+    "states",
+]

@@ -1,0 +1,227 @@
+"""Activation memory by walking a part's ops forward and backward, the way autograd allocates and frees.
+
+A part is a list of ops from one input tensor to one output (a block, the embedding, the head). Its walk gives what it keeps
+for backward and the most it holds at once in either direction; `Chunk` strings parts together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from steptime.ops import Gemm, Move, Op, Tensor
+from steptime.recompute import Segment, find_segments, kept_names
+
+
+class Peak(NamedTuple):
+    """Most bytes held at once, and the op that holds them."""
+
+    bytes: float
+    op: str
+
+
+class PartMemory(NamedTuple):
+    """Memory of one part for one micro-batch [B]. Both peaks include what the part itself keeps."""
+
+    saved: float
+    forward: Peak
+    backward: Peak
+
+
+@dataclass
+class Ledger:
+    """Bytes now, and the most there has been."""
+
+    bytes: float = 0.0
+    peak: Peak = field(default_factory=lambda: Peak(0.0, ""))
+
+    def add(self, bytes_: float) -> None:
+        """Allocate (or free, when negative)."""
+        self.bytes += bytes_
+
+    def mark(self, op: str, extra: float = 0.0) -> None:
+        """Note the moment, with `extra` bytes that live only now."""
+        if self.bytes + extra > self.peak.bytes:
+            self.peak = Peak(self.bytes + extra, op)
+
+
+def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
+    """Size of every tensor of a part by name, its input included [B]."""
+    sizes = {x.name: float(x.bytes)}
+    for op in ops:
+        for tensor in op.made:
+            sizes[tensor.name] = float(tensor.bytes)
+    return sizes
+
+
+def walk_part(
+    ops: list[Op],
+    x: Tensor,
+    out: str,
+    modules: frozenset[str],
+    *,
+    weight_grad_itemsize: float,
+    tp: float,
+    weight_grads_stay: bool = False,
+) -> PartMemory:
+    """Walk one part with `modules` recomputed.
+
+    `out` is the tensor it hands on; `weight_grad_itemsize` the bytes per element of a weight gradient that lives beside the
+    accumulated one for a moment (0 with gradient-accumulation fusion); with `weight_grads_stay` until the part is done.
+    """
+    sizes = tensor_bytes(ops, x)
+    segments = find_segments(ops, modules)
+    kept = kept_names(ops, segments)
+    saved = sum(sizes[name] for name in kept)
+    forward = walk_forward(ops, sizes, kept, x.name, out)
+    walk = BackwardWalk(ops, sizes, segments, kept, weight_grad_itemsize, tp, weight_grads_stay)
+    return PartMemory(saved, forward, walk.run(out))
+
+
+def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str, out: str) -> Peak:
+    """Forward: outputs appear, and go after their last reader unless kept or handed on."""
+    last_use = {name: i for i, op in enumerate(ops) for name in op.inputs}
+    stay = kept | {out}
+    ledger = Ledger(sizes[x])
+    for i, op in enumerate(ops):
+        ledger.add(sum(sizes[t.name] for t in op.made))
+        ledger.mark(op.name, float(op.forward_temp_bytes) if isinstance(op, Move) else 0.0)
+        gone = {t.name for t in op.made if t.name not in last_use} | {n for n in op.inputs if last_use[n] == i}
+        ledger.add(-sum(sizes[name] for name in gone - stay))
+    return ledger.peak
+
+
+class BackwardWalk:
+    """Backward over one part: gradients appear op by op, saved tensors go, recomputed segments come back first."""
+
+    def __init__(
+        self,
+        ops: list[Op],
+        sizes: dict[str, float],
+        segments: list[Segment],
+        kept: set[str],
+        grad_itemsize: float,
+        tp: float,
+        grads_stay: bool,
+    ) -> None:
+        """Start with what forward kept."""
+        self.ops, self.sizes, self.tp, self.grad_itemsize = ops, sizes, tp, grad_itemsize
+        self.grads_stay = grads_stay
+        self.saved = set(kept)
+        self.ledger = Ledger(sum(sizes[name] for name in kept))
+        self.replays = {segment.trigger: segment for segment in segments}
+        self.first_need: dict[str, int] = {}
+        for i in range(len(ops) - 1, -1, -1):
+            for name in ops[i].saves:
+                self.first_need[name] = i
+        for segment in segments:
+            for name in segment.reads:
+                self.first_need[name] = min(segment.first, self.first_need.get(name, segment.first))
+        self.grads: dict[str, list[float]] = {}
+        """Gradient buffer of each tensor: [bytes, users]; an aliased buffer is shared by several names."""
+
+    def run(self, out: str) -> Peak:
+        """The most bytes held, from the gradient of `out` to that of the input."""
+        if out in self.sizes:
+            self.grads[out] = [self.sizes[out], 1.0]
+            self.ledger.add(self.sizes[out])
+        for i in range(len(self.ops) - 1, -1, -1):
+            if i in self.replays:
+                self.replay(self.replays[i])
+            self.step(i)
+        return self.ledger.peak
+
+    def replay(self, segment: Segment) -> None:
+        """Run a segment's forward again; what backward will read stays."""
+        for i in range(segment.first, segment.last + 1):
+            op = self.ops[i]
+            fresh = [t.name for t in op.made if t.name not in self.saved]
+            self.ledger.add(sum(self.sizes[name] for name in fresh))
+            self.ledger.mark(op.name)
+            stay = {name for name in fresh if name in self.first_need}
+            self.saved |= stay
+            self.ledger.add(-sum(self.sizes[name] for name in fresh if name not in stay))
+
+    def step(self, i: int) -> None:
+        """One op's backward."""
+        op = self.ops[i]
+        arrived = [self.grads[t.name] for t in op.outputs if t.name in self.grads]
+        if isinstance(op, Move) and op.same_grad and arrived:
+            self.share(op, arrived[0])
+        else:
+            self.produce(op)
+        for t in op.outputs:
+            self.release(self.grads.pop(t.name, None))
+        for name in [n for n in self.saved if self.first_need.get(n, 0) == i]:
+            self.saved.discard(name)
+            self.ledger.add(-self.sizes[name])
+
+    def share(self, op: Op, grad: list[float]) -> None:
+        """Inputs take the output's gradient as it is."""
+        for name in op.inputs:
+            if name in self.grads:
+                self.accumulate(name, op.name)
+            else:
+                self.grads[name] = grad
+                grad[1] += 1.0
+
+    def produce(self, op: Op) -> None:
+        """Inputs get gradients of their own; the op's temporaries and weight gradient live for the moment."""
+        second = [name for name in op.inputs if name in self.grads]
+        for name in op.inputs:
+            if name not in self.grads:
+                self.grads[name] = [self.sizes[name], 1.0]
+                self.ledger.add(self.sizes[name])
+        extra = sum(self.sizes[name] for name in second) + self.regathered(op)
+        if self.grads_stay:
+            self.ledger.add(self.weight_grad(op))
+        else:
+            extra += self.weight_grad(op)
+        if isinstance(op, Move):
+            extra += float(op.backward_temp_bytes)
+        self.ledger.mark(op.name, extra)
+        for name in second:
+            self.accumulate(name, op.name)
+
+    def accumulate(self, name: str, op: str) -> None:
+        """A second gradient of one tensor: added in place where nobody shares the first, else into a new buffer.
+
+        torch/csrc/autograd/input_buffer.cpp, accumulate.
+        """
+        grad = self.grads[name]
+        if grad[1] > 1.0:
+            self.ledger.add(self.sizes[name])
+            self.ledger.mark(op, self.sizes[name])
+            grad[1] -= 1.0
+            self.grads[name] = [self.sizes[name], 1.0]
+
+    def release(self, grad: list[float] | None) -> None:
+        """One user of a gradient buffer less; the last one frees it."""
+        if grad is None:
+            return
+        grad[1] -= 1.0
+        if grad[1] == 0.0:
+            self.ledger.add(-grad[0])
+
+    def weight_grad(self, op: Op) -> float:
+        """Bytes of the gradient of this op's parameters before it is accumulated."""
+        return self.grad_itemsize * sum(p.elements / (self.tp if p.shard else 1.0) for p in op.params)
+
+    def regathered(self, op: Op) -> float:
+        """Bytes of a projection's input gathered again because only its shard was kept."""
+        if not isinstance(op, Gemm) or not op.params or op.saves[0] in op.inputs:
+            return 0.0
+        return self.sizes[op.inputs[0]]
+
+
+def chunk_peaks(parts: list[tuple[int, PartMemory]]) -> PartMemory:
+    """Parts in a row, each repeated: what all of them keep, and the peaks of one micro-batch's forward and backward."""
+    saved, forward, backward = 0.0, Peak(0.0, ""), Peak(0.0, "")
+    for count, part in parts:
+        if count == 0:
+            continue
+        below = saved + (count - 1) * part.saved
+        saved += count * part.saved
+        forward = max(forward, Peak(below + part.forward.bytes, part.forward.op))
+        backward = max(backward, Peak(below + part.backward.bytes, part.backward.op))
+    return PartMemory(saved, forward, backward)

@@ -1,0 +1,1 @@
+"""Transformer blocks as lists of ops."""

@@ -1,0 +1,209 @@
+"""Self-attention as a list of ops: norm, projections, rotary embedding, core attention, output projection, residual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.num import is_column, maximum
+from steptime.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+    from steptime.num import Num
+
+
+def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
+    """Query and key-value heads on this device; a key-value head is replicated where tp exceeds their number."""
+    return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
+
+
+def attention_ops(model: Model, shard: Shard) -> list[Op]:
+    """The attention half of a block, from "x" to "x2"."""
+    rows, hidden = shard.sequence_tokens, model.hidden_sz
+    normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
+    entered, read, kept = enter_tp("attn", n1, hidden, shard)
+    projected, (q, k, v) = projections(model, shard, read, kept)
+    ops = [*normed, *entered, *projected]
+    if model.qk_norm:
+        made, q, k = qk_norm(model, shard, q, k)
+        ops += made
+    if model.rotary_embeds:
+        made, q, k = rotary(model, shard, q, k)
+        ops += made
+    core, o = core_attention(model, shard, q, k, v)
+    n_q, _ = heads(model, shard)
+    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), "tp")
+    bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
+    project = linear("attn.proj", o, "attn.proj.out", n_q * model.head_dim, hidden, shard, (weight, *bias))
+    left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
+    dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
+    return [*ops, *core, project, *left, *dropped, residual("attn.residual", "x", branch, "x2", rows * hidden, shard)]
+
+
+def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[Op], tuple[str, str, str]]:
+    """q, k and v: one GEMM (Megatron's linear_qkv) or one each; the ops and the storages that hold q, k and v.
+
+    Of one GEMM they are views of one storage. A fused attention kernel wants them contiguous, so there each is its own;
+    unfused attention reads the views, and only the query of grouped heads is copied (megatron/core/transformer/attention.py,
+    SelfAttention.get_query_key_value_tensors).
+    """
+    n_q, n_kv = heads(model, shard)
+    d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
+    parts = (("q", n_q, model.n_q_heads), ("k", n_kv, model.n_kv_heads), ("v", n_kv, model.n_kv_heads))
+    own = ("attn.q", "attn.k", "attn.v")
+    if not shard.software.fused_projections:
+        params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.qkv_bias) for p, _, count in parts}
+        return [
+            linear(f"attn.{p}_proj", read, f"attn.{p}", hidden, n * d, shard, params[p], kept) for p, n, _ in parts
+        ], own
+    rows = (model.n_q_heads + 2 * model.n_kv_heads) * d
+    every = linear_params("attn.qkv", (rows, hidden), model.qkv_bias)
+    width = rows / shard.tp
+    whole = (Tensor("attn.qkv", shard.tokens * width, size),)
+    split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
+    views = shard.software.attention_impl == "unfused"
+    outputs = whole if views else split
+    gemm = Gemm("attn.qkv", (read,), outputs, (kept,), (), every, m=shard.tokens, n=width, k=hidden, itemsize=size)
+    gathered, qkv = spread(model, shard, outputs[0].name)
+    made: list[Op] = [gemm, *gathered]
+    if not views:
+        return made, own
+    if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
+        return made, (qkv, qkv, qkv)
+    return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
+
+
+def spread(model: Model, shard: Shard, qkv: str) -> Made:
+    """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
+
+    megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
+    """
+    if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
+        return [], qkv
+    elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
+    whole = Tensor("attn.qkv.gathered", elements, shard.itemsize)
+    gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
+    return [gather], whole.name
+
+
+def one_group(n_kv: Num) -> bool:
+    """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
+    return not is_column(n_kv) and n_kv == 1
+
+
+def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
+    """Weight and bias of a column-parallel projection: both split by tp."""
+    weight = Param(f"{name}.weight", shape, "tp")
+    return (weight, Param(f"{name}.bias", shape[:1], "tp")) if bias else (weight,)
+
+
+def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
+    """RMSNorm over each head of q and k (Qwen3)."""
+    n_q, n_kv = heads(model, shard)
+    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard)
+    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard)
+    return [*q_ops, *k_ops], q, k
+
+
+def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
+    """Rotary embedding of q and k: new tensors.
+
+    Nothing is kept where the tables are shared buffers or the kernel is fused; own_tables keeps cos and sin, once for q and
+    once for k (megatron/core/models/common/embeddings/rope_utils.py, _apply_rotary_pos_emb_bshd).
+    """
+    n_q, n_kv = heads(model, shard)
+    d, size = model.head_dim, shard.itemsize
+    out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
+    out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
+    own = shard.software.rope_impl == "own_tables"
+    tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
+    moved = 2.0 * (out_q.bytes + out_k.bytes)
+    saves = tuple(t.name for t in tables)
+    op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=2.0)
+    return [op], out_q.name, out_k.name
+
+
+def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+    """Scores, softmax, context: flash or unfused."""
+    if shard.software.attention_impl == "flash":
+        return flash(model, shard, q, k, v)
+    return unfused(model, shard, q, k, v)
+
+
+def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+    """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
+    n_q, n_kv = heads(model, shard)
+    d = model.head_dim
+    out = Tensor("attn.core.out", shard.tokens * n_q * d, shard.itemsize)
+    lse = Tensor("attn.core.lse", shard.tokens * n_q, FP32)
+    op = Attention(
+        "attn.core",
+        (q, k, v),
+        (out,),
+        (q, k, v, out.name, lse.name),
+        (lse,),
+        batch=shard.batch,
+        q_len=shard.seq,
+        kv_len=shard.kv_seq,
+        n_q_heads=n_q,
+        n_kv_heads=n_kv,
+        d_qk=d,
+        d_v=d,
+        itemsize=shard.itemsize,
+    )
+    return [op], out.name
+
+
+def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+    """Scores in memory: two batched GEMMs around a scale-mask-softmax and dropout.
+
+    Keeps q, k, v, the probabilities and, with dropout, the mask and the dropped probabilities: the 5 a s^2 b of Korthikanti
+    et al. 2022, equation 1. Grouped key-value heads are repeated first (megatron/core/transformer/dot_product_attention.py).
+    """
+    n_q, _ = heads(model, shard)
+    d, size = model.head_dim, shard.itemsize
+    elements = shard.batch * n_q * shard.seq * shard.kv_seq
+    ops: list[Op] = []
+    if model.n_q_heads != model.n_kv_heads:
+        ops, (q, k, v) = repeat(model, shard, q, k, v)
+    scores = Tensor("attn.core.scores.out", elements, size)
+    batched = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size}
+    ops.append(
+        Gemm("attn.core.scores", (q, k), (scores,), tuple(dict.fromkeys((q, k))), n=shard.kv_seq, k=d, **batched)
+    )
+    probs = Tensor("attn.core.probs", elements, size)
+    ops.append(softmax(scores, probs, shard))
+    dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard)
+    out = Tensor("attn.core.out", shard.tokens * n_q * d, size)
+    context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d, k=shard.kv_seq, **batched)
+    return [*ops, *dropped, context], out.name
+
+
+def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op], tuple[str, str, str]]:
+    """Key-value heads repeated for their queries; a query that is still a view of the fused projection is copied too."""
+    n_q, n_kv = heads(model, shard)
+    d, size = model.head_dim, shard.itemsize
+    view = q == v
+    names = ("attn.core.q", "attn.core.k", "attn.core.v")[not view :]
+    outputs = tuple(Tensor(name, shard.tokens * n_q * d, size) for name in names)
+    sources = (k,) if view else tuple(dict.fromkeys((k, v)))
+    read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size
+    moved = len(names) * outputs[0].bytes + read
+    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)))
+    return [op], (names[0] if view else q, names[-2], names[-1])
+
+
+def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
+    """Scale, causal mask and softmax.
+
+    fused keeps the probabilities (megatron/core/fusions/fused_softmax.py, ScaledUpperTriangMaskedSoftmax). composite works in
+    fp32, keeps that, and casts it down.
+    """
+    if shard.software.softmax_impl == "fused" or shard.itemsize == FP32:
+        return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,))
+    wide = Tensor("attn.core.softmax.fp32", scores.elements, FP32)
+    # upcast, mask, softmax, downcast; backward the other way
+    moved = 2.0 * scores.bytes + 5.0 * wide.bytes
+    return Move("attn.core.softmax", (scores.name,), (probs,), (wide.name,), (wide,), (), moved, moved, 4.0)

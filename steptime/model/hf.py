@@ -1,0 +1,199 @@
+"""Hugging Face `config.json` as fields of `Model`: plain JSON, no transformers, no remote code.
+
+Where the file is silent, the family's own default holds (`hf_families.py`). Layers, hidden sizes, heads and vocabulary are
+never taken from defaults: a missing one is an error. So is what `Model` cannot say: experts, latent attention, sliding
+windows in use, parallel residuals. Rotary details are not read: they cost nothing that is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+from steptime.config import ConfigError
+from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
+
+LARGEST_BYTES = 1 << 20
+"""A config.json has a few kB; anything larger is something else."""
+
+
+def read_hf_config(path: str | Path) -> Json:
+    """Fields of `Model` from a Hugging Face config.json, or from the model folder that holds one.
+
+    Raises:
+        ConfigError: one line per problem: the path, the key and its value, what is read instead.
+    """
+    file = Path(path)
+    config = load_json(file / "config.json" if file.is_dir() else file)
+    problems = [f"{key}: {what} is not modelled" for key, what in FORBIDDEN.items() if config.get(key)]
+    model_type = str(config.get("model_type", ""))
+    if not problems and model_type not in FAMILIES:
+        problems = [unknown(model_type)]
+    fields: Json = {}
+    if not problems:
+        reader = Reader(FAMILIES[model_type], config)
+        fields, problems = reader.fields(), reader.problems
+    if problems:
+        raise ConfigError(f"{path}: {problem}" for problem in problems)
+    name = Path(str(config.get("_name_or_path") or model_type)).name
+    return {"name": name, **fields, "source": f"{path} (model_type {model_type})"}
+
+
+def load_json(file: Path) -> Json:
+    """The JSON object in a file; ConfigError with one line for anything else."""
+    try:
+        if file.stat().st_size > LARGEST_BYTES:
+            raise ConfigError(f"{file}: {file.stat().st_size:,} bytes, not a model config")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}: not JSON (line {error.lineno}: {error.msg})") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ConfigError(f"{file}: not JSON") from None
+    if isinstance(config, dict):
+        return cast("Json", config)
+    raise ConfigError(f"{file}: expected a JSON object, got a {type(config).__name__}")
+
+
+def unknown(model_type: str) -> str:
+    """What to say of a model_type that is not read."""
+    if not model_type:
+        return "no model_type: not a Hugging Face model config"
+    if model_type in UNMODELLED:
+        return f"model_type {model_type!r} is not modelled: {UNMODELLED[model_type]}"
+    from difflib import get_close_matches
+
+    near = get_close_matches(model_type, FAMILIES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown model_type {model_type!r}{hint} (read: {', '.join(FAMILIES)})"
+
+
+class Reader:
+    """One config over its family's defaults; what is wrong gathers in `problems`."""
+
+    def __init__(self, family: Family, config: Json) -> None:
+        """Names become the common ones; an explicit value wins over the class default."""
+        self.family = family
+        own = {common: config[key] for common, key in family.names.items() if key in config}
+        self.values: Json = family.defaults | config | own
+        self.problems = [
+            f"{key}: {shown(self.values[key])} is not modelled, only {shown(wanted)}"
+            for key, wanted in family.only.items()
+            if self.values.get(key, wanted) != wanted
+        ]
+
+    def fields(self) -> Json:
+        """Fields of `Model`; incomplete where there are problems."""
+        hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        fields = self.family.fields | {
+            "n_layers": self.size("num_hidden_layers"),
+            "hidden_sz": hidden,
+            "inter_sz": self.inner(hidden),
+            "n_q_heads": heads,
+            "vocab_sz": self.size("vocab_size"),
+            "n_kv_heads": self.kv_heads(heads),
+            "head_dim": self.head_dim(hidden, heads),
+            "activation": self.activation(),
+            "tie_embeddings": self.agreed(("tie_word_embeddings",)),
+        }
+        if self.family.bias:
+            fields["bias"] = self.agreed(self.family.bias)
+        if self.family.dropout:
+            fields["dropout"] = self.agreed(self.family.dropout, probability=True)
+        if fields.get("learned_positions"):
+            fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
+        self.check_layers(hidden)
+        return fields
+
+    def spelt(self, key: str) -> str:
+        """The key as the file spells it."""
+        return self.family.names.get(key, key)
+
+    def size(self, key: str) -> int:
+        """A positive whole number that must be there; 1 where it is wrong, so that reading goes on."""
+        value = self.values.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        what = "missing" if value is None else f"expected a positive whole number, got {shown(value)}"
+        self.problems.append(f"{self.spelt(key)}: {what}")
+        return 1
+
+    def inner(self, hidden: int) -> int:
+        """Width of the MLP; GPT-2's n_inner may be null: 4 * n_embd (modeling_gpt2.py, GPT2Block)."""
+        if self.values.get("intermediate_size") is None and self.spelt("intermediate_size") == "n_inner":
+            return 4 * hidden
+        return self.size("intermediate_size")
+
+    def kv_heads(self, heads: int) -> int:
+        """Key-value heads; null or unsaid: one for each query head."""
+        if "multi_query" in self.values:
+            return 1 if self.values["multi_query"] else heads
+        if self.values.get("num_key_value_heads") is None:
+            return heads
+        kv = self.size("num_key_value_heads")
+        if heads % kv:
+            self.problems.append(
+                f"num_key_value_heads: {kv} does not divide {self.spelt('num_attention_heads')} {heads}"
+            )
+        return kv
+
+    def head_dim(self, hidden: int, heads: int) -> int:
+        """Width of a head; null or unsaid: hidden_size / num_attention_heads."""
+        if self.values.get("head_dim") is not None:
+            return self.size("head_dim")
+        if hidden % heads and hidden > 1:
+            self.problems.append(f"{self.spelt('num_attention_heads')}: {heads} does not divide {hidden}")
+        return max(hidden // heads, 1)
+
+    def activation(self) -> str:
+        """The activation by `Model`'s name."""
+        name = self.values.get("hidden_act")
+        if isinstance(name, str) and name in ACTIVATIONS:
+            return ACTIVATIONS[name]
+        known = ", ".join(ACTIVATIONS)
+        self.problems.append(f"{self.spelt('hidden_act')}: {shown(name)} is not modelled (known: {known})")
+        return "gelu"
+
+    def agreed(self, keys: tuple[str, ...], *, probability: bool = False) -> object:
+        """The one value of several switches, or of several dropout probabilities."""
+        found = {key: self.values.get(key) for key in keys}
+        text = ", ".join(f"{key}: {shown(value)}" for key, value in found.items())
+        right = is_probability if probability else is_flag
+        if not all(map(right, found.values())):
+            expected = "a probability from 0 to below 1" if probability else "true or false"
+            self.problems.append(f"{text}: expected {expected}")
+        elif len(set(found.values())) > 1:
+            self.problems.append(f"{text}: one value for all is modelled; make them equal")
+        return found[keys[0]]
+
+    def check_layers(self, hidden: int) -> None:
+        """Refuse windows that are shorter than the context, unlike layers, and an embedding of its own width."""
+        window = self.values.get("sliding_window")
+        context = self.values.get("max_position_embeddings")
+        reaches = isinstance(window, int) and isinstance(context, int) and window >= context
+        if window is not None and self.values.get("use_sliding_window", True) and not reaches:
+            advice = "set it to null for full attention"
+            self.problems.append(f"sliding_window: {shown(window)} is not modelled; {advice}")
+        kinds = self.values.get("layer_types")
+        if isinstance(kinds, list) and set(map(str, kinds)) - {"full_attention"}:
+            self.problems.append("layer_types: only full_attention is modelled")
+        if self.values.get("word_embed_proj_dim") not in (None, hidden):
+            self.problems.append(f"word_embed_proj_dim: only {hidden} (hidden_size) is modelled")
+
+
+def is_flag(value: object) -> bool:
+    """JSON's true or false."""
+    return isinstance(value, bool)
+
+
+def is_probability(value: object) -> bool:
+    """A number that `Model.dropout` takes."""
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+def shown(value: object) -> str:
+    """A value as JSON writes it, shortened."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,174 @@
+"""Hugging Face model families: how each config.json is to be understood.
+
+Class defaults are those of transformers 4.57.1 (src/transformers/models/FAMILY/configuration_FAMILY.py); what the code does
+whatever the file says is in modeling_FAMILY.py beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+Json = dict[str, object]
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "relu2": "relu",  # squared ReLU: one more multiplication in the same kernel
+}
+FORBIDDEN = {
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "kv_lora_rank": "multi-head latent attention",
+    "text_config": "a model of several parts (its text_config can be read as a file of its own)",
+    "add_cross_attention": "cross attention",
+}
+UNMODELLED = {
+    "bloom": "ALiBi positions and a norm after the embedding",
+    "cohere": "attention and MLP in parallel",
+    "deepseek_v2": "a mixture of experts with latent attention",
+    "deepseek_v3": "a mixture of experts with latent attention",
+    "falcon": "attention and MLP in parallel",
+    "gemma2": "alternating sliding windows and four norms a block",
+    "gemma3": "alternating sliding windows and four norms a block",
+    "gemma3_text": "alternating sliding windows and four norms a block",
+    "gpt_oss": "a mixture of experts with sliding windows",
+    "gptj": "attention and MLP in parallel",
+    "jamba": "a hybrid of attention and state-space layers",
+    "mamba": "state-space layers",
+    "mamba2": "state-space layers",
+    "mixtral": "a mixture of experts",
+    "mpt": "ALiBi positions",
+    "olmo": "norms without parameters",
+    "olmo2": "norms after attention and MLP, and over all heads of q and k together",
+    "phi": "attention and MLP in parallel",
+    "qwen2_moe": "a mixture of experts",
+    "qwen3_moe": "a mixture of experts",
+    "qwen3_next": "a hybrid of attention and linear attention",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one model_type means."""
+
+    fields: Json
+    """Fields of `Model` that the modelling code fixes, whatever the file says."""
+    defaults: Json
+    """Class defaults of the keys read here."""
+    only: Json = field(default_factory=dict)
+    """Keys that must have this value where they are given or have a default: any other is not modelled."""
+    bias: tuple[str, ...] = ()
+    """Keys that switch biases of linear layers; they must agree, `Model.bias` being one switch."""
+    dropout: tuple[str, ...] = ()
+    """Keys of dropout probabilities; they must agree."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Common key -> the family's own spelling."""
+    extra_positions: int = 0
+    """Rows of the learned position table beyond max_position_embeddings."""
+
+
+GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}
+PLAIN: Json = {"glu": False, "norm": "layernorm", "norm_bias": True}
+UNTIED: Json = {"hidden_act": "silu", "tie_word_embeddings": False}
+LLAMA: Json = UNTIED | {"attention_bias": False, "mlp_bias": False}
+QWEN: Json = UNTIED | {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096}
+GPT2: Json = {
+    "hidden_act": "gelu_new",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 1024,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+}
+GPT2_NAMES = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+}
+
+GPT2_FAMILY = Family(
+    PLAIN | {"bias": True, "learned_positions": True},
+    GPT2,
+    dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    names=GPT2_NAMES,
+)
+LLAMA_FAMILY = Family(GLU, LLAMA, only={"attention_dropout": 0.0}, bias=("attention_bias", "mlp_bias"))
+
+FAMILIES: dict[str, Family] = {
+    "gemma": Family(
+        GLU,
+        {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256, "num_key_value_heads": 16},
+        only={"attention_dropout": 0.0, "attention_bias": False},
+    ),
+    "gpt2": GPT2_FAMILY,
+    "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),
+    "gpt_neox": Family(
+        PLAIN | {"bias": True},
+        UNTIED | {"hidden_act": "gelu", "attention_dropout": 0.0, "hidden_dropout": 0.0, "use_parallel_residual": True},
+        only={"use_parallel_residual": False, "attention_bias": True},
+        dropout=("attention_dropout", "hidden_dropout"),
+    ),
+    "granite": LLAMA_FAMILY,
+    "llama": LLAMA_FAMILY,
+    "mistral": Family(
+        GLU,
+        UNTIED | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+        only={"attention_dropout": 0.0},
+    ),
+    "nemotron": replace(LLAMA_FAMILY, fields=PLAIN, defaults=LLAMA | {"hidden_act": "relu2"}),
+    "opt": Family(
+        PLAIN | {"learned_positions": True},
+        {
+            "hidden_act": "relu",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
+            "enable_bias": True,
+            "dropout": 0.1,
+            "attention_dropout": 0.0,
+        },
+        only={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
+        bias=("enable_bias",),
+        dropout=("dropout", "attention_dropout"),
+        names={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+        extra_positions=2,
+    ),
+    "phi3": Family(
+        GLU,
+        UNTIED | {"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "max_position_embeddings": 4096},
+        dropout=("attention_dropout", "resid_pdrop", "embd_pdrop"),
+    ),
+    "qwen2": Family(GLU | {"qkv_bias": True}, QWEN, only={"attention_dropout": 0.0}),
+    "qwen3": Family(
+        GLU | {"qk_norm": True}, QWEN | {"head_dim": 128}, only={"attention_dropout": 0.0, "attention_bias": False}
+    ),
+    "stablelm": Family(
+        GLU | {"norm": "layernorm", "norm_bias": True},
+        UNTIED | {"num_key_value_heads": 32, "attention_dropout": 0.0, "hidden_dropout": 0.0},
+        only={"use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
+        dropout=("attention_dropout", "hidden_dropout"),
+    ),
+    "starcoder2": Family(
+        PLAIN,
+        {
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "use_bias": True,
+            "attention_dropout": 0.0,
+            "residual_dropout": 0.0,
+            "embedding_dropout": 0.0,
+        },
+        bias=("use_bias",),
+        dropout=("attention_dropout", "residual_dropout", "embedding_dropout"),
+    ),
+}

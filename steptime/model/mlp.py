@@ -1,0 +1,73 @@
+"""The dense MLP as a list of ops: norm, up (and gate) projection, activation, down projection, residual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.model.attention import linear_params
+from steptime.model.parts import Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.ops import Move, Op, Param, Tensor
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+
+
+def mlp_ops(model: Model, shard: Shard) -> list[Op]:
+    """The MLP half of a block, from "x2" to "y"."""
+    rows, hidden = shard.sequence_tokens, model.hidden_sz
+    normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
+    entered, read, kept = enter_tp("mlp", n2, hidden, shard)
+    inner, act = glu(model, shard, read, kept) if model.glu else plain(model, shard, read, kept)
+    weight = Param("mlp.down.weight", (hidden, model.inter_sz), "tp")
+    bias = (Param("mlp.down.bias", (hidden,)),) if model.bias else ()
+    down = linear("mlp.down", act, "mlp.down.out", model.inter_sz / shard.tp, hidden, shard, (weight, *bias))
+    left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard)
+    dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
+    last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
+    return [*normed, *entered, *inner, down, *left, *dropped, last]
+
+
+def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
+    """act(gate) * up (Shazeer 2020).
+
+    fused: one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
+    composite: an activation that keeps gate and a product that keeps act(gate) and up.
+    """
+    hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
+    elements = shard.tokens * width
+    gate, up = "mlp.gate", "mlp.up"
+    if shard.software.fused_projections:
+        gate = up = "mlp.gate_up"
+        params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
+        ops: list[Op] = [linear("mlp.gate_up", read, gate, hidden, 2.0 * width, shard, params, kept)]
+    else:
+        shape = (model.inter_sz, hidden)
+        w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
+        ops = [
+            linear("mlp.gate_proj", read, gate, hidden, width, shard, w_gate, kept),
+            linear("mlp.up_proj", read, up, hidden, width, shard, w_up, kept),
+        ]
+    both = tuple(dict.fromkeys((gate, up)))
+    out = Tensor("mlp.act.out", elements, size)
+    if shard.software.activation_impl == "fused":
+        return [*ops, Move("mlp.act", both, (out,), both)], out.name
+    activated = Tensor("mlp.act.gate", elements, size)
+    saved = gate if model.activation != "relu" else activated.name
+    # one half of the storage is read and written where gate and up share it
+    ops.append(Move("mlp.act", (gate,), (activated,), (saved,), (), (), 2.0 * out.bytes, 3.0 * out.bytes))
+    if shard.software.fused_projections:
+        # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
+        ops.append(Move("mlp.act.offset", (up,), (Tensor("mlp.act.up", elements, size),), (), (), (), 2.0 * out.bytes))
+        up = "mlp.act.up"
+    return [*ops, Move("mlp.act.mul", (activated.name, up), (out,), (activated.name, up))], out.name
+
+
+def plain(model: Model, shard: Shard, read: str, kept: str) -> Made:
+    """act(up): GELU and SiLU keep their input, ReLU its output."""
+    width = model.inter_sz / shard.tp
+    params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
+    up = linear("mlp.up_proj", read, "mlp.up", model.hidden_sz, width, shard, params, kept)
+    out = Tensor("mlp.act.out", shard.tokens * width, shard.itemsize)
+    saved = out.name if model.activation == "relu" else "mlp.up"
+    return [up, Move("mlp.act", ("mlp.up",), (out,), (saved,))], out.name

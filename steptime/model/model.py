@@ -1,0 +1,117 @@
+"""The model section of a config: a decoder-only transformer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from steptime.config import Config
+from steptime.model.attention import attention_ops
+from steptime.model.ends import embedding_ops, head_ops
+from steptime.model.mlp import mlp_ops
+from steptime.model.shard import Shard
+from steptime.ops import Op, Param
+from steptime.performance import load_software
+
+DROPOUT = 0.1
+"""What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
+
+
+class Moe(Config):
+    """Mixture of experts (read and refused for now: `rules.py`)."""
+
+    n_experts: int = Field(ge=1)
+    expert_inter_sz: int = Field(ge=1)
+    experts_per_token: int = Field(ge=1)
+    capacity_factor: float | None = None
+    moe_frequency: float = 1.0
+    expert_tp_degree: int | None = None
+    n_shared_experts: int = 0
+    shared_expert_inter_sz: int | None = None
+    n_dense_layers: int = 0
+
+
+class AttentionKind(Config):
+    """Which attention; anything but plain GQA is read and refused for now."""
+
+    kind: Literal["gqa", "mla"] = "gqa"
+    window: int | None = None
+
+
+class Model(Config):
+    """A decoder-only transformer: embedding, n_layers blocks, final norm, head."""
+
+    name: str = ""
+    n_layers: int = Field(ge=1)
+    hidden_sz: int = Field(ge=1)
+    inter_sz: int = Field(ge=1)
+    n_q_heads: int = Field(ge=1)
+    vocab_sz: int = Field(ge=1)
+    n_kv_heads: int = Field(default_factory=lambda data: data.get("n_q_heads", 1), ge=1)
+    head_dim: int = Field(default_factory=lambda data: data.get("hidden_sz", 1) // data.get("n_q_heads", 1), ge=1)
+    glu: bool = True
+    learned_positions: bool = False
+    max_positions: int | None = Field(None, ge=1)
+    """Rows of the learned position table; the sequence length where unsaid."""
+    rotary_embeds: bool = Field(default_factory=lambda data: not data.get("learned_positions", False))
+    dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
+        0.0, ge=0, lt=1
+    )
+    """A probability; true is DROPOUT."""
+    tie_embeddings: bool = False
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    bias: bool = False
+    qkv_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
+    """Biases of the q, k and v projections, which Qwen2 has and no others."""
+    norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
+    qk_norm: bool = False
+    activation: Literal["silu", "gelu", "relu"] = Field(
+        default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
+    )
+    moe: Moe | None = None
+    attention: AttentionKind = Field(default_factory=AttentionKind)
+    mtp: int = 0
+    source: str = ""
+    """Where the figures come from (presets)."""
+
+    def block_ops(self, shard: Shard) -> list[Op]:
+        """One transformer block, from tensor "x" to "y"."""
+        return [*attention_ops(self, shard), *mlp_ops(self, shard)]
+
+    def embedding_ops(self, shard: Shard) -> list[Op]:
+        """Token ids to the first block's "x"."""
+        return embedding_ops(self, shard, self.max_positions or int(shard.kv_seq))
+
+    def head_ops(self, shard: Shard) -> list[Op]:
+        """The last block's "x" to the loss."""
+        return head_ops(self, shard)
+
+    @cached_property
+    def n_params(self) -> int:
+        """Unique parameters of the whole model, vocabulary unpadded, a tied embedding once.
+
+        Learned positions without `max_positions` are counted with none: a Job fills in its sequence length.
+        """
+        whole = Shard(
+            1.0,
+            1.0,
+            float(self.max_positions or 0),
+            1.0,
+            sp=False,
+            vocab=self.vocab_sz,
+            software=load_software("megatron-core"),
+        )
+        return sum(p.elements for p in self.params(whole))
+
+    def params(self, shard: Shard) -> list[Param]:
+        """Every parameter tensor of the model, blocks repeated, a tied head left out."""
+        ends = [*params_of(self.embedding_ops(shard)), *params_of(self.head_ops(shard))]
+        ends = [p for p in ends if not (self.tie_embeddings and p.name == "head.weight")]
+        return ends + params_of(self.block_ops(shard)) * self.n_layers
+
+
+def params_of(ops: list[Op]) -> list[Param]:
+    """The parameters that a list of ops owns, in order."""
+    return [p for op in ops for p in op.params]

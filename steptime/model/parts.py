@@ -1,0 +1,131 @@
+"""Pieces that attention and MLP share: norms, dropout and residual, entering and leaving the tensor-parallel region.
+
+Each function returns ops and the name of the tensor they leave behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+    from steptime.num import Num
+
+Made = tuple[list[Op], str]
+FP32 = 4.0
+
+
+def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
+    """Weight, and for LayerNorm a bias unless the model has none."""
+    weight = Param(f"{name}.weight", (width,))
+    if model.norm == "layernorm" and model.norm_bias:
+        return (weight, Param(f"{name}.bias", (width,)))
+    return (weight,)
+
+
+def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard) -> Made:
+    """RMSNorm or LayerNorm over `rows` vectors of `width`.
+
+    fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
+    `_fused_rms_norm`; torch's native_layer_norm everywhere). composite: RMSNorm as torch's `rms_norm` decomposes it, which
+    keeps the input and the normalised input in fp32 and frees the original.
+    """
+    out = Tensor(f"{name}.out", rows * width, shard.itemsize)
+    params = norm_params(name, width, model)
+    rstd = Tensor(f"{name}.rstd", rows, FP32)
+    if model.norm == "rmsnorm" and shard.software.norm_impl == "composite":
+        return composite_rmsnorm(name, x, out, rstd, params, shard), out.name
+    stats = (rstd,) if model.norm == "rmsnorm" else (Tensor(f"{name}.mean", rows, FP32), rstd)
+    saves = (x, *(s.name for s in stats))
+    return [Move(name, (x,), (out,), saves, stats, params)], out.name
+
+
+def composite_rmsnorm(
+    name: str, x: str, out: Tensor, rstd: Tensor, params: tuple[Param, ...], shard: Shard
+) -> list[Op]:
+    """RMSNorm of several kernels (torch/_refs/nn/functional rms_norm): upcast, square-mean-rsqrt, scale, downcast.
+
+    In fp32 the upcast is the input itself. Six passes over the fp32 data against a fused kernel's two.
+    """
+    wide = out.elements * FP32
+    normalised = Tensor(f"{name}.normalised", out.elements, FP32)
+    if shard.itemsize == FP32:
+        return [
+            Move(name, (x,), (out,), (x, normalised.name, rstd.name), (normalised, rstd), params, 4 * wide, 6 * wide, 4)
+        ]
+    upcast = Tensor(f"{name}.upcast", out.elements, FP32)
+    saves = (upcast.name, normalised.name, rstd.name)
+    return [Move(name, (x,), (out,), saves, (upcast, normalised, rstd), params, 6 * wide, 9 * wide, 6)]
+
+
+def linear(
+    name: str, x: str, out: str, k: Num, n: Num, shard: Shard, params: tuple[Param, ...], saves: str | None = None
+) -> Gemm:
+    """One projection: T x k by k x n on this device. `saves` is what it keeps for wgrad, its input unless said."""
+    return Gemm(
+        name,
+        (x,),
+        (Tensor(out, shard.tokens * n, shard.itemsize),),
+        (saves or x,),
+        (),
+        params,
+        m=shard.tokens,
+        n=n,
+        k=k,
+        itemsize=shard.itemsize,
+    )
+
+
+def enter_tp(name: str, x: str, hidden: int, shard: Shard) -> tuple[list[Op], str, str]:
+    """Before a column-parallel projection: (ops, the tensor it reads, the tensor it keeps for wgrad).
+
+    With sp an all-gather whose backward is a reduce-scatter (g-bar of Korthikanti et al. 2022, figure 5); Megatron keeps the
+    shard and gathers again for wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+    Without sp the identity whose backward is an all-reduce (f of Shoeybi et al. 2019, figure 3).
+    """
+    if not shard.split:
+        return [], x, x
+    whole = Tensor(f"{x}.gathered", shard.tokens * hidden, shard.itemsize)
+    if not shard.sp:
+        return [Comm(f"{name}.copy", (x,), backward="all_reduce", bytes=whole.bytes)], x, x
+    regather = shard.software.sp_regather
+    gather = Comm(
+        f"{name}.gather",
+        (x,),
+        (whole,),
+        kind="all_gather",
+        backward="reduce_scatter",
+        bytes=whole.bytes,
+        regather=regather,
+    )
+    return [gather], whole.name, x if regather else whole.name
+
+
+def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
+    """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place."""
+    if not shard.split:
+        return [], partial
+    bytes_ = shard.tokens * hidden * shard.itemsize
+    if not shard.sp:
+        return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_)], partial
+    out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
+    return [
+        Comm(f"{name}.scatter", (partial,), (out,), kind="reduce_scatter", backward="all_gather", bytes=bytes_)
+    ], out.name
+
+
+def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:
+    """Dropout with its mask kept; nothing when the probability is 0."""
+    if not model.dropout:
+        return [], x
+    mask = Tensor(f"{name}.mask", elements, shard.software.dropout_mask_bytes)
+    out = Tensor(f"{name}.out", elements, shard.itemsize)
+    return [Move(name, (x,), (out,), (mask.name,), (mask,))], out.name
+
+
+def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:
+    """Add the branch: out = x + branch; backward hands the gradient to both."""
+    return Move(name, (x, branch), (Tensor(out, elements, shard.itemsize),), same_grad=True)

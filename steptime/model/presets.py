@@ -1,0 +1,86 @@
+"""Model presets: one small YAML per model in `data/models`, each with its source."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from steptime.config import ConfigError, build
+from steptime.model.model import Model
+
+FOLDER = Path(__file__).parent.parent / "data" / "models"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NO_SHAPE = frozenset({"meta", "hf", "instruct", "chat", "base", "it"})
+"""Words in published names that say nothing about the shapes: Meta-Llama-3-8B-Instruct."""
+
+
+def model_names() -> list[str]:
+    """Names of all presets, sorted by family and size."""
+    return sorted((path.stem for path in FOLDER.glob("*.yaml")), key=_sort_key)
+
+
+def load_model(name: str, **changes: object) -> Model:
+    """The preset `name`, with fields of `Model` changed on request.
+
+    Spelling is lenient: llama3-70b, llama-3-70b, Llama3_70B and meta-llama/Meta-Llama-3-70B are one model. One file is
+    read when the name is a file's; aliases take a look into all of them.
+
+    Raises:
+        ConfigError: the name is unknown (one line, with near matches), or a change is not one that `Model` takes.
+    """
+    path = _find(name)
+    fields = _read(path)
+    fields.pop("aliases", None)
+    fields["name"] = path.stem
+    if changes:
+        fields["source"] = f"{fields['source']} (changed: {', '.join(changes)})"
+    return build(Model, fields | changes, "model")
+
+
+def _read(path: Path) -> dict[str, object]:
+    return dict(yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER))  # noqa: S506 (a safe loader, in C where there is one)
+
+
+def _key(name: str) -> tuple[str, ...]:
+    """What spellings of one name share: its words and numbers, without the owner and without words like instruct.
+
+    Numbers keep their dots, so that qwen2.5-7b and qwen2-57b stay apart.
+    """
+    words = re.findall(r"[a-z]+|\d+(?:\.\d+)*", name.rpartition("/")[2].lower())
+    return tuple(word for word in words if word not in _NO_SHAPE)
+
+
+def _find(name: str) -> Path:
+    exact = FOLDER / f"{name}.yaml"
+    if re.fullmatch(r"[\w.-]+", name) and exact.is_file():
+        return exact
+    key = _key(name)
+    files = sorted(FOLDER.glob("*.yaml"))
+    by_key = {_key(path.stem): path for path in files}
+    if key in by_key:
+        return by_key[key]
+    aliases = {alias: path for path in files for alias in _aliases(path)}
+    by_key |= {_key(alias): path for alias, path in aliases.items()}
+    if key in by_key:
+        return by_key[key]
+    from difflib import get_close_matches
+
+    spelt = "-".join(key) or name.lower()
+    near = get_close_matches(spelt, model_names()) or get_close_matches(spelt, aliases)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ConfigError(f"unknown model {name!r}{hint} (3dtrn models lists them)")
+
+
+def _aliases(path: Path) -> list[str]:
+    aliases = _read(path).get("aliases", [])
+    return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
+
+
+def _sort_key(name: str) -> tuple[object, ...]:
+    """Family, then size in parameters: 8b before 70b, 1t last; sizes that are words stay in alphabetical order."""
+    size = re.search(r"(\d+(?:\.\d+)?)([mbt])$", name)
+    if size is None:
+        return (name, 0.0)
+    return (name[: size.start()], float(size[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[size[2]])

@@ -1,0 +1,45 @@
+"""What one device sees of one micro-batch: all that a block needs to state its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptime.num import Num, is_column
+from steptime.performance import Software
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Tokens, tensor parallelism and implementation choices of one device.
+
+    `batch` sequences of which this device holds `seq` tokens each (s/cp) and attends to `kv_seq`. `vocab` is the padded
+    vocabulary, whole. `sp`: norms, dropouts and residuals hold 1/tp of the tokens (Korthikanti et al. 2022, section 4.2.2).
+    """
+
+    batch: Num
+    seq: Num
+    kv_seq: Num
+    tp: Num
+    sp: bool
+    vocab: Num
+    software: Software
+
+    @property
+    def tokens(self) -> Num:
+        """T: tokens that the projections of this device see."""
+        return 1.0 * self.batch * self.seq
+
+    @property
+    def sequence_tokens(self) -> Num:
+        """Tokens in the sequence-parallel region: T/tp with sp, else T."""
+        return self.tokens / self.tp if self.sp and self.split else self.tokens
+
+    @property
+    def split(self) -> bool:
+        """Whether tensor parallelism communicates at all (a column of tp always states its collectives)."""
+        return is_column(self.tp) or self.tp != 1
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes per activation element."""
+        return self.software.itemsize

@@ -1,0 +1,84 @@
+"""One formula for a number and for a numpy column.
+
+Cost formulas are written with plain operators and the four functions here. An operand is a Python number or a float64 numpy
+array; numpy itself is imported only when an array turns up, so a single run never loads it.
+"""
+
+from __future__ import annotations
+
+from math import ceil as _ceil
+from math import sqrt as _sqrt
+from typing import Any, TypeAlias
+
+Num: TypeAlias = Any
+"""A Python int or float, or a float64 numpy array: one value, or one per candidate layout."""
+
+
+def is_column(x: Num) -> bool:
+    """Whether `x` is a numpy array (tested without importing numpy)."""
+    return hasattr(x, "__array_ufunc__")
+
+
+def maximum(a: Num, b: Num) -> Num:
+    """The larger of the two, element by element for columns.
+
+    >>> maximum(2.0, 3.0)
+    3.0
+    """
+    if is_column(a) or is_column(b):
+        import numpy as np
+
+        return np.maximum(a, b)
+    return max(a, b)
+
+
+def minimum(a: Num, b: Num) -> Num:
+    """The smaller of the two, element by element for columns.
+
+    >>> minimum(2.0, 3.0)
+    2.0
+    """
+    if is_column(a) or is_column(b):
+        import numpy as np
+
+        return np.minimum(a, b)
+    return min(a, b)
+
+
+def where(condition: Num, a: Num, b: Num) -> Num:
+    """`a` where the condition holds, else `b`; both are evaluated.
+
+    >>> where(1 > 0, "yes", "no")
+    'yes'
+    """
+    if is_column(condition) or is_column(a) or is_column(b):
+        import numpy as np
+
+        return np.where(condition, a, b)
+    return a if condition else b
+
+
+def ceil(x: Num) -> Num:
+    """The smallest whole number not below `x`.
+
+    >>> ceil(2.1)
+    3
+    """
+    if is_column(x):
+        import numpy as np
+
+        return np.ceil(x)
+    return _ceil(x)
+
+
+def sqrt(x: Num) -> Num:
+    """The square root: correctly rounded by IEEE 754 in both Python and numpy, so a column equals its rows.
+
+    >>> sqrt(9.0)
+    3.0
+    """
+    if is_column(x):
+        import numpy as np
+
+        return np.sqrt(x)
+    return _sqrt(x)

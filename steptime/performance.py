@@ -1,0 +1,255 @@
+"""How the framework runs the model: recomputation, precision, kernels, optimizer states, overlap.
+
+`Performance` is what a config file says; what it leaves unsaid comes from a software profile. `resolve` joins the two into
+a `Software`, in which nothing is unset: that is what the model's blocks and the cost functions see.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import model_validator
+
+from steptime.config import Config, ConfigError, build, near
+from steptime.document import parse_mapping, read_source
+from steptime.units import Seconds
+
+Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
+ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+"""Bytes per element."""
+
+CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
+Module: TypeAlias = Literal[
+    "core_attn", "layernorm", "mlp", "act", "dropout", "moe_act", "mla_up_proj", "moe", "shared_experts"
+]
+Share: TypeAlias = bool | float
+"""How much of a communication hides under compute: a bool, or a share from 0 to 1."""
+
+
+class Recompute(Config):
+    """Megatron's recompute_granularity, _method, _num_layers, _modules (megatron/core/transformer/transformer_config.py)."""
+
+    granularity: Literal["selective", "full"]
+    method: Literal["uniform", "block"] | None = None
+    n_layers: int | list[int] | None = None
+    """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
+    modules: list[Module] | None = None
+
+
+class Overlap(Config):
+    """What hides under compute; unsaid axes follow the profile."""
+
+    tp: Share | None = None
+    dp: Share | None = None
+    pp: Share | None = None
+    ep: Share | None = None
+    cp: Share | None = None
+
+
+class Options(Config):
+    """The switches a profile sets and a config file may override."""
+
+    precision: Dtype | None = None
+    attention_impl: Literal["flash", "unfused"] | None = None
+    norm_impl: Literal["fused", "composite"] | None = None
+    activation_impl: Literal["fused", "composite"] | None = None
+    loss_impl: Literal["fused", "composite"] | None = None
+    softmax_impl: Literal["fused", "composite"] | None = None
+    rope_impl: Literal["fused", "own_tables"] | None = None
+    sp_regather: bool | None = None
+    grad_accumulation_fusion: bool | None = None
+    param_dtype: Dtype | None = None
+    main_grad_dtype: Dtype | None = None
+    master_dtype: Literal["fp32", "remainder", "none"] | None = None
+    moment_dtype: Dtype | None = None
+    deallocate_pipeline_outputs: bool | None = None
+
+
+class Performance(Options):
+    """The `performance` section of a config file."""
+
+    activation_checkpointing_type: CheckpointType | None = None
+    recompute: Recompute | None = None
+    overlap: Overlap | None = None
+    software: str | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.software is not None:
+            load_software(self.software)
+        return self
+
+
+class Software(Config):
+    """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
+
+    name: str
+    description: str
+    # layout defaults
+    sp: bool
+    zero_level: Literal[0, 1, 2, 3]
+    schedule: Literal["gpipe", "1f1b"]
+    bucket_elements: float
+    """Gradient bucket size [elements]; Megatron: max(40e6, 1e6 * dp), which `bucket_elements_per_dp` adds."""
+    bucket_elements_per_dp: float
+    vocab_multiple: int
+    """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
+    # kernels
+    precision: Dtype
+    attention_impl: Literal["flash", "unfused"]
+    norm_impl: Literal["fused", "composite"]
+    activation_impl: Literal["fused", "composite"]
+    loss_impl: Literal["fused", "composite"]
+    softmax_impl: Literal["fused", "composite"] = "fused"
+    """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
+    rope_impl: Literal["fused", "own_tables"] = "fused"
+    """own_tables: cos and sin are made and kept by every layer (Megatron without apply_rope_fusion)."""
+    vocab_parallel: bool = True
+    """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+    padded_buckets: bool = False
+    """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
+    gradients_persist: bool = True
+    """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
+    optimizer_temp_copies: float = 0.0
+    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1)."""
+    scatter_gather_sends: bool = False
+    """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
+    (Narayanan et al. 2021, section 4.1)."""
+    tp_backward_overlap: bool = False
+    """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
+    comm_buffer: bool = False
+    """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
+    fused_projections: bool
+    """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
+    sp_regather: bool
+    """Sequence parallelism saves the shard and gathers again for wgrad (Megatron); else the gathered input is saved (torch)."""
+    dropout_mask_bytes: float
+    recompute_stops_early: bool
+    """Recomputation ends when the last saved tensor is back (torch's non-reentrant checkpoint)."""
+    # states
+    param_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    """What parameters are stored in; "compute" is the precision."""
+    main_grad_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    master_dtype: Literal["fp32", "remainder", "none"]
+    """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
+    moment_dtype: Literal["fp32", "bf16", "fp16", "compute"]
+    grad_accumulation_fusion: bool
+    """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""
+    deallocate_pipeline_outputs: bool
+    # overlap and time
+    overlap: Overlap
+    gemm_kernel_s: Seconds
+    """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
+    move_kernel_s: Seconds
+    """Fixed time of one memory-bound kernel [s]."""
+    sources: dict[str, str]
+    """Field -> framework file and line, document, or `assumed`."""
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes per activation element."""
+        return ITEMSIZE[self.precision]
+
+    def bytes_of(self, dtype: str) -> float:
+        """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
+        if dtype == "none":
+            return 0.0
+        if dtype == "remainder":
+            return 2.0
+        return ITEMSIZE[self.precision if dtype == "compute" else dtype]
+
+
+SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
+"""Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
+SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
+
+
+class RecomputePlan(NamedTuple):
+    """Recomputation in its one normal form: what both ways of saying it mean.
+
+    `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
+    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
+    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
+    Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
+    """
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    method: Literal["uniform", "block"] | None = None
+    n_layers: tuple[int, ...] = ()
+    modules: frozenset[Module] = frozenset()
+
+    def to_config(self) -> dict[str, Any]:
+        """The keys of the performance section that say this."""
+        if self.granularity == "none":
+            return {"activation_checkpointing_type": "none"}
+        if self.granularity == "selective":
+            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
+        counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
+        return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
+
+
+def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
+    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
+
+    One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
+    """
+    said, word = performance.recompute, performance.activation_checkpointing_type
+    if said is None:
+        if word in {None, "none"}:
+            return RecomputePlan()
+        if word != "full":
+            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
+        said = Recompute(granularity="full")
+    if said.granularity == "selective":
+        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
+    counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
+    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
+
+
+_FOLDER = Path(__file__).parent / "data" / "software"
+_UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
+
+
+def software_names() -> list[str]:
+    """Names of all profiles."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+@cache
+def load_software(name: str) -> Software:
+    """The profile `name` as its file says.
+
+    Raises:
+        ConfigError: the name is unknown (one line, with the near match).
+    """
+    if name not in software_names():
+        raise ConfigError(f"performance.software: unknown profile (got {name!r}){near(name, software_names())}")
+    text, source = read_source(_FOLDER / f"{name}.yaml")
+    return build(Software, parse_mapping(text, source), name)
+
+
+def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
+    """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
+
+    A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
+    validate_args: overlap_p2p_comm is off otherwise).
+
+    Raises:
+        ConfigError: the profile is unknown.
+    """
+    profile = load_software(performance.software or default)
+    said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    precision = said.get("precision", profile.precision)
+    for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
+        if said.get(key, getattr(profile, key)) == "compute":
+            said[key] = precision
+    if said.get("param_dtype", profile.param_dtype) == "fp32":
+        said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
+    shares: dict[str, Share | None] = {} if interleaved else {"pp": False}
+    if performance.overlap is not None:
+        shares |= {axis: share for axis, share in performance.overlap if share is not None}
+    if shares:
+        said["overlap"] = profile.overlap.model_copy(update=shares)
+    return profile.model_copy(update=said)

@@ -1,0 +1,1 @@
+"""Everything a person reads: text, JSON, HTML. The only place that scales units."""

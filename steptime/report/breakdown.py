@@ -1,0 +1,158 @@
+"""Where every second and byte goes: the sections under the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.report.format import (
+    GIB,
+    TIME,
+    column,
+    number,
+    percent,
+    unit_for,
+)
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from steptime.estimate import StageMemory
+    from steptime.step import Estimate
+
+_BAR = 16
+_MEMORY_ROWS = (
+    ("parameters", "params_bytes"),
+    ("gradients", "gradients_bytes"),
+    ("optimizer states", "optimizer_bytes"),
+    ("activations", "activations_bytes"),
+    ("transient at the peak", "transient_bytes"),
+    ("allocated", "allocated_bytes"),
+    ("reserved", "reserved_bytes"),
+)
+_SHOWN_STAGES = 5
+
+
+def step_parts(estimate: Estimate) -> Table:
+    """Seconds by part, widest first, with what ran hidden beside them; the parts sum to the step."""
+    step, parts, hidden = estimate.time.step_s, estimate.time.parts_s, estimate.time.hidden_s
+    names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
+    least = 1e-12 * step  # a difference of two equal sums may leave a rounding error behind
+    names = [name for name in names if parts.get(name, 0.0) > least or hidden.get(name, 0.0) > least]
+    unit = unit_for(step, TIME)
+    total, widest = sum(parts.values()), max(parts.values())
+    own = [parts.get(name, 0.0) for name in names]
+    beside = [hidden.get(name, 0.0) for name in names]
+    shown = column([*own, total, *beside], unit.size, 4)
+    rows = []
+    for i, name in enumerate(names):
+        under = shown[len(names) + 1 + i] if beside[i] else ""
+        rows.append([part_name(name), shown[i], percent(own[i] / step), under, bar(own[i] / widest)])
+    rows += [[], ["sum", shown[len(names)], percent(total / step), "", ""]]
+    header = ["", unit.name, "share", "hidden", " " * _BAR]
+    if not any(hidden.values()):
+        rows, header = [row[:3] + row[4:] for row in rows], header[:3] + header[4:]
+    return Table("where the step goes", header, rows)
+
+
+PARTS = {
+    "gemm": "matrix multiplies",
+    "memory_bound": "memory-bound kernels",
+    "recompute": "recomputation",
+    "tp_comm": "tensor-parallel communication",
+    "pp_comm": "pipeline sends",
+    "dp_comm": "data-parallel communication",
+    "embedding_comm": "tied embedding's all-reduce",
+    "bubble": "pipeline bubble",
+}
+
+
+def part_name(key: str) -> str:
+    """A part of the step in words."""
+    return PARTS.get(key, key.replace("_", " "))
+
+
+def bar(share: float) -> str:
+    """A bar as long as a share of one."""
+    halves = round(2 * _BAR * min(max(share, 0.0), 1.0))
+    return ("█" * (halves // 2) + "▌" * (halves % 2)).ljust(_BAR)
+
+
+def memory(estimate: Estimate) -> Table:
+    """GiB of one device by stage; stages whose figures read the same share a column."""
+    held = estimate.memory
+    groups = _alike(held.stages)
+    shown = _choose(groups, held.worst_stage)
+    heads = [stage_range([row.stage for row in group]) for group in shown]
+    stages = [group[0] for group in shown]
+    rows = [[label, *_gib_column(getattr(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
+    context, links = held.overhead_bytes
+    need = [row.reserved_bytes + context + links for row in stages]
+    rows.append(["context, communicators", *_gib_column([context + links] * len(stages))])
+    rows.append(
+        [
+            "left of " + number(held.capacity_bytes / GIB) + " usable",
+            *_gib_column(held.capacity_bytes - x for x in need),
+        ]
+    )
+    title = "memory per device (GiB)"
+    if len(held.stages) == 1:
+        heads = ["device"]
+    else:
+        heads[0] = "stage " + heads[0]
+    return Table(title, ["", *heads], rows, _memory_notes(estimate, shown))
+
+
+def _gib_column(values: Iterable[float]) -> list[str]:
+    """GiB with two decimals: head-room is a difference of these."""
+    return [f"{value / GIB:,.2f}" for value in values]
+
+
+def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> list[str]:
+    """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
+    held = estimate.memory
+    worst, last = held.stages[held.worst_stage], held.stages[-1]
+    if len(held.stages) == 1:
+        return [f"peak at {worst.peak_op}"]
+    notes = [f"stage {worst.stage} is the worst: peak at {worst.peak_op}"]
+    if last is not worst and last.peak_op != worst.peak_op:
+        notes.append(f"stage {last.stage}, the last: peak at {last.peak_op}")
+    missing = len(held.stages) - sum(len(group) for group in shown)
+    if missing:
+        notes.append(f"{missing} more of {len(held.stages)} stages lie between those shown; --json lists all")
+    return notes
+
+
+def _alike(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
+    """Runs of neighbouring stages whose printed figures are equal."""
+    groups: list[list[StageMemory]] = []
+    for row in stages:
+        if groups and _gib_column(groups[-1][0][1:8]) == _gib_column(row[1:8]):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _choose(groups: list[list[StageMemory]], worst: int) -> list[list[StageMemory]]:
+    """At most `_SHOWN_STAGES` groups: first, worst, last, and others evenly between."""
+    if len(groups) <= _SHOWN_STAGES:
+        return groups
+    last = len(groups) - 1
+    at_worst = next(i for i, group in enumerate(groups) if any(row.stage == worst for row in group))
+    keep = {0, at_worst, last}
+    for step in range(1, _SHOWN_STAGES):
+        if len(keep) < _SHOWN_STAGES:
+            keep.add(round(step * last / (_SHOWN_STAGES - 1)))
+    return [groups[i] for i in sorted(keep)]
+
+
+def stage_range(numbers: Sequence[int]) -> str:
+    """Whole numbers in short: [0, 1, 2, 5] is "0-2, 5"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,150 @@
+"""What ships with steptime: lists of machines and models, one of them as YAML with its sources, the schema of a config."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from math import isinf
+from typing import TYPE_CHECKING, Any
+
+from steptime.config import ConfigError
+from steptime.report.format import COUNT, number, quantity, whole
+from steptime.report.json import finite
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from steptime.machine import Machine
+
+UNMEASURED = "no measured run on this machine: its figures are data sheets and other people's benchmarks"
+
+
+def machines() -> Table:
+    """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device."""
+    from steptime.machine import Machine, machine_names
+
+    rows = []
+    for name in machine_names():
+        machine = Machine.load(name)
+        device = machine.accelerator
+        peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16") or max(device.peak_flops.values())
+        links = [number(machine.tiers[i].bytes_per_s / 1e9) for i in (0, -1)]
+        figures = [f"{peak / 1e12:,.0f}", f"{device.memory_bytes / 2**30:,.0f}"]
+        node = f"{machine.devices_per_node} x {device.name}"
+        rows.append([name, node, *figures, *links, "yes" if machine.measured else ""])
+    header = ["", "one node", "TFLOP/s", "GiB", "inner", "outer", "runs"]
+    notes = [
+        "TFLOP/s: dense bf16 (fp16 where there is none); inner, outer: GB/s per device and direction, node and network",
+        "runs: published runs on it are part of the validation; aliases and sources: 3dtrn show NAME",
+    ]
+    return Table("machines", header, rows, notes, left=2)
+
+
+def models() -> Table:
+    """All model presets: parameters and shape."""
+    from steptime.model.presets import load_model, model_names
+
+    rows = []
+    for name in model_names():
+        model = load_model(name)
+        layers, hidden, inner, vocab = map(whole, (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz))
+        heads = f"{model.n_q_heads}/{model.n_kv_heads}"
+        rows.append([name, quantity(model.n_params, COUNT), layers, hidden, inner, heads, vocab])
+    return Table("models", ["", "parameters", "layers", "hidden", "mlp", "heads q/kv", "vocab"], rows)
+
+
+def show(name: str) -> str:
+    """One software profile, model or machine as YAML, each figure with its source; a machine may be a path.
+
+    Raises:
+        ConfigError: nothing has that name, or the file is no machine.
+    """
+    from steptime.machine import Machine, machine_names
+    from steptime.model.presets import load_model, model_names
+    from steptime.performance import load_software, software_names
+
+    if name in software_names():
+        return _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    if name not in model_names():
+        try:
+            return machine_yaml(Machine.load(name))
+        except ValueError as error:
+            if is_path:
+                raise ConfigError(str(error).splitlines()) from None
+    try:
+        model = load_model(name)
+    except ValueError:
+        near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
+        raise ConfigError(f"{name}: no machine, model or software profile has that name; {hint}") from None
+    return f"# {whole(model.n_params)} parameters\n" + _yaml(model.model_dump(exclude_none=True))
+
+
+def machine_yaml(machine: Machine) -> str:
+    """A machine as a machine file: complete, each figure beside its source."""
+    tree = machine.model_dump(exclude_none=True, exclude={"provenance"})
+    return ("" if machine.measured else f"# {UNMEASURED}\n") + _yaml(_sourced(tree, "", machine))
+
+
+def _sourced(node: Any, path: str, machine: Machine) -> Any:
+    """`node` with {value, source} wherever the machine knows a source."""
+    if isinstance(node, dict):
+        return {
+            key: _sourced(item, f"{path}.{key}".lstrip("."), machine)
+            for key, item in node.items()
+            if item not in ("", [])
+        }
+    if isinstance(node, list):
+        return [_sourced(item, f"{path}.{i}", machine) for i, item in enumerate(node)]
+    value = _figure(node, path) if isinstance(node, float) else node
+    source = machine.provenance.get(path)
+    return {"value": value, "source": source} if source else value
+
+
+def _figure(value: float, path: str) -> Any:
+    """A figure with its unit, as a machine file may say it."""
+    if isinf(value):
+        return "inf"
+    if path.endswith("bytes_per_s"):
+        return f"{value / 1e9:.10g} GB/s"
+    if path.endswith("_bytes"):
+        return f"{value / 2**30:.10g} GiB"
+    if "_flops." in path:
+        return f"{value / 1e12:.10g} TFLOP/s"
+    if path.endswith("latency_s"):
+        return f"{value * 1e6:.10g} us"
+    return int(value) if value == int(value) else value
+
+
+def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
+    """YAML in the order given; `inline` puts the innermost mappings on one line, as {value, source} pairs read best."""
+    import yaml
+
+    style = None if inline else False
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118, default_flow_style=style))
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a config file: the job's own, with the short ways to name a model and a machine."""
+    from steptime.job import Job
+    from steptime.machine import machine_names
+    from steptime.model.presets import model_names
+
+    document = Job.model_json_schema()
+    fields = document["properties"]
+    named: dict[str, Any] = {"type": "object", "required": ["preset"], "properties": {"preset": {"type": "string"}}}
+    from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}
+    fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
+    fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})
+    return plain
+
+
+def _numbers_as_text(node: Any) -> Any:
+    """A schema in which a number may be written as text: "450 GB/s", and 15e12, which is text to most YAML readers."""
+    if isinstance(node, list):
+        return [_numbers_as_text(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _numbers_as_text(item) for key, item in node.items()}
+    return {"anyOf": [inner, {"type": "string", "pattern": "^[-+]?[0-9.]"}]} if node.get("type") == "number" else inner

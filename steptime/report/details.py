@@ -1,0 +1,183 @@
+"""The tables under the breakdown: every projection, every collective, the pipeline, scaling, the whole run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.breakdown import stage_range
+from steptime.report.format import (
+    BINARY,
+    COUNT,
+    SI,
+    TIME,
+    Unit,
+    column,
+    number,
+    percent,
+    quantity,
+    seconds,
+    unit_for,
+    whole,
+)
+from steptime.report.table import Fact, Facts, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from steptime.estimate import CollectiveRow, GemmRow, WeakScaling
+    from steptime.step import Estimate
+
+
+def _fine_unit(largest: float) -> Unit:
+    """A unit of time for a column whose small values matter too: the one that gives the largest at most six digits."""
+    return TIME[1] if largest < 0.2 else TIME[2] if largest < 200.0 else TIME[3]
+
+
+def gemms(estimate: Estimate) -> Table:
+    """Each projection's m, n, k on one device, its work and bytes and what they take, by pass; per call."""
+    by_name: dict[str, list[GemmRow]] = {}
+    for row in estimate.gemms:
+        by_name.setdefault(row.name, []).append(row)
+    listed = {row.stage for row in estimate.gemms}
+    size = _fine_unit(max((row.time_s for row in estimate.gemms), default=0.0))
+    rows: list[list[str]] = []
+    for name, all_rows in by_name.items():
+        rows.append([f"{name}: {_calls(all_rows, listed)}"])
+        shapes = {(row.pass_, *row[4:]): row for row in all_rows}
+        rows += [_gemm_cells(row, size.size) for row in shapes.values()]
+    header = ["", "m", "n", "k", "GFLOP", "in", "weight", "out", "math", "memory", "time"]
+    title = f"matrix multiplies, per call on one device (MiB; {size.name})"
+    notes = [
+        "in, weight, out are the bytes that pass reads and writes; time is the larger of math and memory, and launch"
+    ]
+    return Table(title, header, rows, notes)
+
+
+def _gemm_cells(row: GemmRow, size: float) -> list[str]:
+    """One pass of a projection."""
+    shape = [whole(row.m), whole(row.n), whole(row.k)]
+    moved = [number(x / 2.0**20) for x in (row.input_bytes, row.weight_bytes, row.output_bytes)]
+    took = [number(x / size) for x in (row.compute_s, row.bandwidth_s, row.time_s)]
+    return ["  " + row.pass_, *shape, number(row.flops / 1e9), *moved, *took]
+
+
+def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
+    """How often a device runs a projection, and where not every kind of stage has it."""
+    counts: dict[str, list[float]] = {}
+    for row in rows:
+        counts.setdefault(row.pass_, []).append(row.count_per_step)
+    forward = _span(counts.pop("forward", []))
+    backward = _span([count for each in counts.values() for count in each])
+    at = {row.stage for row in rows}
+    where = "" if at == listed else f", on stage {stage_range(sorted(at))} only"
+    noun = "call" if (backward or forward) == "1" else "calls"
+    again = "" if forward == backward or not backward else f" ({forward} forward, recomputation included)"
+    return f"{backward or forward} {noun} a step{again}{where}"
+
+
+def _span(counts: Sequence[float]) -> str:
+    """Smallest and largest of some counts."""
+    if not counts:
+        return ""
+    low, high = min(counts), max(counts)
+    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
+
+
+def collectives(estimate: Estimate) -> Table:
+    """Each collective by group: size and time of one call, exposed seconds of the step."""
+    groups: dict[tuple[str, int, str], list[CollectiveRow]] = {}
+    for row in estimate.collectives:
+        groups.setdefault((row.axis, row.ranks, row.tier), []).append(row)
+    rows: list[list[str]] = []
+    for (axis, ranks, tier), members in groups.items():
+        unit = _fine_unit(20.0 * max(row.time_s for row in members))
+        rows.append([f"{axis}: {ranks:,} ranks over {tier} ({unit.name} a call)"])
+        rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
+    header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
+    notes = ["MiB: the whole tensor of one call; a call is latency, wire and the ramp between them"]
+    return Table("collectives (exposed: ms of the step)", header, rows, notes, left=2)
+
+
+def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:
+    """Rows and how often each is listed: pipeline boundaries with equal figures are one row."""
+    alike: dict[object, list[CollectiveRow]] = {}
+    for row in rows:
+        alike.setdefault(row[1:] if row.axis == "pp" else len(alike), []).append(row)
+    return [(group[0], len(group)) for group in alike.values()]
+
+
+def _collective_cells(row: CollectiveRow, alike: int, size: float) -> list[str]:
+    """One kind of collective, or several boundaries of the pipeline that are alike."""
+    took = [number(x / size) for x in (row.latency_s, row.bandwidth_s, row.time_s)]
+    sizes = [number(row.bytes / 2.0**20), whole(row.count_per_step)]
+    name = f" each of {alike} boundaries" if alike > 1 else f" {row.name}"
+    return [name, row.kind.replace("_", "-"), *sizes, *took, number(1e3 * row.exposed_s)]
+
+
+def pipeline(estimate: Estimate) -> Facts | None:
+    """The schedule, its bubble and what is in flight; None without a pipeline."""
+    line = estimate.pipeline
+    if line.stages == 1:
+        return None
+    vpp = estimate.job.parallelism.vpp
+    chunks = f" of {vpp} chunks" if vpp > 1 else ""
+    idle = percent(line.bubble_fraction)
+    held = [whole(round(x, 2)) for x in line.in_flight]
+    shown = held if len(held) <= 16 else [*held[:6], "…", *held[-6:]]
+    facts = [
+        Fact("schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {line.microbatches:,} micro-batches"]),
+        Fact(
+            "bubble",
+            [f"{seconds(line.bubble_s)} on the busiest stage; the mean stage idles {idle} of the makespan"],
+        ),
+        Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
+    ]
+    return Facts("pipeline", facts)
+
+
+def weak_scaling(
+    rows: Sequence[WeakScaling], here: int = 0, title: str = "weak scaling (the same work per device)"
+) -> Table:
+    """Step and efficiency by data-parallel degree; the degree `here` is marked as the job's own."""
+    unit = unit_for(max((row.step_s for row in rows), default=1.0), TIME)
+    steps = column([row.step_s for row in rows], unit.size, 4)
+    cells = []
+    for row, step in zip(rows, steps, strict=True):
+        mark = "this job" if row.dp == here else ""
+        cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, percent(row.efficiency), mark])
+    more = any(row.efficiency > 1.0005 for row in rows)
+    notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
+    return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
+
+
+_RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "tokens": ("tokens", lambda x: quantity(x, COUNT)),
+    "steps": ("steps", whole),
+    "days": ("training alone", lambda x: f"{number(x)} days"),
+    "wall_days": ("wall time", lambda x: f"{number(x)} days, with start-up, checkpoints and failures"),
+    "goodput": ("goodput", lambda x: f"{percent(x)} of the wall time trains"),
+    "device_hours": ("device-hours", lambda x: f"{x:,.0f}"),
+    "cost": ("cost", lambda x: f"{quantity(x, COUNT)}, in the currency of price_per_device_hour"),
+    "energy_kwh": ("energy", lambda x: quantity(1e3 * x, SI, "Wh") + " of the devices at their rated power"),
+    "checkpoint_bytes": ("one checkpoint", lambda x: quantity(x, BINARY)),
+    "checkpoint_write_s": ("its writing", seconds),
+    "best_checkpoint_interval_s": ("best interval", lambda x: seconds(x) + " between checkpoints (Young, Daly)"),
+    "mtbf_s": ("failures", lambda x: f"one in {seconds(x)}"),
+    "step_s": ("", seconds),
+}
+"""Keys of `run` in the order they are read: label and unit; an empty label is shown elsewhere."""
+
+
+def run(estimate: Estimate) -> Facts | None:
+    """What the whole training run takes; units are read off the names. None where the config has no `run`."""
+    if not estimate.run:
+        return None
+    names = sorted(estimate.run, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
+    facts = [Fact(*_run_fact(name, estimate.run[name])) for name in names if estimate.run[name] is not None]
+    return Facts("the whole run", [fact for fact in facts if fact.label])
+
+
+def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:
+    """A label and a value in people's units; a name without a label of its own reads as it is."""
+    label, show = _RUN.get(name, (name.replace("_", " "), str))
+    return label, [show(value)]

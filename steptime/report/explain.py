@@ -1,0 +1,190 @@
+"""One figure of a report, written out: its formula with the job's own numbers put in."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
+from steptime.report.table import Fact, Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.estimate import CollectiveRow, GemmRow
+    from steptime.step import Estimate
+
+
+class UnknownNameError(LookupError):
+    """No figure of that name; says which there are."""
+
+
+def names(estimate: Estimate) -> list[str]:
+    """All that can be explained: totals, then matrix multiplies, then collectives."""
+    rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
+    return list(dict.fromkeys([*_TOTALS, *rows]))
+
+
+def explain(estimate: Estimate, name: str) -> list[Facts]:
+    """The working of one name.
+
+    Raises:
+        UnknownNameError: if no total, matrix multiply or collective is called `name`.
+    """
+    if name in _TOTALS:
+        return [_TOTALS[name](estimate)]
+    products: dict[tuple[object, ...], GemmRow] = {}
+    for row in estimate.gemms:
+        if row.name == name:
+            products.setdefault((row.pass_, *row[4:]), row)
+    links = [row for row in estimate.collectives if row.name == name]
+    found = [_gemm(row, estimate) for row in products.values()] + [_collective(row, estimate) for row in links]
+    if not found:
+        known = names(estimate)
+        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "names: " + ", ".join(known)
+        raise UnknownNameError(f"{name}: nothing of that name in this job; {hint}")
+    return found
+
+
+def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
+    """FLOPs over the sustained rate against bytes over the memory rate."""
+    peak = estimate.throughput.peak_flops_used
+    rate, moved = row.flops / row.compute_s, row.input_bytes + row.weight_bytes + row.output_bytes
+    slower = max(row.compute_s, row.bandwidth_s)
+    bound = "arithmetic" if row.compute_s >= row.bandwidth_s else "memory"
+    work = quantity(row.flops, SI, "FLOP")
+    per_call = row.flops / (2.0 * row.m * row.n * row.k)
+    batch = "" if abs(per_call - 1.0) < 1e-9 else f"{whole(per_call)} x "
+    parts = " + ".join(quantity(x, BINARY) for x in (row.input_bytes, row.weight_bytes, row.output_bytes))
+    total = row.count_per_step * row.time_s
+    facts = [
+        Fact("work", [f"{batch}2 m n k = {batch}2 x {whole(row.m)} x {whole(row.n)} x {whole(row.k)} = {work}"]),
+        Fact(
+            "rate", [f"{quantity(rate, SI, 'FLOP/s')} = {quantity(peak, SI, 'FLOP/s')} dense peak x {rate / peak:.3f}"]
+        ),
+        Fact("math", [f"work / rate = {seconds(row.compute_s)}"]),
+        Fact("bytes", [f"input + weight + output = {parts} = {quantity(moved, BINARY)}"]),
+        Fact("memory", [f"bytes / {quantity(moved / row.bandwidth_s, SI, 'B/s')} = {seconds(row.bandwidth_s)}"]),
+        Fact("time", [f"the slower ({bound}) + {seconds(row.time_s - slower)} of launch = {seconds(row.time_s)}"]),
+        Fact(
+            "per step",
+            [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
+        ),
+    ]
+    return Facts(f"{row.name}, {row.pass_}", facts)
+
+
+def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
+    """Latency and wire time of one call, and what of them the step sees."""
+    rate = row.bytes / row.bandwidth_s if row.bandwidth_s else 0.0
+    total = row.count_per_step * row.time_s
+    facts = [
+        Fact("group", [f"{row.ranks:,} ranks along {row.axis}, over {row.tier}"]),
+        Fact("tensor", [f"{quantity(row.bytes, BINARY)} in full"]),
+        Fact("latency", [seconds(row.latency_s)]),
+        Fact("wire", [f"{seconds(row.bandwidth_s)}: {quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
+        Fact(
+            "ramp",
+            [f"{seconds(row.time_s - row.latency_s - row.bandwidth_s)}: what lies between small and large calls"],
+        ),
+        Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
+        Fact(
+            "per step",
+            [f"{_times(row.count_per_step)} = {seconds(total)}, {seconds(row.exposed_s)} of it exposed"],
+        ),
+    ]
+    if row.exposed_s:
+        facts.append(Fact("share", [_of_step(row.exposed_s, estimate)]))
+    return Facts(f"{row.name} ({row.kind.replace('_', '-')})", facts)
+
+
+def _ring(row: CollectiveRow) -> str:
+    """Bus bandwidth, which can be held against a link's rate (nccl-tests, doc/PERFORMANCE.md)."""
+    share = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "all_reduce": 2.0}.get(row.kind)
+    if share is None or not row.bandwidth_s:
+        return ""
+    factor = share * (row.ranks - 1) / row.ranks
+    return f" (bus bandwidth {quantity(factor * row.bytes / row.bandwidth_s, SI, 'B/s')})"
+
+
+def _times(count: float) -> str:
+    return f"{whole(count)} {'call' if count == 1 else 'calls'}"
+
+
+def _of_step(value: float, estimate: Estimate) -> str:
+    return f"{seconds(value)}, {percent(value / estimate.time.step_s)} of the step"
+
+
+def _step(estimate: Estimate) -> Facts:
+    time = estimate.time
+    widest = sorted(time.parts_s.items(), key=lambda item: -item[1])
+    facts = [Fact(part_name(name), [_of_step(value, estimate)]) for name, value in widest if value]
+    return Facts(f"step = sum of its parts = {seconds(time.step_s)}", facts)
+
+
+def _mfu(estimate: Estimate) -> Facts:
+    rate, flops, step = estimate.throughput, estimate.flops, estimate.time.step_s
+    peak = f"{estimate.devices:,} devices x {quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
+    ways = (
+        ("mfu", flops.model_per_step, rate.mfu, "causal attention halved (Megatron)"),
+        ("full", flops.model_per_step_full_attention, rate.mfu_full_attention, "attention in full (PaLM, torchtitan)"),
+        ("hfu", flops.hardware_per_step, rate.hfu, "all that runs, recomputation too"),
+    )
+    facts = [
+        Fact(label, [f"{quantity(work, SI, 'FLOP', 4)} / {seconds(step)} / peak = {percent(share)}; {how}"])
+        for label, work, share, how in ways
+    ]
+    return Facts(f"model FLOPs / step / peak, where peak = {peak}", facts)
+
+
+def _tokens(estimate: Estimate) -> Facts:
+    data, rate = estimate.job.data, estimate.throughput
+    per_s = quantity(rate.tokens_per_s, COUNT)
+    total = f"{data.gbs:,} x {data.seqlen:,} / {seconds(estimate.time.step_s)} = {per_s} tokens/s"
+    each = f"over {estimate.devices:,} devices: {rate.tokens_per_s_per_device:,.1f} tokens/s/device"
+    return Facts("gbs x seqlen / step", [Fact("tokens", [total, each])])
+
+
+def _memory(estimate: Estimate) -> Facts:
+    held = estimate.memory
+    row = held.stages[held.worst_stage]
+    keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes")
+    sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
+    sizes += [
+        ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
+        ("reserved", row.reserved_bytes, "what the caching allocator holds then"),
+        ("context", held.overhead_bytes.context, "outside the allocator"),
+        ("communicators", held.overhead_bytes.communicators, "outside the allocator"),
+        ("usable", held.capacity_bytes, "what reserved, context and communicators share"),
+    ]
+    shown = column([size for _, size, _ in sizes], GIB, 4)
+    width = max(map(len, shown))
+    pairs = zip(sizes, shown, strict=True)
+    facts = [
+        Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
+    ]
+    return Facts(f"memory of a device of stage {row.stage}, the worst", facts)
+
+
+def _bubble(estimate: Estimate) -> Facts:
+    line = estimate.pipeline
+    vpp = estimate.job.parallelism.vpp
+    p, m = line.stages, line.microbatches
+    closed = (p - 1) / (vpp * m + p - 1)
+    facts = [
+        Fact("closed form", [f"(p - 1) / (v m + p - 1) = ({p} - 1) / ({vpp} x {m} + {p} - 1) = {percent(closed)}"]),
+        Fact("walked", [f"{percent(line.bubble_fraction)} of the makespan, with this job's own stages and sends"]),
+        Fact("in the step", [_of_step(line.bubble_s, estimate) + ", on the busiest stage"]),
+    ]
+    return Facts("pipeline bubble (the closed form holds for equal stages and free sends)", facts)
+
+
+_TOTALS: dict[str, Callable[[Estimate], Facts]] = {
+    "step": _step,
+    "mfu": _mfu,
+    "tokens": _tokens,
+    "memory": _memory,
+    "bubble": _bubble,
+}

@@ -1,0 +1,50 @@
+"""Step time over data-parallel degrees: `3dtrn scale`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.config import ConfigError
+from steptime.estimate import WeakScaling
+from steptime.report.details import weak_scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.job import Job
+    from steptime.report.table import Table
+    from steptime.step import Estimate
+
+
+def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakScaling]:
+    """The job's own batch over dp = 1, 2, 4 ... and its own dp, as long as every replica gets a micro-batch.
+
+    Efficiency is tokens per second and device against the smallest degree that can run.
+    """
+    sequences = job.data.gbs // job.data.microbatch_sz
+    degrees = {2**i for i in range(sequences.bit_length())} | {job.parallelism.dp}
+    rows: list[WeakScaling] = []
+    base = 0.0
+    for dp in sorted(degrees):
+        if sequences % dp:
+            continue
+        try:
+            found = estimate(job.replace(**{"parallelism.dp": dp}))
+        except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centres)
+            continue
+        base = base or found.devices * found.time.step_s
+        rows.append(
+            WeakScaling(dp, found.devices, job.data.gbs, found.time.step_s, base / (found.devices * found.time.step_s))
+        )
+    return rows
+
+
+def weak_table(estimate: Estimate) -> Table:
+    """Fixed work per device: the batch grows with dp."""
+    return weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp)
+
+
+def strong_table(estimate: Estimate, rows: list[WeakScaling]) -> Table:
+    """Fixed batch: the work per device shrinks with dp."""
+    title = f"strong scaling (the same batch of {estimate.job.data.gbs:,} sequences)"
+    return weak_scaling(rows, estimate.job.parallelism.dp, title)

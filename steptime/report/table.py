@@ -1,0 +1,153 @@
+"""Tables and facts as data, and their layout as lines of text.
+
+Sections of a report are built once as `Table` or `Facts`; text and HTML lay out the same objects.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIDTH = 80
+Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]
+_LABEL = 32
+"""Longer labels do not widen the column of labels."""
+_ANSI: dict[Tone, str] = {"good": "1;32", "warn": "1;33", "bad": "1;31", "head": "1", "dim": "2"}
+_ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
+
+
+class Style(NamedTuple):
+    """How text leaves: with colours or without, all of Unicode or ASCII alone."""
+
+    color: bool = False
+    ascii: bool = False
+
+    def paint(self, text: str, tone: Tone) -> str:
+        """`text` in the colour of its tone."""
+        code = _ANSI.get(tone) if self.color and text else None
+        return f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+    def fold(self, text: str) -> str:
+        """`text` in ASCII where that is asked for; what has no likeness becomes "?"."""
+        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
+
+
+def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether to colour: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
+    if choice != "auto":
+        return choice == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return tty and environ.get("TERM") != "dumb"
+
+
+class Fact(NamedTuple):
+    """A label and the lines that belong to it."""
+
+    label: str
+    lines: list[str]
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Labelled lines, one under the other."""
+
+    title: str
+    facts: list[Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text under a header. A row of one cell heads those after it; an empty row is a rule."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    left: int = 1
+    """How many leading columns are aligned left."""
+
+
+Section = Table | Facts
+
+
+def layout(section: Section, style: Style) -> list[str]:
+    """The lines of one section, title first, within `WIDTH` columns."""
+    lines = _facts(section, style) if isinstance(section, Facts) else _table(section, style)
+    return [style.fold(line).rstrip() for line in lines]
+
+
+def _facts(section: Facts, style: Style) -> list[str]:
+    """Labels in one column, their lines wrapped in the next; a long label pushes its own first line aside."""
+    start = 4 + max((len(fact.label) for fact in section.facts if len(fact.label) <= _LABEL), default=0)
+    out = [style.paint(section.title, "head")] if section.title else []
+    for fact in section.facts:
+        lead = (2 + len(fact.label) + 2) - start
+        first = True
+        for line in fact.lines:
+            for piece in _wrap(" " * max(lead, 0) * first + line, WIDTH - start):
+                label = fact.label if first else ""
+                out.append("  " + style.paint(label, fact.tone) + " " * max(start - 2 - len(label), 2) + piece.lstrip())
+                first = False
+    return out
+
+
+def _wrap(text: str, width: int, hang: str = "") -> list[str]:
+    """Lines of at most `width`; names and settings with hyphens stay whole."""
+    return wrap(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def _table(section: Table, style: Style) -> list[str]:
+    """Columns as wide as their widest cell, numbers to the right."""
+    cells = [section.header, *(row for row in section.rows if len(row) > 1)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(section.header))]
+    gap, widths = _fit(widths, section.left)
+    head = _line(section.header, widths, gap, section.left)
+    out = [style.paint(line, "head") for line in _title(section.title, head)]
+    for row in section.rows:
+        if not row:
+            out.append(style.paint("  " + "─" * (sum(widths) + gap * (len(widths) - 1)), "dim"))
+        elif len(row) == 1:
+            out += _wrap("  " + row[0], WIDTH, "      ")
+        else:
+            out.append(_line(row, widths, gap, section.left))
+    for note in section.notes:
+        out += [style.paint(line, "dim") for line in _wrap("  " + note, WIDTH, "    ")]
+    return out
+
+
+def _fit(widths: list[int], left: int) -> tuple[int, list[int]]:
+    """The gap between columns, and widths that fit the page: the gap narrows first, then the first columns."""
+    gap = next((gap for gap in (3, 2, 1) if 2 + sum(widths) + gap * (len(widths) - 1) <= WIDTH), 1)
+    excess = 2 + sum(widths) + gap * (len(widths) - 1) - WIDTH
+    widths = list(widths)
+    for i in range(min(left, len(widths))):
+        cut = max(0, min(excess, widths[i] - 8))
+        widths[i] -= cut
+        excess -= cut
+    return gap, widths
+
+
+def _line(row: list[str], widths: list[int], gap: int, left: int) -> str:
+    """One row, indented by two."""
+    cells = []
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        shown = cell if len(cell) <= width else cell[: width - 1] + "…"
+        cells.append(shown.ljust(width) if i < left else shown.rjust(width))
+    return "  " + (" " * gap).join(cells)
+
+
+def _title(title: str, head: str) -> list[str]:
+    """The title on the header's own line where the header leaves room, else above it."""
+    if not head.strip():
+        return [title]
+    room = len(head) - len(head.lstrip())
+    return [title + head[len(title) :]] if room >= len(title) + 2 else [title, head]

@@ -1,0 +1,31 @@
+"""Pipeline schedules: the order of each stage, its walk in time, what it holds, and the closed form."""
+
+from steptime.schedule.live import Peak, in_flight, peaks
+from steptime.schedule.orders import (
+    SCHEDULES,
+    Action,
+    Orders,
+    Place,
+    Schedule,
+    bubble_fraction,
+    default_group,
+    order,
+)
+from steptime.schedule.walk import Span, Walk, walk
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Orders",
+    "Peak",
+    "Place",
+    "Schedule",
+    "Span",
+    "Walk",
+    "bubble_fraction",
+    "default_group",
+    "in_flight",
+    "order",
+    "peaks",
+    "walk",
+]

@@ -1,0 +1,147 @@
+"""Pipeline schedules: what each stage runs, in which order.
+
+A schedule is one row of `SCHEDULES`: a generator of every stage's actions, and where an action's input comes from. Everything
+else (`walk`, `peaks`, `in_flight`) reads only these two. A V-shaped placement is another `upstream`; a backward split in two
+is another kind of action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, NamedTuple, TypeAlias
+
+from steptime.num import Num
+
+Kind: TypeAlias = Literal["F", "B"]
+"""Forward, backward (of inputs and weights together)."""
+KINDS: tuple[Kind, ...] = ("F", "B")
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one of a stage's model chunks."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int
+    """Virtual chunk of that stage, 0 to vpp - 1."""
+
+
+class Place(NamedTuple):
+    """A model chunk by the stage that holds it and its index there."""
+
+    stage: int
+    chunk: int
+
+
+Orders: TypeAlias = tuple[tuple[Action, ...], ...]
+
+
+class Schedule(NamedTuple):
+    """A pipeline schedule."""
+
+    generate: Callable[[int, int, int, int], Orders]
+    """(pp, vpp, microbatches, group) to the order of every stage."""
+    upstream: Callable[[Kind, Place, int, int], Place | None]
+    """(kind, place, pp, vpp) to where that action's input is made; None when its stage's order implies it."""
+
+
+def looped(kind: Kind, place: Place, pp: int, vpp: int) -> Place | None:
+    """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
+    model_chunk = place.chunk * pp + place.stage + (-1 if kind == "F" else 1)
+    if not 0 <= model_chunk < pp * vpp:
+        return None
+    return Place(model_chunk % pp, model_chunk // pp)
+
+
+def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
+    """1F1B with one chunk per stage, interleaved 1F1B with several.
+
+    megatron/core/pipeline_parallel/schedules.py (0.16.1): get_schedule_table, :798, is the order of the forwards;
+    backwards run it with the chunks reversed (get_model_chunk_id, :1044); get_pp_rank_microbatches, :738, counts the warm-up.
+    """
+    table = [
+        (microbatch, chunk)
+        for first in range(0, microbatches, group)
+        for chunk in range(vpp)
+        for microbatch in range(first, min(first + group, microbatches))
+    ]
+    forward = [Action("F", microbatch, chunk) for microbatch, chunk in table]
+    backward = [Action("B", microbatch, vpp - 1 - chunk) for microbatch, chunk in table]
+    orders = []
+    for stage in range(pp):
+        behind = pp - 1 - stage
+        warmup = min(behind if vpp == 1 else 2 * behind + (vpp - 1) * group, len(table))
+        steady = [action for pair in zip(forward[warmup:], backward, strict=False) for action in pair]
+        orders.append((*forward[:warmup], *steady, *backward[len(table) - warmup :]))
+    return tuple(orders)
+
+
+def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: ARG001
+    """GPipe with one chunk per stage, breadth-first (LoopedBFS) with several; every stage runs the same order.
+
+    torch/distributed/pipelining/schedules.py (2.13): ScheduleGPipe runs the backwards first in, first out;
+    ScheduleLoopedBFS last in, first out.
+    """
+    back = range(microbatches) if vpp == 1 else range(microbatches - 1, -1, -1)
+    forward = [Action("F", microbatch, chunk) for chunk in range(vpp) for microbatch in range(microbatches)]
+    backward = [Action("B", microbatch, chunk) for chunk in range(vpp - 1, -1, -1) for microbatch in back]
+    return ((*forward, *backward),) * pp
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "gpipe": Schedule(_all_forward_all_backward, looped),
+    # Megatron-Core takes the interleaved function whenever vpp is set (schedules.py:45): the two names are one family.
+    "1f1b": Schedule(_one_forward_one_backward, looped),
+    "interleaved": Schedule(_one_forward_one_backward, looped),
+}
+"""Every schedule, by name."""
+
+
+@lru_cache(maxsize=64)
+def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Orders:
+    """The actions of each stage, in the order they run: [pp][2 * vpp * microbatches].
+
+    `group` is Megatron's microbatch_group_size_per_vp_stage, `default_group` when not said. Only the interleaved schedule has
+    groups; with too small a one it deadlocks.
+
+    Raises:
+        ValueError: an unknown schedule, or a count below one.
+
+    >>> [f"{a.kind}{a.microbatch}" for a in order("1f1b", 2, 1, 3)[0]]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
+        raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
+    group = default_group(pp, microbatches) if group is None else group
+    return SCHEDULES[schedule].generate(pp, vpp, microbatches, group)
+
+
+def default_group(pp: int, microbatches: int) -> int:
+    """Micro-batches that a stage runs through one chunk before the next: what both frameworks do, wherever they run at all.
+
+    The smallest group that Megatron-Core accepts (schedules.py, 0.16.1, :995-1015): from pp to the micro-batches, and the last
+    group full or at least pp; a shorter one deadlocks for some sizes. That is its default, pp, where pp divides the
+    micro-batches, and torch's n_microbatches // max(1, n_microbatches // pp) (ScheduleInterleaved1F1B.__init__) wherever torch
+    accepts the count. Fewer micro-batches than stages, which Megatron refuses, run as one group, as in torch.
+
+    >>> default_group(4, 8), default_group(4, 10), default_group(4, 13), default_group(4, 3)
+    (4, 5, 7, 3)
+    """
+    groups = (group for group in range(pp, microbatches) if not 0 < microbatches % group < pp)
+    return next(groups, microbatches)
+
+
+def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
+    """Idle share of the makespan, (p - 1) / (v m + p - 1): numbers or columns.
+
+    Narayanan et al. 2021 (arXiv 2104.04473), section 2.2, gives the bubble over the ideal time as (p - 1) / (v m); this is the
+    same bubble over the whole makespan. Exact for equal chunks and free sends: GPipe and 1F1B at any number of micro-batches,
+    several chunks per stage (interleaved in `default_group`) from pp micro-batches on. Otherwise `walk`.
+
+    >>> bubble_fraction(4, 1, 4)
+    0.42857142857142855
+    """
+    return (pp - 1) / (vpp * microbatches + pp - 1)

@@ -1,0 +1,124 @@
+"""Model states of one device: parameters, gradients, optimizer, by ZeRO level and dtype recipe."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from steptime.assembly import Assembly, Chunk, local_elements
+from steptime.buckets import bucket_elements
+from steptime.job import Job
+from steptime.ops import Param
+
+
+class States(NamedTuple):
+    """Bytes of one device of one pipeline stage."""
+
+    params_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    buckets: list[list[int]]
+    """Padded elements of each gradient bucket, by virtual chunk: what one reduction carries."""
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter of each state, unsharded."""
+
+    params: float
+    gradients: float
+    master: float
+    moments: float
+    """Both of Adam's moments together."""
+
+
+def state_bytes(job: Job) -> StateBytes:
+    """The dtype recipe of a job.
+
+    Megatron bf16: 2 + 4 + 4 + 8, the 6 + 12/d of docs/user-guide/features/dist_optimizer.md (NVIDIA/Megatron-LM).
+    """
+    s = job.software
+    return StateBytes(
+        s.bytes_of(s.param_dtype),
+        s.bytes_of(s.main_grad_dtype),
+        s.bytes_of(s.master_dtype),
+        2.0 * s.bytes_of(s.moment_dtype),
+    )
+
+
+def shard_ranks(job: Job) -> int:
+    """Ranks over which ZeRO shards: dp*cp, or one replica's share of them."""
+    p = job.parallelism
+    return p.dp * p.cp // p.replicas
+
+
+def stage_states(assembly: Assembly) -> list[States]:
+    """States of every stage's device.
+
+    ZeRO (Rajbhandari et al. 2020, figure 1): level 1 shards the optimizer, 2 the gradients too, 3 the parameters too, over
+    dp*cp. Megatron's buffers are padded per parameter and bucket (`buckets.py`); others divide evenly and round up.
+    """
+    job = assembly.job
+    size, ranks = state_bytes(job), shard_ranks(job)
+    level = job.zero_level
+    by_stage = []
+    known: dict[tuple[int, bool, bool, bool], list[int]] = {}
+    for chunks in assembly.stages:
+        buckets = [alike_buckets(assembly, c, known) for c in chunks]
+        whole = float(sum(assembly.local_params(c) for c in chunks))
+        padded = float(sum(map(sum, buckets))) if job.software.padded_buckets and level >= 1 else whole
+        shard = -(-padded // ranks)
+        by_stage.append(
+            States(
+                params_bytes=size.params * (shard if level == 3 else padded),
+                gradients_bytes=size.gradients * (shard if level >= 2 else padded),
+                optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
+                buckets=buckets,
+            )
+        )
+    return by_stage
+
+
+def alike_buckets(assembly: Assembly, chunk: Chunk, known: dict[tuple[int, bool, bool, bool], list[int]]) -> list[int]:
+    """`chunk_buckets`, once for all chunks that hold the same parts."""
+    key = (chunk.layers, chunk.embedding, chunk.head, chunk.depth == 0)
+    if key not in known:
+        known[key] = chunk_buckets(assembly, chunk)
+    return known[key]
+
+
+def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
+    """Elements of the gradient buckets of one model chunk, in backward order.
+
+    Only the first chunk is cut into buckets: later stages and virtual chunks reduce in one piece (megatron/core/distributed/
+    distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None).
+    """
+    job = assembly.job
+    p, software = job.parallelism, job.software
+    ordered = registered(assembly.chunk_params(chunk))
+    local = [local_elements(q, assembly.block.tp) for q in ordered]
+    sharded = software.padded_buckets and job.zero_level >= 1
+    last = len(ordered) - 1
+    alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
+    size = bucket_size(job, float(sum(local))) if chunk.depth == 0 else None
+    return bucket_elements(reversed(local), p.dp * p.cp, size, sharded=sharded, alone=alone)
+
+
+TIED = ("embedding.weight", "head.weight")
+
+
+def registered(parts: list[list[Param]]) -> list[Param]:
+    """Parameters in the order Megatron's modules register them: in a block the output projection stands before qkv.
+
+    megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
+    """
+    rank = {"attn.norm": 0, "attn.proj": 1}
+    return [p for part in parts for p in sorted(part, key=lambda q: rank.get(q.name.rpartition(".")[0], 2))]
+
+
+def bucket_size(job: Job, elements: float) -> float:
+    """Elements per gradient bucket: as said (bytes or a count of buckets), else the profile's."""
+    p, software = job.parallelism, job.software
+    if p.n_param_buckets is not None:
+        return -(-elements // p.n_param_buckets)
+    if p.bucket_size_mb is not None:
+        return p.bucket_size_mb * 1e6 / software.bytes_of(software.main_grad_dtype)
+    return max(software.bucket_elements, software.bucket_elements_per_dp * p.dp * p.cp)

@@ -1,0 +1,60 @@
+"""Memory of every stage against what the device has: fits, tight, does not fit."""
+
+from __future__ import annotations
+
+from steptime import fsdp
+from steptime import stage_memory as stages
+from steptime.assembly import Assembly
+from steptime.estimate import Memory, StageMemory, Verdict
+from steptime.job import Job
+from steptime.overhead import overhead, reserved_bytes
+from steptime.states import States, state_bytes
+
+
+def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
+    """Every stage at its peak, and the verdict on the worst.
+
+    does_not_fit: allocated memory and overhead exceed what the device has to give. tight: only reserved memory does.
+    """
+    job = assembly.job
+    walked = [fsdp.held(assembly)] if fsdp.applies(job) else stages.held(assembly)
+    walked = [max(held, in_step(job, state), key=total) for held, state in zip(walked, states, strict=True)]
+    rows = [stage_row(i, state, held) for i, (state, held) in enumerate(zip(states, walked, strict=True))]
+    worst = max(rows, key=lambda row: row.reserved_bytes)
+    over = overhead(job)
+    capacity = job.machine.accelerator.usable_memory_bytes
+    allocated = max(row.allocated_bytes for row in rows)
+    outside = over.context + over.communicators
+    verdict: Verdict = "fits" if worst.reserved_bytes + outside <= capacity else "tight"
+    if allocated + outside > capacity:
+        verdict = "does_not_fit"
+    return Memory(rows, allocated, worst.reserved_bytes, over, capacity, verdict, verdict == "fits", worst.stage)
+
+
+def total(held: stages.Held) -> float:
+    """All that lives beside the states."""
+    return held.activations_bytes + held.transient_bytes
+
+
+def in_step(job: Job, state: States) -> stages.Held:
+    """The optimizer step: no activations, but the temporaries of an update that does not work in place."""
+    moments = state_bytes(job).moments
+    owned = state.optimizer_bytes * moments / (moments + state_bytes(job).master)
+    return stages.Held(0.0, job.software.optimizer_temp_copies * owned / 2.0, "optimizer step")
+
+
+def stage_row(stage: int, state: States, held: stages.Held) -> StageMemory:
+    """One stage's states, activations and transients."""
+    fixed = state.params_bytes + state.gradients_bytes + state.optimizer_bytes
+    moving = held.activations_bytes + held.transient_bytes
+    return StageMemory(
+        stage=stage,
+        params_bytes=state.params_bytes,
+        gradients_bytes=state.gradients_bytes,
+        optimizer_bytes=state.optimizer_bytes,
+        activations_bytes=held.activations_bytes,
+        transient_bytes=held.transient_bytes,
+        allocated_bytes=fixed + moving,
+        reserved_bytes=reserved_bytes(fixed, moving),
+        peak_op=held.peak_op,
+    )

@@ -1,0 +1,32 @@
+"""Options and fixtures that several test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite recorded outputs (tests/golden, docs)")
+
+
+@pytest.fixture
+def update_golden(request):
+    """Whether recorded outputs are to be rewritten rather than compared."""
+    return request.config.getoption("--update-golden")
+
+
+@pytest.fixture
+def golden(update_golden):
+    """A check that a text equals its recorded copy, which `--update-golden` rewrites."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update_golden:
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{name} changed; if that is right: pytest --update-golden"
+
+    return check

@@ -1,0 +1,446 @@
+"""The command line: every subcommand, exit codes, streams, colours, speed of start, and the page that documents it."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from steptime import cli
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+PLAN = ROOT / "configs" / "llama3_70b.yaml"
+GOLDEN_CONFIGS = [
+    "llama3_70b",
+    "llama3_8b_fsdp",
+    "gpt3_175b_a100",
+    "gpt2_1gpu",
+    "llama3_70b_cross_dc",
+    "llama3_70b_run",
+]
+NEVER_FITS = ["--set", "parallelism.pp=1", "--set", "parallelism.vpp=1", "--set", "data.microbatch_sz=8"]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def call(*args):
+        code = cli.main([str(arg) for arg in args])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+SCRIPT = "import sys; from steptime.cli import main; sys.exit(main())"
+
+
+def process(*args, stdin=None, env=None, command=SCRIPT, **options):
+    """A run in its own interpreter, as the installed script is."""
+    return subprocess.run(
+        [sys.executable, "-c", command, *map(str, args)],
+        input=stdin, capture_output=True, cwd=ROOT, env=os.environ | {"COLUMNS": "200"} | (env or {}), check=False, **options,
+    )  # fmt: skip
+
+
+# --- reports of the shipped configs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GOLDEN_CONFIGS)
+def test_text_is_as_recorded(run, golden, name):
+    code, out, err = run(ROOT / "configs" / f"{name}.yaml")
+    assert (code, err) == (0, "")
+    golden(f"{name}.txt", out)
+
+
+def test_json_is_as_recorded(run, golden):
+    code, out, err = run(PLAN, "--json")
+    assert (code, err) == (0, "")
+    golden("llama3_70b.json", out)
+
+
+KEYS = {
+    "": "schema config assumptions devices nodes params flops memory gemms collectives pipeline time throughput weak_scaling",
+    "params": "total active per_stage tied_copies",
+    "flops": "model_per_step model_per_step_full_attention hardware_per_step",
+    "memory": "stages peak_allocated_bytes peak_reserved_bytes overhead_bytes capacity_bytes verdict fits worst_stage fixes",
+    "memory.stages": "stage params_bytes gradients_bytes optimizer_bytes activations_bytes transient_bytes allocated_bytes "
+    "reserved_bytes peak_op",
+    "memory.overhead_bytes": "context communicators",
+    "gemms": "name stage pass count_per_step m n k flops compute_s input_bytes weight_bytes output_bytes bandwidth_s time_s",
+    "collectives": "name kind axis ranks tier bytes count_per_step latency_s bandwidth_s time_s exposed_s",
+    "pipeline": "schedule stages microbatches bubble_s bubble_fraction in_flight",
+    "time": "step_s parts_s",
+    "throughput": "tokens_per_s tokens_per_s_per_device model_tflops_per_device mfu mfu_full_attention hfu peak_flops_used "
+    "peak_dtype",
+    "weak_scaling": "dp devices gbs step_s efficiency",
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_json_keys_are_the_contract(run, config):
+    code, out, _ = run(config, "--json")
+    assert code == 0
+    document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+    document.pop("run", None)
+    for path, keys in KEYS.items():
+        node = document
+        for part in filter(None, path.split(".")):
+            node = node[part]
+        for row in node if isinstance(node, list) else [node]:
+            assert sorted(row) == sorted(keys.split()), path
+    assert sum(document["time"]["parts_s"].values()) == pytest.approx(document["time"]["step_s"], rel=1e-9)
+    params = document["params"]
+    assert sum(params["per_stage"]) == params["total"] + params["tied_copies"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_text_keeps_to_the_page_and_its_parts_sum_to_the_step(run, config):
+    code, out, err = run(config)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+    table = out[out.index("where the step goes") :].split("\n\n")[0]
+    rows = [re.match(r"  (.+?)\s{2,}([\d.,]+)\s+([\d.,]+) %", line) for line in table.splitlines()]
+    *parts, total = [(float(row[2].replace(",", "")), float(row[3]), row[2]) for row in rows if row]
+    ulp = 10.0 ** -len(total[2].partition(".")[2])
+    assert sum(part[0] for part in parts) == pytest.approx(total[0], abs=0.5 * ulp * (len(parts) + 1))
+    assert total[1] == 100.0
+
+
+def test_the_echoed_config_is_a_config(run, tmp_path):
+    _, out, _ = run(PLAN, "--json")
+    first = json.loads(out)
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(first["config"]))
+    code, out, err = run(again, "--json")
+    assert (code, err) == (0, "")
+    second = json.loads(out)
+    assert {**first, "assumptions": 0} == {**second, "assumptions": 0}
+
+
+def test_a_config_from_standard_input(run):
+    done = process("-", "--json", stdin=PLAN.read_bytes())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == run(PLAN, "--json")[1]
+
+
+def test_set_changes_a_setting(run):
+    _, out, _ = run(PLAN, "--json", "--set", "data.gbs=4096")
+    assert json.loads(out)["config"]["data"]["gbs"] == 4096
+
+
+def test_a_file_named_like_a_subcommand(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("steptime.cli.sys.argv", ["3dtrn"])
+    (tmp_path / "diff").write_text(PLAN.read_text())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["./diff", "--brief"]) == 0
+
+
+# --- exit codes and streams ------------------------------------------------------------------------------------------------
+
+
+def test_check_says_no_with_exit_code_1(run):
+    assert run(PLAN, "--check")[0] == 0
+    code, out, err = run(PLAN, "--check", *NEVER_FITS)
+    assert code == 1
+    assert err == "check: does not fit (does_not_fit)\n"
+    assert "DOES NOT FIT" in out
+    assert run(PLAN, *NEVER_FITS)[0] == 0  # without --check it is an answer like any other
+
+
+@pytest.mark.parametrize(("least", "code"), [("0.01", 0), ("1%", 0), ("0.99", 1), ("99%", 1)])
+def test_min_mfu(run, least, code):
+    done = run(PLAN, "--check", "--min-mfu", least)
+    assert done[0] == code
+    assert ("is below 99 %" in done[2]) == bool(code)
+
+
+def test_bad_input_is_one_line_per_problem(run, tmp_path):
+    plan = yaml.safe_load(PLAN.read_text())
+    plan["parallelism"]["tpp"] = 8
+    plan["data"]["gbs"] = -1
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    code, out, err = run(path)
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    assert any("parallelism.tpp" in line and "tp" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["nowhere.yaml"],
+        ["configs"],
+        [str(PLAN), "--set", "data.gbs"],
+        [str(PLAN), "--set", "data.gsb=4"],
+        [str(PLAN), "--min-mfu", "40"],
+        [str(PLAN), "--json", "--brief"],
+        [str(PLAN), "extra"],
+        ["show"],
+        ["show", "nothing-like-it"],
+        ["show", "nowhere/machine.yaml"],
+        ["diff", str(PLAN)],
+        ["diff", str(PLAN), "nowhere.yaml"],
+        ["explain", str(PLAN), "no-such-op"],
+        ["scale", "nowhere.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_bad_command_lines_exit_2_with_a_reason(run, args):
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.strip()
+    assert "Traceback" not in err
+
+
+def test_no_colour_in_a_pipe_and_colour_on_request():
+    assert b"\x1b" not in process(PLAN, "--brief").stdout
+    assert b"\x1b[" in process(PLAN, "--brief", "--color", "always").stdout
+    assert b"\x1b[" in process(PLAN, "--brief", env={"FORCE_COLOR": "1"}).stdout
+    assert b"\x1b" not in process(PLAN, "--brief", "--color", "never", env={"FORCE_COLOR": "1"}).stdout
+
+
+def test_colour_on_a_terminal_unless_no_color():
+    for env, coloured in (({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
+        ours, theirs = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(PLAN), "--brief"],
+            stdout=theirs, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "utf-8", **env}, check=False,
+        )  # fmt: skip
+        os.close(theirs)
+        assert done.returncode == 0
+        assert (b"\x1b[" in os.read(ours, 65536)) is coloured
+        os.close(ours)
+
+
+def test_a_closed_pipe_is_quiet():
+    command = shlex.join([sys.executable, "-c", SCRIPT, str(PLAN)])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"], capture_output=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert done.stdout.startswith(b"llama3-70b")
+
+
+def test_a_closed_pipe_keeps_the_answer_of_a_check():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(PLAN), "--min-mfu", "0.99"],
+        stdout=theirs, stderr=subprocess.PIPE, cwd=ROOT, check=False,
+    )  # fmt: skip
+    os.close(theirs)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+
+
+def test_an_interrupt_is_quiet(run, monkeypatch):
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("steptime.commands.load", interrupted)
+    assert run(PLAN) == (130, "", "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_encodings_without_our_signs(encoding):
+    done = process(PLAN, env={"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "模型"), ("ascii", "??")])
+def test_names_of_any_script_print(encoding, shown):
+    done = process(
+        PLAN, "--brief", "--set", "model={preset: llama3-70b, name: 模型}", env={"PYTHONIOENCODING": encoding}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(encoding).startswith(shown)
+
+
+def test_bytes_that_are_no_text_are_bad_input_or_replaced(run):
+    code, out, err = run(PLAN, "--brief", "--set", "model.name=\udcff")
+    assert (code, err) == (0, "")
+    assert out.startswith("\ufffd")
+
+
+# --- subcommands -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", *cli.SUBCOMMANDS])
+def test_every_subcommand_has_help_and_documentation(run, name):
+    code, out, _ = run(*filter(None, [name]), "--help")
+    assert code == 0
+    assert out.startswith(f"usage: 3dtrn {name}".rstrip())
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert f"3dtrn {name}".rstrip() in page
+    for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", out, re.MULTILINE):
+        assert option in page or option in {"--help", "--version"}, option
+
+
+def test_help_lists_what_there_is_and_no_more(run):
+    _, out, _ = run("--help")
+    listed = re.findall(r"^  (\w+)  +\w", out[out.index("subcommands") :], re.MULTILINE)
+    assert listed == list(cli.SUBCOMMANDS)
+    assert all(callable(getattr(__import__("steptime.commands", fromlist=["x"]), name)) for name in listed)
+
+
+def test_help_fits_eighty_columns():
+    for name in ["", *cli.SUBCOMMANDS]:
+        done = process(*filter(None, [name]), "--help", env={"COLUMNS": "80"})
+        assert max(map(len, done.stdout.decode().splitlines())) <= 80
+
+
+def test_machines_and_models_are_all_listed(run):
+    from steptime.machine import machine_names
+    from steptime.model.presets import model_names
+
+    for command, names in (("machines", machine_names()), ("models", model_names())):
+        code, out, _ = run(command)
+        assert code == 0
+        assert {line.split()[0] for line in out.splitlines() if line.strip()} >= set(names)
+        assert max(map(len, out.splitlines())) <= 80
+
+
+def test_everything_listed_can_be_shown(run):
+    from steptime.machine import machine_names
+    from steptime.model.presets import model_names
+    from steptime.performance import software_names
+
+    for name in [*machine_names()[::9], *model_names()[::9], *software_names()]:
+        code, out, _ = run("show", name)
+        assert code == 0
+        assert yaml.safe_load(out)["name"] == name
+
+
+def test_a_shown_machine_is_a_machine_file(run, tmp_path):
+    from steptime.machine import Machine, machine_names
+
+    for name in machine_names():
+        path = tmp_path / f"{name}.yml"
+        path.write_text(run("show", name)[1], encoding="utf-8")
+        shown, original = (m.model_dump(exclude={"provenance"}) for m in (Machine.load(str(path)), Machine.load(name)))
+        assert str(shown) == str(original) or _close(shown, original), name
+
+
+def _close(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_close, a, b))
+    return a == pytest.approx(b, rel=1e-8) if isinstance(a, float) else a == b
+
+
+def test_show_says_where_no_run_was_measured(run):
+    from steptime.machine import Machine, machine_names
+
+    for name in machine_names():
+        assert run("show", name)[1].startswith("# no measured run on this machine") is not Machine.load(name).measured
+
+
+def test_configs_obey_the_schema(run):
+    import jsonschema
+
+    schema = json.loads(run("schema")[1])
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    for config in sorted((ROOT / "configs").rglob("*.yaml")):
+        validator.validate(yaml.safe_load(config.read_text(encoding="utf-8")))
+    wrong = yaml.safe_load(PLAN.read_text())
+    wrong["parallelism"]["tpp"] = 8
+    assert not validator.is_valid(wrong)
+
+
+def test_scale_gives_weak_and_strong(run):
+    code, out, _ = run("scale", PLAN)
+    assert code == 0
+    assert "weak scaling" in out
+    assert "strong scaling" in out
+    rows = json.loads(run("scale", PLAN, "--json")[1])
+    gbs = json.loads(run(PLAN, "--json")[1])["config"]["data"]["gbs"]
+    assert {row["gbs"] for row in rows["strong_scaling"]} == {gbs}
+    assert rows["strong_scaling"][0]["efficiency"] == 1.0
+    assert len({row["gbs"] / row["dp"] for row in rows["weak_scaling"]}) == 1
+
+
+def test_diff_of_a_config_with_itself_and_another(run):
+    assert "no setting differs" in run("diff", PLAN, PLAN)[1]
+    code, out, _ = run("diff", PLAN, ROOT / "configs" / "llama3_8b.yaml")
+    assert code == 0
+    assert "model.n_layers" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_explain_names_and_explains(run):
+    names = run("explain", PLAN)[1].split("\n")[:-1]
+    assert {"step", "mfu", "memory"} <= set(names)
+    for name in names:
+        code, out, _ = run("explain", PLAN, name)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+
+
+# --- lean imports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [[str(PLAN)], ["--help"]])
+def test_a_report_needs_neither_numpy_nor_torch_nor_tabulate(args):
+    command = (
+        "import sys; from steptime.cli import main; main(); "
+        "sys.stderr.write(' '.join({'numpy', 'torch', 'tabulate'} & sys.modules.keys()))"
+    )
+    done = process(*args, command=command)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_parser_needs_no_pydantic():
+    done = process(command="import sys; from steptime.cli import parser; parser(); print('pydantic' in sys.modules)")
+    assert done.stdout == b"False\n"
+
+
+# --- the page that documents it --------------------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def test_blocks_of_the_page_are_as_they_run(run, update_golden):
+    page = ROOT / "docs" / "cli.md"
+    text = page.read_text(encoding="utf-8")
+    fresh = BLOCK.sub(lambda block: f"```console\n{_replay(block[1], run)}```", text)
+    if update_golden:
+        page.write_text(fresh, encoding="utf-8")
+        text = fresh
+    assert text == fresh, "docs/cli.md is out of date; if the new output is right: pytest --update-golden"
+
+
+def _replay(block, run):
+    """A block with its outputs as they are now; an output that ends in "..." keeps its number of lines."""
+    out = []
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *recorded = part.splitlines()
+        program, *args = shlex.split(command)
+        assert program == "3dtrn"
+        code, printed, err = run(*args)
+        assert (code, err) == (0, ""), command
+        lines = printed.splitlines()
+        if recorded and recorded[-1] == "...":
+            lines = [*lines[: len(recorded) - 1], "..."]
+        out += [f"$ {command}", *lines]
+    return "\n".join(out) + "\n"

@@ -1,0 +1,313 @@
+"""Bad input: every problem at once, one line each, never a traceback."""
+
+import io
+import sys
+import time
+
+import pytest
+import yaml
+
+from steptime.config import Config, ConfigError
+from steptime.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
+from steptime.job import Job
+
+PLAN = """
+model: {n_layers: 80, hidden_sz: 8192, inter_sz: 28672, n_q_heads: 64, n_kv_heads: 8, vocab_sz: 128256}
+parallelism: {tp: 8, pp: 2, dp: 64}
+data: {gbs: 2048, seqlen: 2048, microbatch_sz: 1}
+hardware: {node_type: dgx-h100}
+"""
+
+
+def problems(text=PLAN, *sets):
+    with pytest.raises(ConfigError) as error:
+        Job.load(text, sets)
+    assert str(error.value) == "\n".join(error.value.problems)
+    assert all("\n" not in line for line in error.value.problems)
+    return error.value.problems
+
+
+def test_the_plan_itself_is_sound():
+    assert Job.load(PLAN).parallelism.devices == 1024
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        # unknown keys
+        ("parallelism.tpp=8", "parallelism.tpp: unknown key (got 8); did you mean 'tp'?"),
+        ("modle.n_layers=8", "modle: unknown key (got a mapping); did you mean 'model'?"),
+        ("run.tokns=1e12", "run.tokns: unknown key (got 1e+12); did you mean 'tokens'?"),
+        (
+            "data.colour=red",
+            "data.colour: unknown key (got 'red'); valid: gbs, microbatch_sz, seqlen",
+        ),
+        (
+            "performance.recompute={granularity: full, metod: block}",
+            "performance.recompute.metod: unknown key (got 'block'); did you mean 'method'?",
+        ),
+        # wrong types
+        ("parallelism.tp=eight", "parallelism.tp: expected a whole number (got 'eight')"),
+        ("parallelism.tp=8.5", "parallelism.tp: expected a whole number (got 8.5)"),
+        ("parallelism.tp=true", "parallelism.tp: expected a whole number (got true)"),
+        ("parallelism.tp=", "parallelism.tp: expected a whole number (got nothing)"),
+        ("parallelism.tp=[8]", "parallelism.tp: expected a whole number (got a list of 1)"),
+        ("parallelism.zero_level=true", "parallelism.zero_level: expected one of 0, 1, 2, 3 (got true)"),
+        ("parallelism.sp=maybe", "parallelism.sp: expected true or false (got 'maybe')"),
+        ("parallelism=8", "parallelism: expected a mapping (got 8)"),
+        ("data=[1, 2]", "data: expected a mapping (got a list of 2)"),
+        ("run.tokens=many", "run.tokens: expected a number (got 'many')"),
+        ("run.tokens=.nan", "run.tokens: expected a finite number (got nan)"),
+        ("parallelism.layers_per_stage=[40, x]", "parallelism.layers_per_stage[1]: expected a whole number (got 'x')"),
+        (
+            "parallelism.layers_per_stage=atuo",
+            "parallelism.layers_per_stage: expected a list or auto (got 'atuo'); did you mean 'auto'?",
+        ),
+        # zero, negative, absurd
+        ("parallelism.tp=0", "parallelism.tp: must be at least 1 (got 0)"),
+        ("parallelism.dp=-4", "parallelism.dp: must be at least 1 (got -4)"),
+        ("model.n_layers=0", "model.n_layers: must be at least 1 (got 0)"),
+        ("model.n_layers=1e9", "model.n_layers: must be at most 10,000 (got 1000000000)"),
+        ("parallelism.tp=1e12", "parallelism.tp: must be at most 10,000 (got 1000000000000)"),
+        ("data.seqlen=2e9", "data.seqlen: must be at most 100,000,000 (got 2000000000)"),
+        ("data.gbs=1e15", "data.gbs: must be at most 100,000,000 (got 1000000000000000)"),
+        ("run.tokens=0", "run.tokens: must be greater than 0 (got 0)"),
+        (
+            "cross_dc={n_dcs: 1, interconnect_bandwidth_gbps: 10, interconnect_latency_s: 5 ms}",
+            "cross_dc.n_dcs: must be at least 2 (got 1)",
+        ),
+        # words
+        (
+            "performance.activation_checkpointing_type=selctive",
+            (
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "(got 'selctive'); "
+                "did you mean 'selective'?"
+            ),
+        ),
+        (
+            "performance.activation_checkpointing_type=everything",
+            (
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "(got 'everything')"
+            ),
+        ),
+        (
+            "performance.recompute={granularity: selective, modules: [core_atn]}",
+            (
+                "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, moe_act, "
+                "mla_up_proj, moe, "
+                "shared_experts (got 'core_atn'); did you mean 'core_attn'?"
+            ),
+        ),
+        ("performance.precision=fp8", "performance.precision: not modelled yet; use bf16, fp16 or fp32 (got 'fp8')"),
+        ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
+        (
+            "parallelism.schedule=dualpipe",
+            "parallelism.schedule: not modelled yet; use gpipe, 1f1b or interleaved (got 'dualpipe')",
+        ),
+        (
+            "performance.software=megatron",
+            "performance.software: unknown profile (got 'megatron'); did you mean 'megatron-core'?",
+        ),
+        # machines and presets
+        (
+            "hardware.overrides.tiers.7.latency_s=1 us",
+            "hardware.overrides.tiers.7.latency_s: '7' is no index here; valid: 0, 1",
+        ),
+        (
+            "hardware.overrides.accelerator.peak_flop=1e15",
+            "hardware.overrides.accelerator.peak_flop: unknown key (got 1e+15); did you mean 'peak_flops'?",
+        ),
+        ("model={preset: 8}", "model.preset: expected a name (got 8)"),
+        ("model={preset: llama3-8b, hf: x.json}", "model: preset and hf are both given; keep one"),
+        ("model={preset: llama3-8b, n_layer: 4}", "model.n_layer: unknown key (got 4); did you mean 'n_layers'?"),
+        # settings
+        ("parallelism.tp.x=3", "parallelism.tp.x: parallelism.tp is a single value (got 8)"),
+        ("parallelism.tp", "--set parallelism.tp: expected a.b=value"),
+        ("=3", "--set =3: expected a.b=value"),
+        ("a..b=3", "--set a..b=3: expected a.b=value"),
+        ("parallelism.tp=[1", "--set parallelism.tp: line 2, column 1: did not find expected ',' or ']'"),
+    ],
+)
+def test_one_line(setting, line):
+    assert problems(PLAN, setting) == [line]
+
+
+def test_unknown_machine_and_preset_name_their_neighbours():
+    (line,) = problems(PLAN, "hardware.node_type=dgx-h10")
+    assert line.startswith("hardware.node_type: ")
+    assert "'dgx-h10'" in line
+    assert "dgx-h100" in line
+    (line,) = problems(PLAN, "model=llama3-7b")
+    assert line.startswith("model.preset: ")
+    assert "'llama3-7b'" in line
+    assert "llama3-70b" in line
+
+
+def test_missing_sections_and_keys():
+    assert problems("model: llama3-8b\n") == [
+        f"{key}: missing, and required" for key in ("parallelism", "data", "hardware")
+    ]
+    assert problems(PLAN, "data={gbs: 64}") == [
+        "data.seqlen: missing, and required",
+        "data.microbatch_sz: missing, and required",
+    ]
+
+
+def test_all_problems_at_once_in_the_order_of_the_file():
+    wrong = ("parallelism.tp=0", "parallelism.qq=1", "data.gbs=x", "model.glu=perhaps", "performance.precision=bf17")
+    assert problems(PLAN, *wrong) == [
+        "model.glu: expected true or false (got 'perhaps')",
+        "parallelism.tp: must be at least 1 (got 0)",
+        (
+            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, dp, embedding_and_loss_count_as_layers, ep, fsdp, "
+            "layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, tp, vpp, zero_level"
+        ),
+        "performance.precision: expected one of fp32, bf16, fp16 (got 'bf17'); did you mean 'bf16'?",
+        "data.gbs: expected a whole number (got 'x')",
+    ]
+
+
+def test_a_typo_hides_no_broken_rule():
+    lines = problems(PLAN, "parallelism.tpp=7", "data.gbs=2000", "nonsense", "hardware.node_type=dgx-h10")
+    assert [line.partition(":")[0] for line in lines] == [
+        "--set nonsense",
+        "parallelism.tpp",
+        "hardware.node_type",
+        "data.gbs",
+    ]
+
+
+@pytest.mark.parametrize("text", ["1e12", "'1e12'", "1.0e+12", "1_000_000_000_000", "1000000000000"])
+def test_numbers_as_people_write_them(text):
+    assert Job.load(PLAN, [f"run.tokens={text}"]).run.tokens == 1e12
+
+
+@pytest.mark.parametrize("text", ["2e3", "'2048'", "2.048e3", "2_048", "02048"])
+def test_whole_numbers_as_people_write_them(text):
+    assert Job.load(PLAN, [f"data.seqlen={text}"]).data.seqlen in {2000, 2048}
+
+
+def test_keywords_tell_problems_too():
+    class Tank(Config):
+        litres: float
+        full: bool = False
+
+    with pytest.raises(ConfigError, match=r"^litres: expected a number \(got true\)$"):
+        Tank(litres=True)
+    with pytest.raises(ConfigError, match=r"^litre: unknown key"):
+        Tank(litres=3, litre=3)
+    assert Tank(litres="1e3").litres == 1000.0
+
+
+# --- documents ---------------------------------------------------------------------------------------------------------
+
+
+def bomb():
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    for here, before in zip("bcdefghij", "abcdefghi", strict=True):
+        lines.append(f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n", "t: empty; expected a mapping of sections"),
+        ("# nothing\n---\n", "t: empty; expected a mapping of sections"),
+        ("- a\n- b\n", "t: expected a mapping at the top (got a list of 2)"),
+        ("just words\n", "t: expected a mapping at the top (got 'just words')"),
+        ("a: 1\nb: 2\na: 3\n", "t: line 3: duplicate key 'a' (first on line 1)"),
+        ("m:\n  x: 1\n  x: 2\n", "t: line 3: duplicate key 'x' (first on line 2)"),
+        ('{"a": 1, "a": 2}', "t: line 1: duplicate key 'a' (first on line 1)"),
+        ("a: b: c\n", "t: line 1, column 5: mapping values are not allowed in this context"),
+        ("a: 1\n\tb: 2\n", "t: line 2, column 1: found a tab character that violates indentation"),
+        ("a: 1\n---\nb: 2\n", "t: line 2: a second document; expected one"),
+        ("a: *b\n", "t: line 1: alias 'b' is not defined"),
+        ("a: &a [*a]\n", "t: line 1: alias 'a' is not defined"),
+        ("[1, 2]: 3\n", "t: line 1: a key must be a word"),
+        (
+            "a: !!python/object:os.system 1\n",
+            "t: line 1: tag 'tag:yaml.org,2002:python/object:os.system' is not allowed; write plain YAML",
+        ),
+        ("<<: 3\n", "t: line 1: '<<' merges mappings only"),
+        (bomb(), f"t: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"),
+        ("[" * 100_000, "t: line 1: nested more than 40 deep"),
+        ("- " * 100_000, "t: line 1: nested more than 40 deep"),
+        ("{a: " * 100_000, "t: line 1: nested more than 40 deep"),
+    ],
+)
+def test_bad_document(text, line):
+    start = time.process_time()
+    with pytest.raises(ConfigError) as error:
+        parse_mapping(text, "t")
+    assert error.value.problems == [line]
+    assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (b"\x80\x02}q\x00.", "not text (byte 0x80 at offset 0 is not UTF-8)"),
+        (b"a: 1\x00b", "not text (a NUL byte at offset 4)"),
+        (b"PK\x03\x04\xff\xfe", "not text (byte 0xff at offset 4 is not UTF-8)"),
+        (b"", "empty; expected a mapping of sections"),
+        (b"a: 1\n" * (MAX_BYTES // 5 + 1), f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
+        (b"a: [1, 2]\n" * 1_000_000, f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
+    ],
+)
+def test_bad_file(tmp_path, raw, line):
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError) as error:
+        Job.load(path)
+    assert error.value.problems == [f"{path}: {line}"]
+
+
+def test_control_characters_are_told_in_one_line():
+    with pytest.raises(ConfigError, match=r"^t: not valid YAML \(unacceptable character #x0001"):
+        parse("a: \x01", "t")
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        Job.load(tmp_path / "none.yaml")
+    assert error.value.problems == [f"{tmp_path}/none.yaml: no such file"]
+    with pytest.raises(ConfigError) as error:
+        Job.load(tmp_path)
+    assert error.value.problems == [f"{tmp_path}: is a directory; give a YAML file"]
+    with pytest.raises(ConfigError, match="no such file"):
+        Job.load("")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Job.load("plan\0.yaml")
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PLAN.encode())))
+    assert Job.load("-") == Job.load(PLAN)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(ConfigError, match=r"^standard input: empty"):
+        Job.load("-")
+
+
+def test_byte_order_mark_and_json(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"a":\t1e3,\n"b": "\\u00b5", "c": null, "d": -0.5e-3}')
+    assert parse(*read_source(path)) == {"a": 1000.0, "b": "\u00b5", "c": None, "d": -0.0005}
+
+
+def test_plain_yaml_means_what_pyyaml_says_where_both_are_sane():
+    text = "a: {b: [1, -2, 3.5, x, 'y', \"z\", true, no, ~, 2.5e+3, .5]}\nc: |\n  two\n  lines\nd: &d {e: 1}\nf: {<<: *d, g: 2}\n"
+    assert parse(text, "t") == yaml.safe_load(text)
+
+
+def test_where_yaml_is_loose_this_is_not():
+    assert parse("{a: 1e12, b: 010, c: 1:30, d: 2026-01-01, e: 0x10, f: '1e3'}", "t") == {
+        "a": 1e12,
+        "b": 10,
+        "c": "1:30",
+        "d": "2026-01-01",
+        "e": "0x10",
+        "f": "1e3",
+    }

@@ -1,0 +1,255 @@
+"""Presets: names, sources, and parameter counts against two independent counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from steptime.model import presets
+from steptime.model.model import Model
+from steptime.model.presets import FOLDER, load_model, model_names
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- presets -->\n", "<!-- end of presets -->\n"
+
+# Parameters of the Hugging Face class of each model (Llama, GPT2, Mistral, Nemotron, Phi3, Gemma, StableLm, Qwen2, Qwen3
+# ...ForCausalLM of transformers 4.57.1) built on torch's meta device with these sizes, a tied head counted once. Where a hub
+# page prints an exact total it is this one: 124,439,808 for gpt2, 7,241,732,096 for Mistral-7B-v0.1, 7,615,616,512 for
+# Qwen2.5-7B, 8,030,261,248 for Meta-Llama-3-8B. Narayanan et al. 2021, Table 1, prints 1.7, 3.6, 7.5, 18.4, 39.1, 76.1,
+# 145.6, 310.1, 529.6 and 1008.0 billion for the Megatron models.
+COUNTED = {
+    "codellama-34b": 33_743_970_304,
+    "falcon3-1b": 1_669_408_768,
+    "falcon3-3b": 3_227_655_168,
+    "falcon3-7b": 7_455_550_464,
+    "falcon3-10b": 10_305_653_760,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gpt2-large": 774_030_080,
+    "gpt2-medium": 354_823_168,
+    "gpt2-small": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-125m": 125_226_240,
+    "gpt3-350m": 355_871_744,
+    "gpt3-760m": 760_300_032,
+    "gpt3-1.3b": 1_315_723_264,
+    "gpt3-2.7b": 2_651_553_280,
+    "gpt3-6.7b": 6_658_404_352,
+    "gpt3-13b": 12_853_386_240,
+    "gpt3-175b": 174_604_259_328,
+    "llama1-7b": 6_738_415_616,
+    "llama1-13b": 13_015_864_320,
+    "llama1-30b": 32_528_943_616,
+    "llama1-65b": 65_285_660_672,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-1b": 1_235_814_400,
+    "llama3-3b": 3_212_749_824,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "megatron-1.7b": 1_652_230_656,
+    "megatron-3.6b": 3_562_168_320,
+    "megatron-7.5b": 7_467_786_240,
+    "megatron-18b": 18_449_756_160,
+    "megatron-22b": 22_074_273_792,
+    "megatron-39b": 39_096_041_472,
+    "megatron-76b": 76_050_739_200,
+    "megatron-145b": 145_622_261_760,
+    "megatron-175b": 174_615_846_912,
+    "megatron-310b": 310_130_540_544,
+    "megatron-530b": 529_600_819_200,
+    "megatron-1t": 1_008_038_758_400,
+    "mistral-7b": 7_248_023_552,
+    "mistral-7b-v0.2": 7_241_732_096,
+    "mistral-large-123b": 122_610_069_504,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+    "nemotron4-15b": 15_628_775_424,
+    "nemotron4-340b": 341_029_195_776,
+    "phi3-medium": 13_960_238_080,
+    "phi3-mini": 3_821_079_552,
+    "phi4": 14_659_507_200,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "stablelm-3b": 2_795_443_200,
+    "tinyllama-1.1b": 1_100_048_384,
+}
+
+
+def closed_form(m: Model) -> int:
+    """Parameters by the sum everybody writes down once: weights, biases, norms, embeddings."""
+    h, f, q, kv = m.hidden_sz, m.inter_sz, m.n_q_heads * m.head_dim, m.n_kv_heads * m.head_dim
+    ups = 2 if m.glu else 1
+    norm = h * (2 if m.norm == "layernorm" and m.norm_bias else 1)
+    block = h * q + 2 * h * kv + q * h + (ups + 1) * h * f + 2 * norm
+    if m.bias:
+        block += h + ups * f + h
+    if m.qkv_bias:
+        block += q + 2 * kv
+    if m.qk_norm:
+        block += 2 * m.head_dim
+    positions = (m.max_positions or 0) * h if m.learned_positions else 0
+    return m.n_layers * block + norm + positions + m.vocab_sz * h * (1 if m.tie_embeddings else 2)
+
+
+def document(name: str) -> dict:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+
+
+def test_every_preset_is_counted_here():
+    assert set(model_names()) == set(COUNTED)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters(name):
+    model = load_model(name)
+    assert model.n_params == COUNTED[name]
+    assert closed_form(model) == model.n_params
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_says_where_its_figures_come_from(name):
+    model = load_model(name)
+    assert model.name == name
+    assert any(word in model.source for word in ("config.json", "arXiv", "github"))
+    assert "memory" not in model.source
+
+
+def test_the_name_says_the_size():
+    """A file under the wrong name would show here: the size in the name is the count, to 45 % (Falcon3-1B has 1.67)."""
+    units = {"m": 1e6, "b": 1e9, "t": 1e12}
+    for name, count in COUNTED.items():
+        number, unit = name.rpartition("-")[2][:-1], name[-1]
+        if number.replace(".", "").isdigit() and unit in units:
+            assert float(number) * units[unit] == pytest.approx(count, rel=0.45), name
+
+
+def test_names_and_aliases_are_unique():
+    seen = {}
+    for name in model_names():
+        for spelling in [name, *document(name).get("aliases", [])]:
+            key = presets._key(spelling)
+            assert key not in seen, f"{spelling} of {name} is also {seen[key]}"
+            seen[key] = name
+
+
+def test_aliases_load_their_model():
+    for name in model_names():
+        for alias in document(name).get("aliases", []):
+            assert load_model(alias).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("llama3-70b", "llama3-70b"),
+        ("llama-3-70b", "llama3-70b"),
+        ("Llama3_70B", "llama3-70b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-0.6B-Base", "qwen3-0.6b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("mistralai/Mistral-Nemo-Base-2407", "mistral-nemo-12b"),
+        ("microsoft/Phi-3-mini-128k-instruct", "phi3-mini"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("google/gemma-7b-it", "gemma-7b"),
+        ("openai-community/gpt2", "gpt2-small"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+        ("gpt3", "gpt3-175b"),
+        ("megatron-1008b", "megatron-1t"),
+        (" llama3 8b ", "llama3-8b"),
+    ],
+)
+def test_spelling_is_lenient(spelling, name):
+    assert load_model(spelling).name == name
+
+
+def test_a_file_name_reads_one_file(monkeypatch):
+    read = []
+    real = presets._read
+    monkeypatch.setattr(presets, "_read", lambda path: read.append(path.name) or real(path))
+    load_model("llama3-70b")
+    load_model("meta-llama/Meta-Llama-3-70B")
+    assert read == ["llama3-70b.yaml"] * 2
+
+
+def test_unknown_names_tell_near_matches_in_one_line():
+    with pytest.raises(ValueError, match=r"^unknown model 'llama3-7b'; did you mean .*'llama3-8b'.* lists them\)$"):
+        load_model("llama3-7b")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "zzz", "/", "../llama3-8b.yaml/../x", "llama3-8b.yaml", "*", "qwen2-57b", "llama3-8bb", "\0"]
+)
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match="unknown model") as caught:
+        load_model(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_changes():
+    model = load_model("llama3-70b", n_layers=40)
+    assert (model.n_layers, model.hidden_sz) == (40, 8192)
+    assert model.source.endswith("(changed: n_layers)")
+
+
+def test_changes_that_do_not_exist():
+    with pytest.raises(ValueError, match=r"model\.n_layer: .*n_layers"):
+        load_model("llama3-70b", n_layer=40)
+
+
+def test_order_is_family_then_size():
+    names = model_names()
+    assert [n for n in names if n.startswith("llama3-")] == [f"llama3-{s}" for s in ("1b", "3b", "8b", "70b", "405b")]
+    assert names.index("megatron-530b") < names.index("megatron-1t")
+
+
+def table() -> str:
+    """The presets as a Markdown table."""
+    rows = [
+        "| preset | parameters | layers | hidden | MLP | heads (kv) | vocabulary | also |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for name in model_names():
+        m = load_model(name)
+        heads = f"{m.n_q_heads} ({m.n_kv_heads})" if m.n_kv_heads != m.n_q_heads else f"{m.n_q_heads}"
+        also = ", ".join(document(name).get("aliases", []))
+        sizes = " | ".join(f"{n:,}" for n in (m.n_params, m.n_layers, m.hidden_sz, m.inter_sz))
+        rows.append(f"| {name} | {sizes} | {heads} | {m.vocab_sz:,} | {also} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_documented_table_is_this_one(update_golden):
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    written, _, after = rest.partition(END)
+    if update_golden:
+        written = table()
+        PAGE.write_text(before + BEGIN + written + END + after, encoding="utf-8")
+    assert written == table(), "presets changed; if that is right: pytest tests/test_presets.py --update-golden"
+
+
+def test_sources_keep_their_paths_whole():
+    """A folded line that breaks inside a repository's name would leave a blank in it."""
+    for name in model_names():
+        assert "- " not in load_model(name).source

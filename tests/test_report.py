@@ -1,0 +1,460 @@
+"""Reports: the layout of text, the numbers in it, JSON keys, HTML; on a hand-made estimate whose figures are easy to check."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.estimate import (
+    CollectiveRow,
+    Fix,
+    Flops,
+    GemmRow,
+    Memory,
+    Overhead,
+    Params,
+    Pipeline,
+    StageMemory,
+    Throughput,
+    Time,
+    WeakScaling,
+)
+from steptime.job import Job
+from steptime.report import breakdown, compare, details, explain, html
+from steptime.report.answer import layout_words
+from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
+from steptime.report.json import to_dict
+from steptime.report.table import Fact, Facts, Style, Table, layout, wants_color
+from steptime.report.text import report, sections
+
+GIB = 2.0**30
+WIDTH = 80
+
+
+def job(**parallelism):
+    return Job(
+        model="llama3-70b",
+        parallelism={"tp": 8, "pp": 4, "dp": 32} | parallelism,
+        data={"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+
+
+def stage(index, activations_gib):
+    held = StageMemory(
+        index, 4 * GIB, 8 * GIB, 3 * GIB, activations_gib * GIB, 1 * GIB, 0, 0, f"backward of mlp.down, layer {index}"
+    )
+    allocated = sum(held[1:6])
+    return held._replace(allocated_bytes=allocated, reserved_bytes=allocated + 2 * GIB)
+
+
+def gemm(stage_index, pass_, name="attn.qkv", calls=1280.0):
+    # 2 * 8192 * 1280 * 8192 = 171,798,691,840 FLOPs; at 500 TFLOP/s 343.6 us; 168 MiB at 2 TB/s 88.08 us; 6 us of launch
+    flops, moved = 2.0 * 8192 * 1280 * 8192, (128.0, 20.0, 20.0)
+    compute = flops / 500e12
+    sizes = [size * 2**20 for size in moved]
+    return GemmRow(
+        name,
+        stage_index,
+        pass_,
+        calls,
+        8192.0,
+        1280.0,
+        8192.0,
+        flops,
+        compute,
+        *sizes,
+        sum(sizes) / 2e12,
+        compute + 6e-6,
+    )
+
+
+def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
+    stages = [stage(i, size) for i, size in enumerate(activations)]
+    worst = max(stages, key=lambda row: row.reserved_bytes)
+    parts = {
+        "gemm": 10.0,
+        "attention": 2.0,
+        "tp_comm": 1.5,
+        "bubble": 1.0,
+        "dp_comm": 0.25,
+        "pp_comm": 0.0,
+    }
+    step = sum(parts.values())  # 14.75
+    fields = {
+        "job": job(),
+        "assumptions": ["flash attention", "a longer one " * 12],
+        "devices": 1024,
+        "nodes": 128,
+        "params": Params(70_553_706_496, 70_553_706_496, [17_638_426_624] * 4, 0),
+        "flops": Flops(7.2e18, 7.8e18, 7.4e18),
+        "memory": Memory(
+            stages,
+            worst.allocated_bytes,
+            worst.reserved_bytes,
+            Overhead(0.5 * GIB, 1.5 * GIB),
+            {"fits": 79.5, "tight": 59.0, "does_not_fit": 50.0}[verdict] * GIB,
+            verdict,
+            verdict == "fits",
+            worst.stage,
+        ),
+        "pipeline": Pipeline("1f1b", len(stages), 64, 1.0, 0.05, [4.0, 3.0, 2.0, 1.0]),
+        "time": Time(step, parts, {"tp_comm": 3.0, "dp_comm": 0.5}),
+        "throughput": Throughput(
+            2048 * 8192 / step, 2048 * 8192 / step / 1024, 476.7, 0.482, 0.522, 0.495, 989e12, "bf16"
+        ),
+        "gemms": [gemm(i, pass_) for i in range(len(stages)) for pass_ in ("forward", "dgrad", "wgrad")]
+        + [gemm(len(stages) - 1, "forward", "head", 64.0)],
+        "collectives": [
+            CollectiveRow("qkv gather", "all_gather", "tp", 8, "nvlink", 2.0**27, 5120.0, 2e-5, 3e-4, 3.2e-4, 0.8),
+            CollectiveRow(
+                "gradients", "reduce_scatter", "dp", 32, "infiniband", 4.0 * GIB, 5.0, 1e-3, 9e-2, 9.1e-2, 0.25
+            ),
+        ],
+        "weak_scaling": [WeakScaling(dp, 32 * dp, 64 * dp, 14 + dp / 64, 14 / (14 + dp / 64)) for dp in (1, 8, 32)],
+        "fixes": [
+            Fix(
+                "--set performance.activation_checkpointing_type=super-selective --set parallelism.tp=16",
+                61 * GIB,
+                15.0,
+                0.021,
+            )
+        ],
+        "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
+    }
+    return SimpleNamespace(**fields | changes)
+
+
+def lines_of(estimate, **options):
+    return report(estimate, **options).splitlines()
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (quantity(0.99996, TIME), "1.00 s"),  # rounds up into the next unit rather than to 1,000 ms
+        (quantity(999.4e12, SI, "FLOP/s"), "999 TFLOP/s"),
+        (quantity(70.6e9, COUNT), "70.6 B"),
+        (quantity(0.0, BINARY), "0 B"),
+        (quantity(-3 * GIB, BINARY), "-3.00 GiB"),
+        (quantity(1e-12, TIME), "<0.01 ns"),
+        (number(4.2e9), "4.20e9"),
+        (number(99.96), "100"),
+        (number(9.996), "10.0"),
+        (number(1_234_567.0), "1,234,567"),
+        (seconds(999.4), "999.4 s"),
+        (seconds(1500.0), "25.00 min"),
+        (seconds(86400.0 * 30), "30.00 days"),
+        (whole(2.5), "2.5"),
+    ],
+)
+def test_numbers_read_as_people_write_them(text, expected):
+    assert text == expected
+
+
+@given(st.floats(1e-9, 1e12), st.sampled_from([TIME, BINARY, SI, COUNT]))
+def test_a_quantity_says_its_value_to_half_a_percent(value, units):
+    unit = unit_for(value, units)
+    text = quantity(value, units)
+    shown = float(text.split()[0].replace(",", "").lstrip("<")) * unit.size
+    smallest = 0.01 * units[0].size  # two decimals of the smallest unit are the floor
+    assert shown == pytest.approx(value, rel=0.0051, abs=smallest)
+    # never "1,000 MiB" where "1.00 GiB" is meant (1,023 MiB is right)
+    assert unit is units[-1] or shown / unit.size < 1024
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=8))
+def test_a_column_has_equal_decimals(values):
+    decimals = {len(cell.partition(".")[2]) for cell in column(values) if cell != "0"}
+    assert len(decimals) <= 1
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------------
+
+TEXT = st.text("abcdefg -_.", max_size=40)
+
+
+@given(
+    st.lists(st.tuples(TEXT, st.lists(st.text("0123456789,.", max_size=9), min_size=3, max_size=3)), max_size=6), TEXT
+)
+def test_tables_keep_to_the_page(rows, note):
+    table = Table(
+        "a title", ["", "one", "two", "three"], [[name, *cells] for name, cells in rows], [" ".join([note] * 5)]
+    )
+    assert max(map(len, layout(table, Style()))) <= WIDTH
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("abc ", max_size=30), st.lists(st.text("xyz -", max_size=200), min_size=1, max_size=3)),
+        max_size=4,
+    )
+)
+def test_facts_keep_to_the_page(pairs):
+    section = Facts(
+        "title", [Fact(label, [re.sub(r"[xyz]{30,}", "x y", text) for text in texts]) for label, texts in pairs]
+    )
+    wide = [line for line in layout(section, Style()) if len(line) > WIDTH]
+    assert all(len(max(line.split(), key=len)) > 25 for line in wide)  # only a word without a place to break
+
+
+def test_long_first_cells_are_cut_and_marked():
+    rows = layout(Table("", ["", *"abcdefgh"], [["name" * 20, *["1,234,567"] * 6, "1", "2"]]), Style())
+    assert len(rows[-1]) <= WIDTH
+    assert "…" in rows[-1]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 5, 6, 64])
+@pytest.mark.parametrize("verdict", ["fits", "tight", "does_not_fit"])
+@pytest.mark.parametrize("brief", [True, False])
+def test_reports_keep_to_eighty_columns(stages, verdict, brief):
+    lines = lines_of(made([40.0 - 0.3 * i for i in range(stages)], verdict), brief=brief)
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_huge_figures_keep_to_eighty_columns():
+    row = gemm(0, "forward")._replace(
+        m=1_048_576.0, n=1_234_567.0, k=131_072.0, flops=3.4e17, compute_s=680.0, time_s=680.1
+    )
+    link = CollectiveRow(
+        "a very long name of a collective operation",
+        "reduce_scatter",
+        "dp",
+        131072,
+        "cross-dc",
+        9e13,
+        1e6,
+        0.5,
+        900.0,
+        900.5,
+        9e5,
+    )
+    big = made(gemms=[row], collectives=[link])
+    assert max(map(len, lines_of(big))) <= WIDTH
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_comes_first():
+    lines = lines_of(made())
+    assert lines[0].startswith("llama3-70b, 70.6 B parameters")
+    assert "tp 8  pp 4  dp 32" in lines[1]
+    # reserved 58 GiB + context 0.5 + communicators 1.5 = 60 of 79.5
+    assert lines[3] == "  FITS  60.0 of 79.5 GiB on stage 0, the worst; 19.5 GiB to spare"
+    assert lines[4].split()[:3] == ["STEP", "14.75", "s"]
+    assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention counted half)" in lines[5]
+
+
+def test_verdicts_in_words():
+    assert "TIGHT  58.0 of 59.0 GiB" in report(made(verdict="tight"))
+    assert "DOES NOT FIT  58.0 GiB on stage 0, the worst, of 50.0 GiB usable: 8.00 GiB" in report(
+        made(verdict="does_not_fit")
+    )
+
+
+def test_fixes_are_runnable_and_only_shown_when_needed():
+    lines = lines_of(made(verdict="does_not_fit"))
+    at = lines.index("to make it fit, cheapest first")
+    assert lines[at + 1] == "  --set performance.activation_checkpointing_type=super-selective"
+    assert lines[at + 2].split() == ["--set", "parallelism.tp=16"]
+    assert "15.00 s a step, +2.1 %; 61.0 GiB reserved" in lines[at + 3]
+    assert "to make it fit" not in report(made())
+    assert "no single change makes it fit" in report(made(verdict="does_not_fit", fixes=[]))
+
+
+def parts_in(lines):
+    """(name, seconds, percent) of each row of the first table."""
+    start = next(i for i, line in enumerate(lines) if line.startswith("where the step goes"))
+    end = next(i for i, line in enumerate(lines) if i > start and line.strip().startswith("sum"))
+    rows = [re.match(r"  (.+?)\s{2,}([\d.,]+)\s+([\d.,]+) %", line) for line in lines[start + 1 : end + 1]]
+    return [(row[1], float(row[2].replace(",", "")), float(row[3])) for row in rows if row]
+
+
+def test_parts_are_sorted_and_sum_to_the_step():
+    *parts, total = parts_in(lines_of(made()))
+    assert [name for name, _, _ in parts] == [
+        "matrix multiplies",
+        "attention",
+        "tensor-parallel communication",
+        "pipeline bubble",
+        "data-parallel communication",
+    ]
+    assert sum(took for _, took, _ in parts) == pytest.approx(total[1], abs=0.005 * len(parts))
+    assert total[1:] == (14.75, 100.0)
+    assert sum(share for _, _, share in parts) == pytest.approx(100.0, abs=0.05 * len(parts))
+
+
+def test_a_part_that_is_all_hidden_is_still_listed():
+    estimate = made(time=Time(1.0, {"gemm": 1.0, "dp_comm": 0.0}, {"dp_comm": 0.5}))
+    assert ("data-parallel communication", 0.0, 0.0) in parts_in(lines_of(estimate))
+
+
+def test_equal_stages_share_a_column():
+    table = breakdown.memory(made((40.0, 20.0, 20.0, 10.0)))
+    assert table.header == ["", "stage 0", "1-2", "3"]
+    assert table.rows[3] == ["activations", "40.00", "20.00", "10.00"]
+
+
+def test_many_stages_show_first_worst_last():
+    sizes = [30.0 + i / 10 for i in range(64)]
+    sizes[37] = 60.0
+    table = breakdown.memory(made(sizes))
+    assert table.header[1] == "stage 0"
+    assert {"37", "63"} <= set(table.header)
+    assert any("59 more of 64 stages" in note for note in table.notes)
+    assert any("stage 37 is the worst" in note for note in table.notes)
+
+
+def test_one_device_has_no_stage_and_no_pipeline():
+    text = report(made((40.0,), collectives=[]))
+    assert "stage" not in text.partition("matrix multiplies")[0]
+    assert "\npipeline" not in text
+    assert "collectives" not in text
+
+
+def test_gemms_are_listed_once_for_equal_stages():
+    rows = details.gemms(made()).rows
+    assert rows[0] == ["attn.qkv: 1,280 calls a step"]
+    assert rows[1] == ["  forward", "8,192", "1,280", "8,192", "172", "128", "20.0", "20.0", "344", "88.1", "350"]
+    assert [row[0].strip() for row in rows[1:4]] == ["forward", "dgrad", "wgrad"]
+    assert rows[4] == ["head: 64 calls a step, on stage 3 only"]
+
+
+def test_brief_reports_touch_no_lazy_part():
+    estimate = made()
+    for name in ("gemms", "collectives", "weak_scaling", "fixes"):
+        delattr(estimate, name)
+    assert "where the step goes" in report(estimate, brief=True)
+
+
+def test_fsdp_and_other_axes_are_named():
+    assert layout_words(made(job=job(vpp=2))) == "tp 8  pp 4  dp 32  vpp 2  sp  zero 1"
+    assert layout_words(made(job=job(pp=1, fsdp={}, sp=False))) == "tp 8  pp 1  dp 32  fsdp"
+
+
+# --- style -----------------------------------------------------------------------------------------------------------------
+
+
+def test_ascii_reports_are_ascii():
+    assert report(made(), Style(ascii=True)).isascii()
+    assert not report(made()).isascii()
+
+
+def test_colour_changes_nothing_but_colour():
+    plain, coloured = report(made()), report(made(), Style(color=True))
+    assert "\x1b[1;32mFITS\x1b[0m" in coloured
+    bare = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in bare.splitlines()] == plain.splitlines()
+    assert "\x1b" not in plain
+
+
+@pytest.mark.parametrize(
+    ("choice", "tty", "environ", "expected"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"NO_COLOR": ""}, True),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("auto", False, {"FORCE_COLOR": "1"}, True),
+        ("auto", True, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colour_rules(choice, tty, environ, expected):
+    assert wants_color(choice, tty=tty, environ=environ) is expected
+
+
+# --- JSON and HTML ---------------------------------------------------------------------------------------------------------
+
+
+def test_json_speaks_the_contract():
+    document = json.loads(json.dumps(to_dict(made(verdict="does_not_fit")), allow_nan=False))
+    assert document["schema"] == "3dtrn/1"
+    assert document["memory"]["fixes"][0]["step_change"] == 0.021
+    assert document["memory"]["overhead_bytes"] == {"context": 0.5 * GIB, "communicators": 1.5 * GIB}
+    assert document["gemms"][0]["pass"] == "forward"
+    assert document["time"]["parts_s"]["gemm"] == 10.0
+    assert document["config"]["parallelism"]["tp"] == 8
+    assert to_dict(made())["memory"]["fixes"] == []
+    assert "run" not in to_dict(made(run=None))
+
+
+def test_html_holds_every_section_and_escapes():
+    estimate = made(assumptions=["a <b> & c"])
+    page = html.estimate_html(estimate)
+    for section in sections(estimate):
+        assert section.title in page
+    assert "a &lt;b&gt; &amp; c" in page
+    assert "<script" not in page
+    assert (
+        page.count("<table")
+        == page.count("</table>")
+        == len([s for s in sections(estimate) if getattr(s, "header", True)])
+    )
+
+
+def test_repr_is_one_short_line():
+    assert html.short(made()) == "<Estimate llama3-70b on 1,024 devices: fits, 14.75 s a step, MFU 48.2 %>"
+
+
+# --- workings and comparison -----------------------------------------------------------------------------------------------
+
+
+def words(facts):
+    return {fact.label: " ".join(fact.lines) for fact in facts.facts}
+
+
+def test_a_gemm_is_explained_with_its_numbers():
+    forward = explain.explain(made(), "attn.qkv")[0]
+    assert forward.title == "attn.qkv, forward"
+    said = words(forward)
+    assert said["work"] == "2 m n k = 2 x 8,192 x 1,280 x 8,192 = 172 GFLOP"
+    assert said["rate"] == "500 TFLOP/s = 989 TFLOP/s dense peak x 0.506"
+    assert said["math"] == "work / rate = 343.6 us"
+    assert said["memory"] == "bytes / 2.00 TB/s = 88.08 us"
+    assert said["time"] == "the slower (arithmetic) + 6.000 us of launch = 349.6 us"
+    assert said["per step"].startswith("1,280 calls = 447.5 ms, 3.0 % of the step")
+
+
+def test_a_collective_is_explained_with_its_numbers():
+    said = words(explain.explain(made(), "gradients")[0])
+    assert said["group"] == "32 ranks along dp, over infiniband"
+    # 4 GiB in 90 ms is 47.7 GB/s of tensor; a ring moves 31/32 of it: 46.2 GB/s on the bus
+    assert said["wire"] == "90.00 ms: 47.7 GB/s of the whole tensor (bus bandwidth 46.2 GB/s)"
+    assert said["per step"] == "5 calls = 455.0 ms, 250.0 ms of it exposed"
+
+
+@pytest.mark.parametrize("name", ["step", "mfu", "tokens", "memory", "bubble", "attn.qkv", "qkv gather"])
+def test_workings_keep_to_the_page(name):
+    for section in explain.explain(made(), name):
+        assert max(map(len, layout(section, Style()))) <= WIDTH
+
+
+def test_unknown_names_get_a_near_match():
+    with pytest.raises(explain.UnknownNameError, match=r"did you mean attn\.qkv"):
+        explain.explain(made(), "attn.qvk")
+
+
+def test_all_names_can_be_explained():
+    estimate = made()
+    assert all(explain.explain(estimate, name) for name in explain.names(estimate))
+
+
+def test_diff_shows_what_changed():
+    a, b = made(), made((50.0, 30.0, 20.0, 10.0), "tight", job=job(vpp=2))
+    changed, answer, _, memory = compare.diff(a, b, ("a", "b"), [])
+    assert ["parallelism.vpp", "1", "2"] in changed.rows
+    assert answer.rows[0] == ["verdict", "FITS", "TIGHT", ""]
+    assert ["activations", "40.00", "50.00", "+25.0 %"] in memory.rows
+    same = compare.diff(a, a, ("a", "b"), [])
+    assert same[0].title == "no setting differs"
+    assert all(row[-1] == "" for table in same[1:] for row in table.rows)

@@ -1,0 +1,327 @@
+"""The rules: each with a job that breaks it, and each as a mask over columns."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptime.config import ConfigError
+from steptime.facts import FRAMEWORKS, facts
+from steptime.job import Job
+from steptime.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
+from steptime.performance import software_names
+from steptime.rules import LAYOUT, RULES, mask, problems
+
+BASE = Job(
+    model={"n_layers": 80, "hidden_sz": 8192, "inter_sz": 28672, "n_q_heads": 64, "n_kv_heads": 8, "vocab_sz": 128256},
+    parallelism={"tp": 8, "pp": 2, "dp": 64},
+    data={"gbs": 2048, "seqlen": 2048, "microbatch_sz": 1},
+    hardware="dgx-h100",
+)
+MOE = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2}
+
+# rule -> (changes, the lines they give)
+BROKEN = {
+    "moe": ({"model.moe": MOE}, ["model.moe: not modelled yet (mixture of experts); only dense layers are"]),
+    "mla": ({"model.attention.kind": "mla"}, ["model.attention.kind: not modelled yet (got 'mla'); use gqa"]),
+    "window": (
+        {"model.attention.window": 4096},
+        ["model.attention.window: not modelled yet (got 4096); remove it to count full causal attention"],
+    ),
+    "mtp": ({"model.mtp": 1}, ["model.mtp: not modelled yet (got 1); use 0"]),
+    "cp": ({"parallelism.cp": 2}, ["parallelism.cp: not modelled yet (got 2); use 1"]),
+    "fsdp with pipeline": (
+        {"parallelism.fsdp": {}},
+        ["parallelism.pp: not modelled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
+    ),
+    "too many devices": (
+        {"parallelism.dp": 1_000_000, "data.gbs": 1_000_000},
+        ["parallelism: tp*cp*pp*dp must be at most 10,000,000 devices (got 16000000)"],
+    ),
+    "too many micro-batches": (
+        {"parallelism.dp": 1, "data.gbs": 200_000},
+        ["data.gbs: more than 100,000 micro-batches per step (got 200000); raise microbatch_sz or dp"],
+    ),
+    "schedule too long": (
+        {"parallelism.pp": 80, "parallelism.vpp": 100, "parallelism.dp": 1, "data.gbs": 80_000},
+        ["parallelism: pp*vpp*micro-batches must be at most 10,000,000 (got 8000 chunks, 80000 micro-batches)"],
+    ),
+    "tp divides n_q_heads": (
+        {"model.n_q_heads": 60, "model.n_kv_heads": 4, "model.head_dim": 128, "data.seqlen": 2048},
+        ["parallelism.tp: must divide n_q_heads 60 (got 8); possible: 1, 2, 4"],
+    ),
+    "tp against n_kv_heads": (
+        {"model.n_q_heads": 48, "model.n_kv_heads": 12, "model.head_dim": 128},
+        ["parallelism.tp: must divide n_kv_heads 12 or be a multiple of it (got 8)"],
+    ),
+    "tp over n_kv_heads": (
+        {"performance.software": "torch", "model.n_kv_heads": 4},
+        ["parallelism.tp: torch does not copy key-value heads, so tp must divide n_kv_heads 4 (got 8)"],
+    ),
+    "tp divides inter_sz": (
+        {"model.inter_sz": 28676},
+        ["parallelism.tp: must divide inter_sz 28676 (got 8); possible: 1, 2, 4"],
+    ),
+    "tp divides vocab_sz": (
+        {"performance.software": "torch", "model.vocab_sz": 50257},
+        ["parallelism.tp: must divide vocab_sz 50257, which torch does not pad (got 8)"],
+    ),
+    "tp divides seqlen": (
+        {"data.seqlen": 2047},
+        ["data.seqlen: sequence parallelism needs a multiple of tp 8 (got 2047)"],
+    ),
+    "n_kv_heads divides n_q_heads": (
+        {"model.n_kv_heads": 48},
+        ["model.n_kv_heads: must divide n_q_heads 64 (got 48)"],
+    ),
+    "head_dim": (
+        {"model.hidden_sz": 8200},
+        ["model.hidden_sz: 8200 is no multiple of n_q_heads 64; give model.head_dim"],
+    ),
+    "seqlen within positions": (
+        {"model.learned_positions": True, "model.max_positions": 1024},
+        ["data.seqlen: must be at most model.max_positions 1024 (got 2048)"],
+    ),
+    "layers divide": (
+        {"parallelism.pp": 3},
+        [
+            (
+                "model.n_layers: must be a multiple of pp*vpp = 3 (got 80); "
+                "or set parallelism.layers_per_stage to auto or to 3 counts"
+            )
+        ],
+    ),
+    "layers and ends divide": (
+        {"parallelism.pp": 4, "parallelism.embedding_and_loss_count_as_layers": True},
+        [
+            (
+                "model.n_layers: with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of pp*vpp = 4 "
+                "(got 80 + 2); "
+                "or set parallelism.layers_per_stage to auto"
+            )
+        ],
+    ),
+    "enough layers": (
+        {"model.n_layers": 1, "parallelism.layers_per_stage": "auto"},
+        ["parallelism.layers_per_stage: 1 layers do not fill pp*vpp = 2 chunks; lower pp or vpp"],
+    ),
+    "layers_per_stage has a count per chunk": (
+        {"parallelism.layers_per_stage": [20, 40, 20]},
+        ["parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [20, 40, 20])"],
+    ),
+    "layers_per_stage sums to n_layers": (
+        {"parallelism.layers_per_stage": [40, 41]},
+        ["parallelism.layers_per_stage: counts must sum to n_layers 80 and be 0 or more (got [40, 41])"],
+    ),
+    "layers_per_stage or ends": (
+        {"parallelism.layers_per_stage": [40, 40], "parallelism.embedding_and_loss_count_as_layers": True},
+        ["parallelism.embedding_and_loss_count_as_layers: has no meaning beside layers_per_stage counts; remove one"],
+    ),
+    "gbs divides": (
+        {"data.gbs": 2000},
+        ["data.gbs: must be a multiple of dp*microbatch_sz = 64 (got 2000); near: 1984 or 2048"],
+    ),
+    "vpp needs pp": (
+        {"parallelism.pp": 1, "parallelism.vpp": 2},
+        ["parallelism.vpp: virtual stages need pp > 1 (got 2 with pp 1); use 1"],
+    ),
+    "interleaving framework": (
+        {"performance.software": "deepspeed", "parallelism.vpp": 2},
+        ["parallelism.vpp: deepspeed has no interleaved schedule (got 2); use 1"],
+    ),
+    "schedule with vpp": (
+        {"parallelism.schedule": "gpipe", "parallelism.vpp": 2},
+        ["parallelism.schedule: vpp 2 needs interleaved (got 'gpipe'); remove schedule or use vpp 1"],
+    ),
+    "interleaved needs vpp": (
+        {"parallelism.schedule": "interleaved"},
+        ["parallelism.schedule: interleaved needs vpp > 1 (got vpp 1); set vpp or use 1f1b"],
+    ),
+    "interleaving in groups of pp": (
+        {"parallelism.vpp": 2, "data.gbs": 64 * 31},
+        ["data.gbs: an interleaved pipeline takes micro-batches in groups of pp 2 (got 31); near: gbs 1920 or 2048"],
+    ),
+    "interleaving in rounds": (
+        {"performance.software": "torch", "parallelism.pp": 4, "parallelism.vpp": 2, "data.gbs": 64 * 9},
+        [
+            (
+                "data.gbs: torch's interleaved schedule needs micro-batches that divide into max(1, microbatches // pp) rounds "
+                "(got 9 with pp 4); near: gbs 512 or 768"
+            )
+        ],
+    ),
+    "replicas divide dp": ({"parallelism.replicas": 3}, ["parallelism.replicas: must divide dp 64 (got 3)"]),
+    "replicas need sharding": (
+        {"parallelism.replicas": 2, "parallelism.zero_level": 0},
+        [
+            (
+                "parallelism.replicas: shards are replicated only where states are sharded, so zero_level 1 or more is needed "
+                "(got 2 with zero_level 0)"
+            )
+        ],
+    ),
+    "fsdp against zero_level": (
+        {"parallelism.pp": 1, "parallelism.fsdp": {}, "parallelism.zero_level": 2},
+        [
+            "parallelism.zero_level: fsdp as given is level 3 (got 2); remove zero_level, or set fsdp.reshard_after_forward"
+        ],
+    ),
+    "fsdp framework": (
+        {"parallelism.pp": 1, "parallelism.fsdp": {}, "performance.software": "deepspeed"},
+        ["parallelism.fsdp: torch FSDP2 options, which deepspeed does not take; use software fsdp2"],
+    ),
+    "zero framework": (
+        {"performance.software": "megatron-2021", "parallelism.zero_level": 3},
+        ["parallelism.zero_level: megatron-2021 runs levels 0, 1 (got 3)"],
+    ),
+    "zero with pipeline": (
+        {"parallelism.zero_level": 2},
+        [
+            (
+                "parallelism.zero_level: megatron-core runs only levels 0 and 1 with pp > 1 (got 2 with pp 2); "
+                "use zero_level 1 or pp 1"
+            )
+        ],
+    ),
+    "ep needs moe": ({"parallelism.ep": 8}, ["parallelism.ep: must be 1 without model.moe (got 8)"]),
+    "n_dcs divides dp": (
+        {"cross_dc": {"n_dcs": 3, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.005}},
+        ["cross_dc.n_dcs: must divide dp 64 (got 3)"],
+    ),
+    "machine has the precision": (
+        {"hardware.node_type": "v100"},
+        ["performance.precision: dgx-1v has no bf16 rate; use one of fp16, fp32"],
+    ),
+    "remainder of bf16": (
+        {"performance.master_dtype": "remainder", "performance.precision": "fp16"},
+        ["performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 (got fp16)"],
+    ),
+    "shares": ({"performance.overlap.tp": 1.5}, ["performance.overlap: shares lie between 0 and 1 (got tp 1.5)"]),
+    "selective keys": (
+        {"performance.recompute": {"granularity": "selective", "n_layers": 2}},
+        ["performance.recompute: method and n_layers belong to granularity full; selective takes modules"],
+    ),
+    "full keys": (
+        {"performance.recompute": {"granularity": "full", "modules": ["mlp"]}},
+        ["performance.recompute.modules: belong to granularity selective (got granularity full)"],
+    ),
+    "recompute counts": (
+        {"performance.recompute": {"granularity": "full", "n_layers": [1, 2, 3]}, "parallelism.vpp": 2},
+        ["performance.recompute.n_layers: expected one number, 2 (per stage) or 4 (per chunk) (got [1, 2, 3])"],
+    ),
+    "recompute counts positive": (
+        {"performance.recompute": {"granularity": "full", "n_layers": 0}},
+        ["performance.recompute.n_layers: must be at least 1, or 0 with method block (got [0])"],
+    ),
+    "recompute of experts": (
+        {"performance.recompute": {"granularity": "selective", "modules": ["moe_act", "mlp", "moe"]}},
+        ["performance.recompute.modules: need model.moe (got mlp, moe, moe_act)"],
+    ),
+    "recompute of mla": (
+        {"performance.recompute": {"granularity": "selective", "modules": ["mla_up_proj"]}},
+        ["performance.recompute.modules: mla_up_proj needs attention kind mla"],
+    ),
+}
+# set together by a file only: replacing one of the two takes the other away
+BOTH = {
+    "one bucket size": (
+        {"parallelism": {"tp": 8, "pp": 2, "dp": 64, "bucket_size_mb": 100, "n_param_buckets": 5}},
+        ["parallelism: bucket_size_mb and n_param_buckets are both given; keep one"],
+    ),
+    "one recompute": (
+        {"performance": {"activation_checkpointing_type": "full", "recompute": {"granularity": "full"}}},
+        ["performance.recompute: given beside activation_checkpointing_type 'full'; keep one"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*BROKEN, *BOTH])
+def test_a_broken_rule_gives_its_line(name):
+    changes, lines = (BROKEN | BOTH)[name]
+    with pytest.raises(ConfigError) as error:
+        BASE.replace(**changes)
+    assert error.value.problems == lines
+
+
+def test_every_rule_has_a_job_that_breaks_it():
+    bounds = {f"{name} is absurd" for name in BOUNDS}
+    assert {rule.name for rule in RULES} == bounds | BROKEN.keys() | BOTH.keys()
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds(name):
+    path, limit = BOUNDS[name]
+    section, field = path.split(".")
+    absurd = facts(BASE)._replace(**{name: int(limit) + 1})
+    assert problems(absurd)[0] == f"{section}.{field}: must be at most {limit:,} (got {int(limit) + 1})"
+    assert not any(
+        rule.name == f"{name} is absurd" for rule in SANE if not rule.holds(facts(BASE)._replace(**{name: limit}))
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallelism.tp": 64, "parallelism.dp": 8},  # key-value heads are copied
+        {"parallelism.tp": 1, "parallelism.sp": True},  # no effect, and dlcalc's files say so
+        {"parallelism.pp": 3, "parallelism.layers_per_stage": "auto"},
+        {"parallelism.vpp": 2, "parallelism.schedule": "interleaved"},
+        {"parallelism.pp": 1, "parallelism.zero_level": 3},
+        {"parallelism.pp": 1, "parallelism.fsdp": {}, "parallelism.zero_level": 3},
+        {"parallelism.pp": 1, "parallelism.fsdp": {"reshard_after_forward": False}, "parallelism.zero_level": 2},
+        {
+            "performance.software": "torch",
+            "parallelism.pp": 4,
+            "parallelism.vpp": 2,
+            "data.gbs": 64 * 10,
+        },  # two rounds of five
+        {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [3, 0]}},
+        {"performance.master_dtype": "remainder"},
+        {"hardware.node_type": "v100", "performance.precision": "fp16"},
+    ],
+)
+def test_allowed(changes):
+    BASE.replace(**changes)
+
+
+def test_what_is_absurd_or_not_modelled_is_told_alone():
+    with pytest.raises(ConfigError) as error:
+        BASE.replace(**{"model.moe": MOE, "parallelism.cp": 2, "parallelism.tp": 7})
+    assert [line.partition(":")[0] for line in error.value.problems] == ["model.moe", "parallelism.cp"]
+
+
+def test_frameworks_are_the_profiles():
+    assert sorted(FRAMEWORKS) == software_names()
+
+
+def test_words_not_modelled_are_paths_of_a_config():
+    sections = {"model", "parallelism", "performance", "data", "hardware"}
+    assert all(key.partition(".")[0] in sections for key in NOT_MODELLED)
+
+
+columns = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 3, 4, 7, 8, 16, 64]),  # tp
+        st.sampled_from([1, 2, 3, 4, 5, 8]),  # pp
+        st.sampled_from([1, 2, 3, 8, 64]),  # dp
+        st.sampled_from([1, 2, 4, 5]),  # vpp
+        st.sampled_from([1, 2, 3]),  # microbatch_sz
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(columns, st.sampled_from([1920, 2048, 960]))
+def test_a_mask_equals_its_rows(rows, gbs):
+    base = facts(BASE)._replace(gbs=float(gbs))
+    names = ("tp", "pp", "dp", "vpp", "microbatch_sz")
+    table = base._replace(**dict(zip(names, np.array(rows, dtype=float).T, strict=True)))
+    one_by_one = [not problems(base._replace(**dict(zip(names, row, strict=True)))) for row in rows]
+    assert np.broadcast_to(mask(table), len(rows)).tolist() == one_by_one
+    for rule in [*SANE, *MODELLED, *LAYOUT]:
+        holds = np.broadcast_to(rule.holds(table), len(rows)).tolist()
+        assert holds == [
+            bool(rule.holds(base._replace(**dict(zip(names, map(float, row), strict=True))))) for row in rows
+        ]

@@ -1,0 +1,378 @@
+"""Pipeline schedules: orders, walks in time, peaks and the closed form."""
+
+from __future__ import annotations
+
+import csv
+from graphlib import TopologicalSorter
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from steptime.schedule import (
+    SCHEDULES,
+    Action,
+    Schedule,
+    bubble_fraction,
+    default_group,
+    in_flight,
+    order,
+    peaks,
+    walk,
+)
+from steptime.schedule.orders import looped
+
+CSV = Path(__file__).parent / "data" / "pipeline_schedules.csv"
+TORCH_NAMES = {"GPipe": "gpipe", "1F1B": "1f1b", "Interleaved1F1B": "interleaved", "LoopedBFS": "gpipe"}
+
+# Multiples of 1/8 add and multiply without rounding, so every comparison below can be exact.
+eighths = st.integers(0, 64).map(lambda n: n / 8)
+
+
+@st.composite
+def shapes(draw, schedules=tuple(SCHEDULES)):
+    """(schedule, pp, vpp, microbatches), small and mostly uneven."""
+    return draw(st.sampled_from(schedules)), draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 11))
+
+
+@st.composite
+def timed(draw):
+    """A shape with its own seconds for every chunk, send and direction."""
+    shape = draw(shapes())
+    _, pp, vpp, _ = shape
+    table = st.lists(st.lists(eighths, min_size=vpp, max_size=vpp), min_size=pp, max_size=pp)
+    sends = st.lists(eighths, min_size=pp, max_size=pp)
+    return shape, draw(table), draw(table), draw(sends), draw(sends)
+
+
+def equal(value, pp, vpp):
+    return [[value] * vpp for _ in range(pp)]
+
+
+def rows():
+    with CSV.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["schedule"] in TORCH_NAMES]
+
+
+# --- orders
+
+
+def text(actions):
+    return " ".join(f"{a.kind}{a.microbatch}{'abcd'[a.chunk]}" for a in actions)
+
+
+def test_orders_by_hand():
+    assert [text(stage) for stage in order("gpipe", 2, 1, 2)] == ["F0a F1a B0a B1a"] * 2
+    assert [text(stage) for stage in order("gpipe", 2, 2, 2)] == ["F0a F1a F0b F1b B1b B0b B1a B0a"] * 2
+    assert [text(stage) for stage in order("1f1b", 2, 1, 3)] == ["F0a F1a B0a F2a B1a B2a", "F0a B0a F1a B1a F2a B2a"]
+    # Narayanan et al. 2021, figure 4, bottom: the first device runs four forwards of its first chunk before its second
+    assert text(order("interleaved", 4, 2, 8)[0][:11]) == "F0a F1a F2a F3a F0b F1b F2b F3b F4a F5a F6a"
+
+
+@given(shapes())
+def test_every_stage_runs_every_action_once_and_forward_first(shape):
+    _, pp, vpp, microbatches = shape
+    for actions in order(*shape):
+        assert sorted(actions) == sorted(Action(k, m, c) for k, m, c in product("FB", range(microbatches), range(vpp)))
+        at = {action: i for i, action in enumerate(actions)}
+        assert all(at["F", m, c] < at["B", m, c] for m, c in product(range(microbatches), range(vpp)))
+    assert len(order(*shape)) == pp
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_one_chunk_per_stage_is_plain_1f1b(pp, microbatches):
+    assert order("interleaved", pp, 1, microbatches) == order("1f1b", pp, 1, microbatches)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (("zigzag", 2, 1, 2), "unknown pipeline schedule 'zigzag': one of gpipe, 1f1b, interleaved"),
+        (("1f1b", 0, 1, 2), "pp=0"),
+        (("gpipe", 2, 0, 2), "vpp=0"),
+        (("1f1b", 2, 1, 0), "microbatches=0"),
+        (("interleaved", 2, 2, 4, 0), "group=0"),
+    ],
+)
+def test_bad_shapes_are_refused_in_one_line(shape, message):
+    with pytest.raises(ValueError, match=message) as error:
+        order(*shape)
+    assert "\n" not in str(error.value)
+
+
+@given(st.integers(1, 9), st.integers(1, 40))
+def test_the_default_group_is_what_the_frameworks_run(pp, microbatches):
+    group = default_group(pp, microbatches)
+    assert group >= min(pp, microbatches)
+    assert microbatches % group == 0 or microbatches % group >= pp
+    if microbatches % pp == 0:
+        assert group == pp
+    rounds = max(1, microbatches // pp)
+    if microbatches % rounds == 0:
+        assert group == microbatches // rounds
+
+
+def test_a_group_below_pp_deadlocks_and_says_so():
+    with pytest.raises(ValueError, match="interleaved deadlocks: pp=4, vpp=2, microbatches=8, group=2"):
+        walk("interleaved", 4, 2, 8, equal(1.0, 4, 2), equal(2.0, 4, 2), [0.0] * 4, group=2)
+
+
+def test_a_new_schedule_is_one_row(monkeypatch):
+    """One micro-batch at a time through the whole pipeline: nothing else has to know of it."""
+
+    def one_by_one(pp, vpp, microbatches, group):
+        return (tuple(Action(kind, m, 0) for m in range(microbatches) for kind in "FB"),) * pp
+
+    monkeypatch.setitem(SCHEDULES, "one by one", Schedule(one_by_one, looped))
+    done = walk("one by one", 3, 1, 4, equal(1.0, 3, 1), equal(2.0, 3, 1), [0.0] * 3)
+    assert done.makespan_s == 4 * 3 * 3.0
+    assert in_flight("one by one", 3, 1, 4) == [1.0, 1.0, 1.0]
+
+
+# --- time
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda r: "-".join(list(r.values())[:4]))
+def test_torch_rows(row):
+    pp, microbatches, vpp = int(row["pp"]), int(row["microbatches"]), int(row["virtual_stages"])
+    shape = TORCH_NAMES[row["schedule"]], pp, vpp, microbatches
+    done = walk(*shape, equal(1 / vpp, pp, vpp), equal(2 / vpp, pp, vpp), [0.0] * pp)
+    assert done.makespan_s == float(row["makespan_tf1_tb2"])
+    assert max(done.idle_s) == float(row["bubble_time"])
+    assert round(done.idle_fraction, 4) == float(row["bubble_over_makespan"])
+    assert round(bubble_fraction(pp, vpp, microbatches), 4) == float(row["closed_(p-1)/(vm+p-1)"])
+    assert max(in_flight(*shape)) == float(row["peak_inflight_microbatches_worst_rank"])
+
+
+def test_unequal_stages_and_sends_by_hand():
+    """Stage 1 twice as slow as stage 0, two micro-batches, 1F1B: drawn on paper."""
+    done = walk("1f1b", 2, 1, 2, [[1.0], [2.0]], [[2.0], [4.0]], [0.5, 0.0], [0.25, 0.0])
+    # stage 0: F0 0-1, F1 1-2, then B0 and B1;  stage 1: F0 arrives at 1.5
+    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in done.spans()]
+    assert second == [("F0a", 1.5, 3.5), ("B0a", 3.5, 7.5), ("F1a", 7.5, 9.5), ("B1a", 9.5, 13.5)]
+    assert first == [("F0a", 0.0, 1.0), ("F1a", 1.0, 2.0), ("B0a", 7.75, 9.75), ("B1a", 13.75, 15.75)]
+    assert done.makespan_s == 15.75
+    assert done.busy_s == [6.0, 12.0]
+    assert done.idle_s == [9.75, 3.75]
+    assert done.stage_end == [15.75, 13.5]
+    assert done.first_forward_start == [[0.0], [1.5]]
+    assert (done.last_backward_start, done.last_backward_end) == ([[13.75], [9.5]], [[15.75], [13.5]])
+
+
+def test_a_blocking_send_holds_its_sender():
+    free = walk("1f1b", 2, 1, 2, [[1.0], [1.0]], [[1.0], [1.0]], [0.5])
+    held = walk("1f1b", 2, 1, 2, [[1.0], [1.0]], [[1.0], [1.0]], [0.5], blocking=True)
+    # stage 0 starts its second forward at once, or when the first one's output is away
+    assert [span.start_s for span in free.spans()[0][:2]] == [0.0, 1.0]
+    assert [span.start_s for span in held.spans()[0][:2]] == [0.0, 1.5]
+    # stage 1 has sent the gradient of micro-batch 0 before it starts micro-batch 1; nothing follows B1 but its own send
+    assert [span.start_s for span in held.spans()[1]] == [1.5, 2.5, 4.0, 5.0]
+    assert held.stage_end == [7.5, 6.0]
+    assert held.makespan_s == 7.5
+    assert held.busy_s == free.busy_s == [4.0, 4.0]
+
+
+def test_the_wrap_around_boundary_is_sent_over_once_per_extra_chunk():
+    none = walk("interleaved", 2, 2, 1, equal(1.0, 2, 2), equal(2.0, 2, 2), [0.0, 0.0])
+    wrap = walk("interleaved", 2, 2, 1, equal(1.0, 2, 2), equal(2.0, 2, 2), [0.0, 0.5], [0.0, 0.25])
+    assert (none.makespan_s, wrap.makespan_s) == (12.0, 12.75)
+    alone = walk("interleaved", 1, 2, 3, equal(1.0, 1, 2), equal(2.0, 1, 2), [9.0])
+    assert alone.makespan_s == 18.0
+
+
+@pytest.mark.parametrize(
+    ("forward", "send", "message"),
+    [
+        (equal(1.0, 2, 1), [0.0, 0.0], r"must be \[2\]\[2\]"),
+        (equal(1.0, 2, 2), [0.0], "one for each of 2 boundaries, not 1"),
+        (equal(1.0, 2, 2), [0.0] * 4, "one for each of 2 boundaries, not 4"),
+    ],
+)
+def test_lists_of_the_wrong_length(forward, send, message):
+    with pytest.raises(ValueError, match=message):
+        walk("interleaved", 2, 2, 4, forward, equal(2.0, 2, 2), send)
+
+
+def starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking):
+    """Start of every action from the precedence rules alone, sorted by the standard library."""
+    _, pp, vpp, _ = shape
+    cost = {"F": forward_s, "B": backward_s}
+
+    def sent(stage, action):
+        """Seconds of the send that follows an action, 0 where nothing is sent."""
+        model_chunk = action.chunk * pp + stage
+        if pp == 1 or model_chunk == (pp * vpp - 1 if action.kind == "F" else 0):
+            return 0.0
+        return send_s[stage] if action.kind == "F" else send_back_s[(stage - 1) % pp]
+
+    waits = {}
+    for stage, row in enumerate(order(*shape)):
+        for before, action in zip((None, *row), row, strict=False):
+            waits[stage, action] = {} if before is None else {(stage, before): sent(stage, before) * blocking}
+            model_chunk = action.chunk * pp + stage + (-1 if action.kind == "F" else 1)
+            if 0 <= model_chunk < pp * vpp:
+                source = model_chunk % pp, action._replace(chunk=model_chunk // pp)
+                waits[stage, action][source] = sent(*source)
+    start = {}
+    for node in TopologicalSorter(waits).static_order():
+        ends = [start[s, a] + cost[a.kind][s][a.chunk] + extra for (s, a), extra in waits[node].items()]
+        start[node] = max(ends, default=0.0)
+    return start
+
+
+@given(timed(), st.booleans())
+def test_every_action_starts_as_soon_as_the_rules_allow(case, blocking):
+    shape, forward_s, backward_s, send_s, send_back_s = case
+    expected = starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking)
+    done = walk(*shape, forward_s, backward_s, send_s, send_back_s, blocking=blocking)
+    cost = {"F": forward_s, "B": backward_s}
+    for stage, spans in enumerate(done.spans()):
+        for action, start, end in spans:
+            assert start == expected[stage, action]
+            assert end == start + cost[action.kind][stage][action.chunk]
+    assert done.makespan_s == max(span.end_s for spans in done.spans() for span in spans)
+
+
+@given(timed())
+def test_the_summary_agrees_with_the_spans(case):
+    shape, *times = case
+    done = walk(*shape, *times)
+    for stage, spans in enumerate(done.spans()):
+        assert done.busy_s[stage] == sum(span.end_s - span.start_s for span in spans)
+        assert done.idle_s[stage] == done.makespan_s - done.busy_s[stage] >= 0
+        assert done.stage_end[stage] == max(span.end_s for span in spans)
+        for chunk in range(shape[2]):
+            forwards = [span for span in spans if span.action.chunk == chunk and span.action.kind == "F"]
+            backwards = [span for span in spans if span.action.chunk == chunk and span.action.kind == "B"]
+            assert done.first_forward_start[stage][chunk] == min(span.start_s for span in forwards)
+            assert done.last_backward_start[stage][chunk] == max(span.start_s for span in backwards)
+            assert done.last_backward_end[stage][chunk] == max(span.end_s for span in backwards)
+
+
+@given(timed())
+def test_lower_bounds_of_the_makespan(case):
+    """No stage's own work and no micro-batch's own path, sends included, can take longer than the whole."""
+    shape, forward_s, backward_s, send_s, send_back_s = case
+    _, pp, vpp, _ = shape
+    done = walk(*shape, forward_s, backward_s, send_s, send_back_s)
+    boundaries = [b % pp for b in range(pp * vpp - 1)] if pp > 1 else []
+    path = sum(map(sum, forward_s)) + sum(map(sum, backward_s)) + sum(send_s[b] + send_back_s[b] for b in boundaries)
+    assert done.makespan_s >= max(*done.busy_s, path)
+
+
+@given(timed())
+def test_twice_as_slow_takes_twice_as_long(case):
+    shape, forward_s, backward_s, send_s, send_back_s = case
+    double = [[2 * t for t in row] for row in forward_s], [[2 * t for t in row] for row in backward_s]
+    once = walk(*shape, forward_s, backward_s, send_s, send_back_s)
+    twice = walk(*shape, *double, [2 * t for t in send_s], [2 * t for t in send_back_s])
+    assert twice.makespan_s == 2 * once.makespan_s
+    assert twice.idle_fraction == once.idle_fraction
+
+
+@given(timed(), st.integers(0, 4))
+def test_a_slower_chunk_never_helps(case, stage):
+    shape, forward_s, *rest = case
+    assume(stage < shape[1])
+    slower = [[t + (1.0 if r == stage else 0.0) for t in row] for r, row in enumerate(forward_s)]
+    assert walk(*shape, slower, *rest).makespan_s >= walk(*shape, forward_s, *rest).makespan_s
+
+
+# --- closed form
+
+
+@given(
+    st.sampled_from(("gpipe", "1f1b", "interleaved")),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 20),
+    eighths,
+    eighths,
+)
+def test_closed_form_is_the_walk_of_equal_chunks(schedule, pp, vpp, microbatches, forward, backward):
+    assume(forward + backward > 0)
+    assume(vpp == 1 or microbatches >= pp)
+    done = walk(schedule, pp, vpp, microbatches, equal(forward, pp, vpp), equal(backward, pp, vpp), [0.0] * pp)
+    assert done.makespan_s == (vpp * microbatches + pp - 1) * (forward + backward)
+    assert done.idle_fraction == pytest.approx(bubble_fraction(pp, vpp, microbatches), rel=1e-15)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 12))
+def test_more_chunks_never_lengthen_the_bubble(pp, vpp, more):
+    """The same model cut finer: 60 units of forward per stage, equal chunks, free sends, at least pp micro-batches."""
+    bubbles = [
+        max(walk("interleaved", pp, v, pp + more, equal(60 / v, pp, v), equal(120 / v, pp, v), [0.0] * pp).idle_s)
+        for v in (vpp, vpp + 1)
+    ]
+    assert bubbles[1] <= bubbles[0]
+
+
+def test_closed_form_is_a_bound_below_pp_microbatches_and_in_short_groups():
+    """Chunks of 1 + 2 on four stages with two chunks each: three micro-batches, then six in groups of four and two."""
+    done = walk("interleaved", 4, 2, 3, equal(1.0, 4, 2), equal(2.0, 4, 2), [0.0] * 4)
+    assert (done.makespan_s, (2 * 3 + 3) * 3.0) == (30.0, 27.0)
+    done = walk("interleaved", 4, 2, 6, equal(1.0, 4, 2), equal(2.0, 4, 2), [0.0] * 4, group=4)
+    assert (done.makespan_s, (2 * 6 + 3) * 3.0) == (55.0, 45.0)
+
+
+def test_closed_form_takes_columns():
+    pp, vpp, m = np.array([1.0, 4.0, 8.0]), np.array([1.0, 1.0, 2.0]), np.array([8.0, 4.0, 16.0])
+    column = bubble_fraction(pp, vpp, m)
+    assert column.tolist() == [bubble_fraction(*row) for row in zip(pp.tolist(), vpp.tolist(), m.tolist(), strict=True)]
+    assert column[0] == 0.0
+
+
+# --- memory
+
+
+def replay(actions, weights, fwd_extra, bwd_extra):
+    """Peak of one stage by stepping through all its actions."""
+    held, worst = 0.0, (-1.0, 0.0)
+    for action in actions:
+        held += weights[action.chunk] * (action.kind == "F")
+        extra = (fwd_extra if action.kind == "F" else bwd_extra)[action.chunk]
+        worst = max(worst, (held + extra, held))
+        held -= weights[action.chunk] * (action.kind == "B")
+    return worst
+
+
+@given(timed())
+def test_peaks_equal_a_replay_of_every_action(case):
+    """The cases' tables serve as bytes here: weights, and one table of extras used both ways."""
+    shape, weights, extra, *_ = case
+    extra_back = extra[::-1]
+    for stage, (peak, actions) in enumerate(zip(peaks(*shape, weights, extra, extra_back), order(*shape), strict=True)):
+        total, _ = replay(actions, weights[stage], extra[stage], extra_back[stage])
+        assert peak.bytes == total
+        at = actions.index(peak.action)
+        live = [sum(a.kind == "F" and a.chunk == c for a in actions[: at + 1]) for c in range(shape[2])]
+        gone = [sum(a.kind == "B" and a.chunk == c for a in actions[:at]) for c in range(shape[2])]
+        saved = sum(w * (f - b) for w, f, b in zip(weights[stage], live, gone, strict=True))
+        own = (extra if peak.action.kind == "F" else extra_back)[stage][peak.action.chunk]
+        assert (peak.saved_bytes, peak.bytes) == (saved, saved + own)
+
+
+def test_peaks_by_hand():
+    """1F1B on four stages: 10 bytes a micro-batch, 3 more in a forward, 5 more in a backward."""
+    found = peaks("1f1b", 4, 1, 8, equal(10.0, 4, 1), equal(3.0, 4, 1), equal(5.0, 4, 1))
+    assert [(p.bytes, p.saved_bytes) for p in found] == [(45.0, 40.0), (35.0, 30.0), (25.0, 20.0), (15.0, 10.0)]
+    assert {p.action for p in found} == {Action("B", 0, 0)}
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_in_flight_of_one_chunk(pp, microbatches):
+    assert in_flight("gpipe", pp, 1, microbatches) == [microbatches] * pp
+    assert in_flight("1f1b", pp, 1, microbatches) == [min(pp - stage, microbatches) for stage in range(pp)]
+
+
+@given(st.integers(2, 8), st.integers(2, 4), st.integers(1, 30))
+def test_in_flight_of_interleaved_chunks(pp, vpp, microbatches):
+    """Megatron's warm-up, 2(p-r-1) + (v-1)group, and the forward that follows it, never more than there are."""
+    group = default_group(pp, microbatches)
+    expected = [min(microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * group + 1) / vpp for stage in range(pp)]
+    assert in_flight("interleaved", pp, vpp, microbatches) == expected
+    if microbatches % pp == 0:
+        assert expected[0] == pytest.approx(min(microbatches, pp + (pp - 1) / vpp), rel=1e-15)

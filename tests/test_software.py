@@ -1,0 +1,70 @@
+"""Software profiles: complete, sourced, and resolved with a job's own options."""
+
+import pytest
+
+from steptime.config import ConfigError
+from steptime.performance import Overlap, Performance, Software, load_software, resolve, software_names
+
+NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-core", "torch"]
+
+
+def test_names():
+    assert software_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_switch_says_where_it_comes_from(name):
+    profile = load_software(name)
+    switches = set(Software.model_fields) - {"name", "description", "sources", "overlap"}
+    switches |= {f"overlap.{axis}" for axis in Overlap.model_fields}
+    assert set(profile.sources) == switches
+    assert all(len(text) > 8 for text in profile.sources.values())
+    assert profile.name == name
+    assert all(share is not None for _, share in profile.overlap)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_switch_is_set_in_the_file_itself(name):
+    assert load_software(name).model_fields_set == set(Software.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "bytes_per_parameter"),
+    [
+        # parameter, main gradient, master copy, two moments
+        ("megatron-core", None, 2 + 4 + 4 + 8),
+        ("megatron-2021", None, 2 + 4 + 4 + 8),
+        ("megatron-core", "fp32", 4 + 4 + 0 + 8),
+        ("torch", None, 2 + 2 + 0 + 4),
+        ("torch", "fp32", 4 + 4 + 0 + 8),
+        ("fsdp2", None, 4 + 4 + 0 + 8),
+        ("deepspeed", None, 2 + 2 + 4 + 8),
+    ],
+)
+def test_state_recipes(name, precision, bytes_per_parameter):
+    s = resolve(Performance(software=name, precision=precision))
+    assert s.bytes_of(s.param_dtype) + s.bytes_of(s.main_grad_dtype) + s.bytes_of(s.master_dtype) + 2 * s.bytes_of(
+        s.moment_dtype
+    ) == (bytes_per_parameter)
+
+
+def test_a_job_overrides_its_profile():
+    said = Performance(precision="fp16", moment_dtype="bf16", overlap=Overlap(tp=0.5))
+    s = resolve(said)
+    assert (s.precision, s.param_dtype, s.moment_dtype, s.main_grad_dtype) == ("fp16", "fp16", "bf16", "fp32")
+    assert (s.overlap.tp, s.overlap.dp) == (0.5, True)
+    assert load_software("megatron-core").precision == "bf16"
+
+
+def test_pipeline_sends_overlap_in_interleaved_schedules_only():
+    assert resolve(Performance()).overlap.pp is False
+    assert resolve(Performance(), interleaved=True).overlap.pp is True
+    assert resolve(Performance(overlap=Overlap(pp=0.3))).overlap.pp == 0.3
+
+
+def test_unknown_profile():
+    with pytest.raises(ConfigError) as error:
+        Performance(software="megatron-cor")
+    assert error.value.problems == [
+        "performance.software: unknown profile (got 'megatron-cor'); did you mean 'megatron-core'?"
+    ]

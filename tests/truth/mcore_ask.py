@@ -1,0 +1,77 @@
+"""Ask a process that runs Megatron-Core, and describe the same configuration to our model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from steptime.model.model import Model
+from steptime.model.shard import Shard
+from steptime.performance import load_software
+
+PATIENCE_S = 120.0
+WORLD = Path(__file__).with_name("mcore_world.py")
+
+
+def ask(configs, tp=1, pp=1, dp=1, rank=0):
+    """Answers of Megatron-Core on rank `rank` of tp*dp*pp ranks, one for each configuration."""
+    request = json.dumps({"tp": tp, "pp": pp, "dp": dp, "rank": rank, "configs": configs})
+    done = subprocess.run(
+        [sys.executable, str(WORLD)], input=request, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = json.loads(done.stdout)
+    for config, answer in zip(configs, answers, strict=True):
+        assert "error" not in answer, f"{config}\n{answer['trace']}"
+    return answers
+
+
+def model(c):
+    """Our model of the same configuration; its vocabulary is the padded one that Megatron's GPTModel is given."""
+    glu = c.get("glu", True)
+    return Model(
+        n_layers=c["layers"],
+        hidden_sz=c["h"],
+        inter_sz=c["i"],
+        n_q_heads=c["nq"],
+        n_kv_heads=c["nkv"],
+        head_dim=c["d"],
+        vocab_sz=c["vocab"],
+        glu=glu,
+        activation=c.get("activation", "silu" if glu else "gelu"),
+        learned_positions=c.get("learned_positions", False),
+        max_positions=c["s"] if c.get("learned_positions") else None,
+        dropout=c.get("dropout", 0.0),
+        tie_embeddings=c.get("tied", False),
+        norm=c.get("norm", "RMSNorm").lower(),
+        bias=c.get("bias", False),
+        norm_bias=c.get("norm", "RMSNorm") == "LayerNorm",
+        qk_norm=c.get("qk_norm", False),
+    )
+
+
+def shard(c, tp):
+    """What our op lists see of it: the megatron-core profile with the kernels of Megatron's local spec."""
+    software = load_software("megatron-core").model_copy(
+        update={
+            "precision": c.get("dtype", "bf16"),
+            "attention_impl": "unfused",
+            "norm_impl": "composite",
+            "softmax_impl": "fused" if c.get("fused_softmax") else "composite",
+            "activation_impl": "fused" if c.get("fused_activation", True) else "composite",
+            "rope_impl": "own_tables",
+            "loss_impl": "composite",
+            "grad_accumulation_fusion": c.get("grad_accumulation_fusion", False),
+        }
+    )
+    b, s = float(c["b"]), float(c["s"])
+    return Shard(b, s, s, float(tp), sp=c.get("sp", False), vocab=c["vocab"], software=software)
+
+
+def part(module):
+    """embedding, head, or the number of the block that a module belongs to."""
+    if module.startswith("embedding"):
+        return "embedding"
+    return int(module.split(".")[2]) if module.startswith("decoder.layers.") else "head"

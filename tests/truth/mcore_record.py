@@ -1,0 +1,90 @@
+"""What a run did: its collectives, and the storages it kept for backward."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+COLLECTIVES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast_": "broadcast",
+}
+
+
+class Collectives(TorchDispatchMode):
+    """Writes down every c10d collective: kind, ranks of its group, bytes of the full tensor, dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.write_down(func._schema.name.split("::")[1], args)
+        return func(*args, **(kwargs or {}))
+
+    def write_down(self, name, args):
+        objects = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
+        ranks = dist.ProcessGroup.unbox(objects[0]).size()
+        lists = [tensors(a) for a in args if tensors(a)]
+        # one coalesced call carries several collectives: position k of its inputs and outputs belong together
+        for call in zip(*lists, strict=True):
+            full = max(call, key=torch.Tensor.numel)
+            self.calls.append([COLLECTIVES[name], ranks, full.nbytes, str(full.dtype).removeprefix("torch.")])
+
+
+def tensors(a):
+    """All tensors in nested lists."""
+    if isinstance(a, torch.Tensor):
+        return [a]
+    return [t for x in a for t in tensors(x)] if isinstance(a, list | tuple) else []
+
+
+class Saved:
+    """Storages saved for backward that are not parameters, with the module that was running when each was first saved."""
+
+    def __init__(self, model):
+        self.params = {p.untyped_storage()._cdata for p in model.parameters()}
+        self.names = {m: name for name, m in model.named_modules()}
+        self.stack = [""]
+        self.kept = {}
+
+    def pack(self, t):
+        key = t.untyped_storage()._cdata
+        if key not in self.params:
+            row = self.kept.setdefault(key, (t.untyped_storage(), self.stack[-1], list(t.shape), str(t.dtype)[6:], []))
+            if "MCORE_TRACE" in os.environ:
+                row[4].append(caller())
+        return t
+
+    def rows(self):
+        """[module, shape, dtype, bytes, savers]: bytes as of now, so a storage discarded for recomputation counts 0."""
+        return [[module, shape, dtype, s.nbytes(), savers] for s, module, shape, dtype, savers in self.kept.values()]
+
+    @contextlib.contextmanager
+    def watch(self):
+        nn = torch.nn.modules.module
+        enter = nn.register_module_forward_pre_hook(lambda m, _: self.stack.append(self.names.get(m, self.stack[-1])))
+        leave = nn.register_module_forward_hook(lambda *_: self.stack.__delitem__(-1), always_call=True)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
+                yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+
+def caller():
+    """file:line of the innermost frame of Megatron or torch.nn (MCORE_TRACE=1, for people who look for a difference)."""
+    frames = [f for f in traceback.extract_stack() if "megatron" in f.filename or "torch/nn" in f.filename]
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"

@@ -1,0 +1,238 @@
+"""Megatron-Core on a CPU: one process that pretends to be one rank of a large job.
+
+Reads a JSON request on stdin, writes a JSON answer on stdout. A process can initialise one layout only, so the tests start one
+process per layout and send it many configurations. The process group is torch's "fake" one: collectives move nothing, but
+each is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import traceback
+import types
+import warnings
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's jit_fuser is torch.compile: run it eagerly
+warnings.filterwarnings("ignore")
+
+import mcore_patches as patches  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from mcore_record import Collectives, Saved  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MOST_BYTES = 8 * 2**30
+"""Address space: some settings of Megatron recurse without end (recomputing an mlp that has biases)."""
+ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+
+
+def start(tp, pp, dp, rank):
+    """Pretend to be `rank` of tp*dp*pp (tp fastest, pp slowest) and set Megatron's parallel state."""
+    patches.extensions()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tp * pp * dp)
+    from megatron.core import parallel_state
+
+    patches.device_and_random()
+    patches.norms()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, create_gloo_process_groups=False
+    )
+
+
+def config_of(c, world):
+    """A TransformerConfig from a flat description."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    dtype, glu = DTYPES[c.get("dtype", "bf16")], c.get("glu", True)
+    recompute = {f"recompute_{k}": v for k, v in c.get("recompute", {}).items()}
+    return TransformerConfig(
+        num_layers=c["layers"],
+        hidden_size=c["h"],
+        num_attention_heads=c["nq"],
+        num_query_groups=c["nkv"],
+        kv_channels=c["d"],
+        ffn_hidden_size=c["i"],
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gated_linear_unit=glu,
+        activation_func=ACTIVATIONS[c.get("activation", "silu" if glu else "gelu")],
+        bias_activation_fusion=c.get("fused_activation", True),
+        masked_softmax_fusion=c.get("fused_softmax", False),
+        add_bias_linear=c.get("bias", False),
+        qk_layernorm=c.get("qk_norm", False),
+        normalization=c.get("norm", "RMSNorm"),
+        hidden_dropout=c.get("dropout", 0.0),
+        attention_dropout=c.get("dropout", 0.0),
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        pipeline_dtype=dtype,
+        tensor_model_parallel_size=world["tp"],
+        pipeline_model_parallel_size=world["pp"],
+        sequence_parallel=c.get("sp", False),
+        gradient_accumulation_fusion=c.get("grad_accumulation_fusion", False),
+        cross_entropy_loss_fusion=c.get("fused_loss", False),
+        **recompute,
+    )
+
+
+def model_of(c, world):
+    """Megatron's GPTModel with its local layer spec: this rank's pipeline stage."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    config = config_of(c, world)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(
+            normalization=config.normalization, qk_layernorm=config.qk_layernorm
+        ),
+        vocab_size=c["vocab"],
+        max_sequence_length=c["s"],
+        position_embedding_type="learned_absolute" if c.get("learned_positions") else "rope",
+        parallel_output=True,
+        share_embeddings_and_output_weights=c.get("tied", False),
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    )
+    return model.to(config.params_dtype).train()
+
+
+def forward(model, core, c, world):
+    """One micro-batch through `model` (GPTModel `core`, perhaps wrapped): token ids, or the previous stage's output."""
+    b, s = c["b"], c["s"]
+    if not core.pre_process:
+        rows = s // world["tp"] if c.get("sp") else s
+        dtype = DTYPES[c.get("dtype", "bf16")]
+        core.set_input_tensor(torch.zeros(rows, b, c["h"], dtype=dtype, requires_grad=True))
+    tokens = torch.zeros(b, s, dtype=torch.long)
+    labels = torch.zeros(b, s, dtype=torch.long) if core.post_process else None
+    causal = torch.ones(1, 1, s, s, dtype=torch.bool).triu(1)
+    return model(tokens, torch.arange(s).repeat(b, 1), causal, labels=labels)
+
+
+def run(c, world):
+    """One forward and backward of a model: its parameters, saved storages and collectives."""
+    model = model_of(c, world)
+    if c.get("grad_accumulation_fusion"):
+        for p in model.parameters():
+            p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape), False
+    saved, ahead, back = Saved(model), Collectives(), Collectives()
+    with patches.bool_dropout_masks() if c.get("bool_masks", True) else contextlib.nullcontext():
+        with saved.watch(), ahead:
+            out = forward(model, model, c, world)
+        rows = saved.rows()
+        with back:
+            out.sum().backward()
+    params = [[name, list(p.shape)] for name, p in model.named_parameters()]
+    return {"params": params, "saved": rows, "forward": ahead.calls, "backward": back.calls}
+
+
+def train(c, world):
+    """DistributedDataParallel and the optimizer over one step: buffers, buckets, states, and the collectives of each part."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    patches.optimizer_types()
+    core = model_of(c, world)
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=c["sharded"],
+        overlap_grad_reduce=c.get("overlap", True),
+        grad_reduce_in_fp32=c.get("fp32_grads", True),
+        bucket_size=c.get("bucket_size"),
+    )
+    model = DistributedDataParallel(core.config, settings, core)
+    adam = OptimizerConfig(
+        optimizer="adam", lr=1e-3, bf16=core.config.bf16, fp16=False, use_distributed_optimizer=c["sharded"]
+    )
+    with patches.CudaIsCpu():
+        optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
+    reduce, step = Collectives(), Collectives()
+    forward(model, core, c, world).sum().backward()
+    with reduce:
+        finalize_model_grads([model])
+    with patches.CudaIsCpu(), step:
+        optimizer.step()
+    states = [t for o in optimizer.chained_optimizers for s in o.optimizer.state.values() for t in s.values()]
+    masters = [p for o in optimizer.chained_optimizers for g in o.optimizer.param_groups for p in g["params"]]
+    return {
+        "params": [
+            [name, p.numel(), bool(getattr(p, "shared_embedding", False))] for name, p in core.named_parameters()
+        ],
+        "buffers": [
+            {
+                "param_bytes": 0 if b.param_data is None else b.param_data.nbytes,
+                "grad_bytes": b.grad_data.nbytes,
+                "buckets": [k.grad_data.numel() for k in b.buckets],
+            }
+            for b in model.buffers
+        ],
+        "master_bytes": sum(p.nbytes for p in masters),
+        "moment_bytes": sum(t.nbytes for t in states if torch.is_tensor(t) and t.dim()),
+        "reduce": reduce.calls,
+        "step": step.calls,
+    }
+
+
+class Group:
+    """As much of a process group as a buffer asks for."""
+
+    def __init__(self, ranks, rank=0):
+        self.size, self.rank = (lambda: ranks), (lambda: rank)
+
+
+def buckets(c, world):
+    """Megatron's own buffer over parameters of given sizes: its buckets, and every rank's share of real parameters.
+
+    `params` are element counts in the order of registration; storage is on the meta device.
+    """
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer as Buffer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    dp, sharded = c["dp"], c["sharded"]
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=sharded, pad_buckets_for_high_nccl_busbw=c["high_busbw"]
+    )
+    params = [torch.nn.Parameter(torch.empty(n, device="meta", dtype=torch.bfloat16)) for n in c["params"]]
+    for position in c["alone"]:
+        params[position].shared_embedding = True
+    names = {p: str(n) for n, p in enumerate(params)}
+    dtypes, groups = (torch.bfloat16, torch.float32), types.SimpleNamespace(tp=Group(1), dp_cp=Group(dp))
+    device, torch.cuda.current_device = torch.cuda.current_device, lambda: "meta"
+    buffer = Buffer(settings, *dtypes, params, Group(dp), c["bucket_size"], names, 1.0, [], False, groups)
+    torch.cuda.current_device = device
+    shares = []
+    for rank in range(dp if sharded else 0):
+        buffer.data_parallel_group = Group(dp, rank)
+        ranges = DistributedOptimizer._build_gbuf_range_map(buffer)[dtypes]
+        shares.append(sum(p["param"].size for bucket in ranges for p in bucket["param_map"].values()))
+    return {"buckets": [b.grad_data.numel() for b in buffer.buckets], "numel": buffer.numel, "shares": shares}
+
+
+def main():
+    """Answer one request."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    request = json.load(sys.stdin)
+    world = {k: request.get(k, v) for k, v in (("tp", 1), ("pp", 1), ("dp", 1), ("rank", 0))}
+    start(**world)
+    torch.set_num_threads(1)
+    tasks = {"run": run, "train": train, "buckets": buckets}
+    answers = []
+    for c in request["configs"]:
+        try:
+            answers.append(tasks[c.get("do", "run")](c, world))
+        except Exception as error:  # noqa: BLE001  (one bad configuration must not hide the others)
+            answers.append({"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""FSDP2 under a fake process group: collectives, and which buffer lives when (FSDP2.md). Zero tolerance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch_blocks import DTYPES, Kernels, Transformer
+from torch_fsdp import Fsdp, padded, run, sharded, world
+from torch_probes import Collective, Collectives, LiveBytes, Moment
+
+from steptime.model.model import Model
+
+DP, SEQLEN, BATCH = 8, 32, 2
+MODEL = Model(n_layers=3, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251)
+TOKENS = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
+
+
+class Group(NamedTuple):
+    """One FSDP group: elements padded and not."""
+
+    padded: int
+    elements: int
+    last: int
+    """Elements of its last parameter."""
+
+
+def groups(model: Model, dp: int = DP) -> tuple[Group, Group]:
+    """A block's group and the root's."""
+    module = Transformer(model, Kernels(), SEQLEN)
+    block = module.blocks[0]
+    rest = torch.nn.ModuleList([module.tokens, module.norm, module.head])
+    return tuple(
+        Group(padded(m, dp), sum(p.numel() for p in m.parameters()), list(m.parameters())[-1].numel()) for m in (block, rest)
+    )
+
+
+def name(dtype: str) -> str:
+    return str(DTYPES[dtype]).removeprefix("torch.")
+
+
+OPTIONS = {
+    "default": (Fsdp(), Kernels(), 1),
+    "no reshard": (Fsdp(reshard_blocks=False), Kernels(), 1),
+    "root resharded": (Fsdp(reshard_root=True), Kernels(), 1),
+    "bf16 reduction": (Fsdp(reduce="bf16"), Kernels(), 1),
+    "bf16 parameters": (Fsdp(params="bf16", reduce="bf16"), Kernels(), 1),
+    "fp32": (Fsdp(), Kernels(precision="fp32"), 1),
+    "full recompute": (Fsdp(), Kernels(recompute="full"), 1),
+    "core attention recompute": (Fsdp(), Kernels(recompute="selective"), 1),
+    "4 micro-batches": (Fsdp(), Kernels(), 4),
+    "4 micro-batches, no reshard": (Fsdp(reshard_blocks=False), Kernels(recompute="full"), 4),
+}
+
+
+@pytest.mark.parametrize(("fsdp", "kernels", "micro_batches"), OPTIONS.values(), ids=OPTIONS)
+def test_collectives(fsdp, kernels, micro_batches):
+    """Per micro-batch: a block is gathered twice (once without resharding), the root once (twice if resharded), each reduced once."""
+    block, root = groups(MODEL)
+    param, reduce = kernels.dtype.itemsize, DTYPES[fsdp.reduce].itemsize
+    expected: Counter[Collective] = Counter()
+    for group, count, again in ((block, MODEL.n_layers, fsdp.reshard_blocks is not False), (root, 1, bool(fsdp.reshard_root))):
+        gathers, reductions = count * (2 if again else 1), count
+        expected[Collective("all_gather", name(kernels.precision), DP, group.padded * param)] += gathers * micro_batches
+        expected[Collective("reduce_scatter", name(fsdp.reduce), DP, group.padded * reduce)] += reductions * micro_batches
+    with world(DP) as mesh:
+        module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
+        with Collectives() as seen:
+            run(module, TOKENS, micro_batches)
+    assert seen.calls == expected
+
+
+class Buffers(NamedTuple):
+    """FSDP's buffers at one moment [B]: the letters of FSDP2.md."""
+
+    C: int
+    A: int
+    U: int
+    G: int
+    R: int
+
+
+EVENTS = {
+    "c10d._allgather_base_": "gather",
+    "fsdp.split_with_sizes_copy": "copy out",
+    "fsdp.chunk_cat": "copy in",
+    "c10d._reduce_scatter_base_": "reduce",
+}
+ROLES = ("copy_in", "all_gather_output", "unsharded_param", "unsharded_grad", "reduce_input")
+
+
+def measured(moments: list[Moment]) -> list[tuple[str, Buffers]]:
+    """The buffers right after each of FSDP's own steps."""
+    return [(EVENTS[m.op], Buffers(*(m.role(role) for role in ROLES))) for m in moments if m.op in EVENTS]
+
+
+def table(fsdp: Fsdp, kernels: Kernels, layers: int) -> list[tuple[str, Buffers]]:
+    """FSDP2.md as code: the buffers at each step of one micro-batch. The root has index -1, a block its depth."""
+    block, root = groups(MODEL)
+    p, r = kernels.dtype.itemsize, DTYPES[fsdp.reduce].itemsize
+    cast = DTYPES[fsdp.params] != kernels.dtype
+    A = {i: (root if i < 0 else block).padded * p for i in range(-1, layers)}
+    U, C = A, {i: a // DP if cast else 0 for i, a in A.items()}
+    R = {i: a // p * r for i, a in A.items()}
+    head = MODEL.vocab_sz * MODEL.hidden_sz * p + MODEL.hidden_sz * p  # the head's and the final norm's gradients
+    G, leftover = block.elements * p, block.last * p
+    keep = fsdp.reshard_blocks is False
+    steps = [("gather", Buffers(C[-1], A[-1], 0, 0, 0)), ("copy out", Buffers(0, A[-1], U[-1], 0, 0))]
+    for i in range(layers):
+        others = U[-1] + (i * U[0] if keep else 0)
+        steps.append(("gather", Buffers(C[i], A[i - 1] + A[i], others, 0, 0)))
+        steps.append(("copy out", Buffers(0, A[i - 1] + A[i], others + U[i], 0, 0)))
+    above = 0  # the reduce-scatter input of the block above
+    if fsdp.reshard_root:
+        steps += [("gather", Buffers(C[-1], A[-1], 0, 0, 0)), ("copy out", Buffers(0, A[-1], U[-1], 0, 0))]
+    if not keep:
+        steps.append(("gather", Buffers(C[0], A[0], U[-1], 0, 0)))  # the last block, fetched ahead
+    for i in reversed(range(layers)):
+        ahead = A[0] if not keep and i > 0 else 0
+        if not keep:
+            steps.append(("copy out", Buffers(0, A[0], U[-1] + U[0], head, above)))
+            if ahead:
+                steps.append(("gather", Buffers(C[0], A[0], U[-1] + U[0], head, above)))
+        stay = U[-1] + (i * U[0] if keep else 0)
+        steps.append(("copy in", Buffers(0, ahead, stay, head + G, R[0])))
+        steps.append(("reduce", Buffers(0, ahead, stay, head + leftover, R[0])))
+        above = R[0]
+    whole = root.elements * p
+    steps.append(("copy in", Buffers(0, 0, 0, whole, R[-1])))
+    return [*steps, ("reduce", Buffers(0, 0, 0, root.last * p, R[-1]))]
+
+
+ONE_MICRO_BATCH = [k for k, (_, _, micro) in OPTIONS.items() if micro == 1]
+
+
+@pytest.mark.parametrize("option", ONE_MICRO_BATCH)
+def test_buffers_live_as_the_table_says(option):
+    fsdp, kernels, _ = OPTIONS[option]
+    with world(DP) as mesh:
+        module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
+        with LiveBytes(module.parameters(), log=True) as live:
+            run(module, TOKENS)
+    assert measured(live.moments) == table(fsdp, kernels, MODEL.n_layers)

@@ -1,0 +1,69 @@
+"""Tensor parallelism of torch.distributed.tensor, with and without sequence parallelism: collectives and saved storages, zero tolerance."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.distributed.tensor.parallel import loss_parallel
+from torch_blocks import Kernels
+from torch_fsdp import Fsdp, sharded, world
+from torch_ours import kept_by_model, kept_by_torch, replayed, shard_of
+from torch_probes import Collectives, Saved
+
+from steptime.model.model import Model
+from steptime.model.shard import Shard
+from steptime.ops import Comm, Op
+
+BATCH, SEQLEN = 3, 32
+LLAMA = Model(n_layers=2, hidden_sz=72, inter_sz=160, n_q_heads=8, n_kv_heads=4, head_dim=16, vocab_sz=240)
+GPT = Model(
+    n_layers=2, hidden_sz=56, inter_sz=224, n_q_heads=8, head_dim=8, vocab_sz=128, glu=False, norm="layernorm", bias=True
+)
+CASES = {
+    "llama": (LLAMA, Kernels()),
+    "llama fp32": (LLAMA, Kernels(precision="fp32")),
+    "llama unfused attention": (LLAMA, Kernels(attention="unfused")),
+    "llama core attention recompute": (LLAMA, Kernels(recompute="selective")),
+    "llama full recompute": (LLAMA, Kernels(recompute="full")),
+    "gpt": (GPT, Kernels()),
+    "gpt full recompute": (GPT, Kernels(precision="fp32", recompute="full")),
+}
+
+
+def stated(model: Model, kernels: Kernels, shard: Shard) -> Counter[tuple[str, float]]:
+    """Kinds and bytes of the collectives of one step, from the op lists."""
+    block = model.block_ops(shard)
+    calls: Counter[tuple[str, float]] = Counter()
+    for ops in [model.embedding_ops(shard), *[block] * model.n_layers, model.head_ops(shard)]:
+        calls += forward(ops) + backward(ops)
+    for _ in range(model.n_layers):
+        calls += forward(replayed(block, kernels.recompute))
+    return calls
+
+
+def forward(ops: list[Op]) -> Counter[tuple[str, float]]:
+    return Counter((op.kind, op.bytes) for op in ops if isinstance(op, Comm) and op.kind)
+
+
+def backward(ops: list[Op]) -> Counter[tuple[str, float]]:
+    comms = [op for op in ops if isinstance(op, Comm) and op.backward]
+    return Counter((op.backward, op.bytes) for op in comms) + Counter(("all_gather", op.bytes) for op in comms if op.regather)
+
+
+@pytest.mark.parametrize("sp", [True, False], ids=["sp", "no sp"])
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(("model", "kernels"), CASES.values(), ids=CASES)
+def test_collectives_and_saved_storages(model, kernels, tp, sp):
+    with world(1, tp) as mesh:
+        module = sharded(model, kernels, Fsdp(params=kernels.precision), SEQLEN, mesh, sp=sp)
+        tokens = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
+        with Collectives() as seen, loss_parallel():
+            with Saved([*module.parameters(), *module.buffers()]) as saved:
+                loss = module(tokens, tokens.clone())
+            loss.backward()
+    shard = shard_of(model, kernels, BATCH, SEQLEN, tp=tp, sp=sp)
+    assert Counter({(c.kind, c.bytes): n for c, n in seen.calls.items()}) == stated(model, kernels, shard)
+    assert {c.ranks for c in seen.calls} == {tp}
+    assert kept_by_torch(saved) == kept_by_model(model, kernels, shard)

@@ -1,0 +1,101 @@
+"""FSDP2 (and TP) jobs of one process: torch's fake process group lets it be rank 0 of any world, with real, small tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch_blocks import DTYPES, Kernels, Transformer
+
+from steptime.model.model import Model
+
+
+@contextmanager
+def world(dp: int, tp: int = 1) -> Iterator[DeviceMesh]:
+    """A mesh (dp, tp) of which this process is rank 0."""
+    dist.init_process_group("fake", rank=0, world_size=dp * tp, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """How `fully_shard` is applied: None means torch's default, which does not reshard the root after forward."""
+
+    reshard_blocks: bool | None = None
+    reshard_root: bool | None = None
+    params: str = "fp32"
+    """What the sharded parameters are stored in; compute runs in the kernels' precision."""
+    reduce: str = "fp32"
+    wrap: str = "block"
+
+
+def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> Transformer:
+    """The model, each block and the root wrapped, tensor-parallel where the mesh is."""
+    torch.set_default_dtype(DTYPES[fsdp.params])
+    try:
+        module = Transformer(model, kernels, seqlen)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    if mesh["tp"].size() > 1:
+        tensor_parallel(module, mesh["tp"], sp=sp)
+    if mesh["dp"].size() > 1:
+        policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
+        for block in module.blocks if fsdp.wrap == "block" else []:
+            fully_shard(block, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=fsdp.reshard_blocks)
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=fsdp.reshard_root)
+    return module
+
+
+def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -> None:
+    """Megatron's split, with sequence parallelism as torchtitan's Llama plan states it, or without."""
+    rows = Shard(1) if sp else Replicate()
+    outer: dict[str, ParallelStyle] = {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "head": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False),
+    }
+    inner: dict[str, ParallelStyle] = {
+        "attn": PrepareModuleInput(input_layouts=(rows, None, None, None), desired_input_layouts=(Replicate(), None, None, None)),
+        "attn.o": RowwiseParallel(output_layouts=rows),
+        "mlp": PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(Replicate(),)),
+        "mlp.down": RowwiseParallel(output_layouts=rows),
+    }
+    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + ([] if module.blocks[0].mlp.gate is None else ["mlp.gate"])
+    inner |= {name: ColwiseParallel() for name in columns}
+    if sp:
+        outer["norm"] = SequenceParallel()
+        inner |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    parallelize_module(module, mesh, outer)
+    for block in module.blocks:
+        parallelize_module(block, mesh, inner)
+
+
+def run(module: nn.Module, tokens: Tensor, micro_batches: int = 1, *, tp: bool = False) -> None:
+    """Forward and backward of some micro-batches; gradients stay."""
+    for _ in range(micro_batches):
+        with loss_parallel() if tp else nullcontext():
+            module(tokens, tokens.clone()).backward()
+
+
+def padded(module: nn.Module, dp: int) -> int:
+    """Elements of a module's own parameters, dimension 0 padded to a multiple of dp."""
+    return sum(-(-p.shape[0] // dp) * dp * p[0].numel() for p in module.parameters())
