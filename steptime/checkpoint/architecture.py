@@ -30,6 +30,7 @@ LINEAR_BIAS = re.compile(
     r"(?:[qkvo]_proj|w[qkvo]|c_attn|c_proj|c_fc|query_key_value|dense\w*|linear_\w+|qkv|fc\d|attn_[qkv]|attn_output|"
     r"ffn_\w+|gate_proj|up_proj|down_proj)\.bias$"
 )
+QKV_BIAS = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|qkv|attn_[qkv])\.bias$")
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 
 
@@ -98,7 +99,10 @@ def _embedding(s: _Shapes) -> None:
     vocab, hidden = s.by_name[name]
     s.set("vocab_sz", vocab, name)
     s.set("hidden_sz", hidden, name)
-    s.set("learned_positions", any(POSITIONS.search(n) for n in s.by_name), "position embedding by name")
+    table = next((n for n in s.by_name if POSITIONS.search(n)), None)
+    s.set("learned_positions", table is not None, table or "no position embedding")
+    if table is not None:
+        s.set("max_positions", s.by_name[table][0], table)
     head = next((n for n in s.by_name if HEAD.search(n) and "layers" not in n), None)
     tied = head is None or head in s.tied or name in s.tied
     s.set("tie_embeddings", tied, f"{head} is tied" if head and tied else head or "no output layer")
@@ -119,7 +123,7 @@ def _mlp(s: _Shapes) -> None:
 
 def _moe(s: _Shapes) -> None:
     numbers = [int(m[1]) for m in map(EXPERT.search, s.by_name) if m]
-    packed = next(((n, v) for n, v in s.by_name.items() if len(v) == 3 and "exps" in n or "experts.w" in n), None)
+    packed = next(((n, v) for n, v in s.by_name.items() if (len(v) == 3 and "exps" in n) or "experts.w" in n), None)
     if not numbers and packed is None:
         return
     count = max(numbers) + 1 if numbers else packed[1][0] if packed else 0
@@ -132,11 +136,12 @@ def _moe(s: _Shapes) -> None:
         shared = next((v for n, v in s.by_name.items() if "shared_expert" in n and n.endswith(ends)), None)
         moe["shared_expert_inter_sz"] = shared[1] if shared else None
         moe["n_shared_experts"] = 1
-    sparse = [i for i, names in s.layers.items() if any("expert" in n or "exps" in n for n in names)]
-    if min(sparse, default=0) > 0:
-        moe["n_dense_layers"] = min(sparse)
-    if len(sparse) > 1 and sorted(sparse)[1] - sorted(sparse)[0] > 1:
-        moe["moe_frequency"] = sorted(sparse)[1] - sorted(sparse)[0]
+    sparse = sorted(i for i, names in s.layers.items() if any("expert" in n or "exps" in n for n in names))
+    first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
+    if first > 0:
+        moe["n_dense_layers"] = first
+    if second - first > 1:
+        moe["moe_frequency"] = second - first
     s.set("moe", {k: v for k, v in moe.items() if v is not None}, "expert tensors; top-k is not in shapes")
     if down:
         s.set("inter_sz", s.by_name[down][1], down)
@@ -147,9 +152,15 @@ def _norms(s: _Shapes) -> None:
     inside = [n for n in s.by_name if LAYER.search(n)]
     kinds = {m[1] or m[2] for m in map(NORM.search, inside) if m}
     if kinds:
-        s.set("norm", "layernorm" if "bias" in kinds else "rmsnorm", "norm biases" if "bias" in kinds else "no norm bias")
+        s.set(
+            "norm", "layernorm" if "bias" in kinds else "rmsnorm", "norm biases" if "bias" in kinds else "no norm bias"
+        )
         s.set("norm_bias", "bias" in kinds, "norm tensors by name")
-    s.set("bias", any(LINEAR_BIAS.search(n) for n in inside), "linear biases by name")
+    biases = [n for n in inside if LINEAR_BIAS.search(n)]
+    others = [n for n in biases if not QKV_BIAS.search(n)]
+    s.set("bias", bool(others), "linear biases by name")
+    if biases and not others:
+        s.set("qkv_bias", value=True, source=biases[0])
     qk = next((n for n in inside if re.search(r"(?:q_norm|q_layernorm|attn_q_norm)\.weight$", n)), None)
     s.set("qk_norm", qk is not None, qk or "no q_norm")
     width = s.by_name[qk][0] if qk and len(s.by_name[qk]) == 1 else None

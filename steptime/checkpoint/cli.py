@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
 
-from steptime.checkpoint import identity, text
+from steptime.checkpoint import compare, emit, identity, text
 from steptime.checkpoint.api import summarize_checkpoint
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.textparts import tensor_line
@@ -35,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", help="a checkpoint file or directory")
     parser.add_argument("--depth", type=int, default=2, help="levels of the module tree (default 2)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
-    parser.add_argument("--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)")
+    parser.add_argument(
+        "--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)"
+    )
     parser.add_argument("--emit-config", metavar="FILE", help="write the model: part of a 3dtrn job file")
     parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn job file")
     parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
@@ -50,17 +53,39 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns 0, 1 or 2. A reader that goes away (`| head`) is no error."""
     options = _parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks is written as \x..
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _closed()
+        return _refuse(error)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _say(words: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Write a line; progress is shown at once."""
+    out = stream or sys.stdout
+    out.write(words + end)
+    if not end:
+        out.flush()
+
+
+def _closed() -> int:
+    """The reader went away: nothing more can be said, and nothing is wrong."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _refuse(error: Exception) -> int:
+    """A plan that cannot be read, or a file that cannot be written: one line per problem."""
+    for line in str(error).splitlines():
+        _say(f"summarize-ckpt: {escaped(line, 600)}", sys.stderr)
+    return 2
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -71,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
         _print_failure(summary)
         return 2
     if options.id:
-        print(summary.id)  # noqa: T201
+        _say(summary.id)
         return summary.exit_code
     if options.diff:
         return _diff(summary, options)
@@ -79,7 +104,8 @@ def _run(options: argparse.Namespace) -> int:
         _list(_matching(summary, options.tensors))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, 100)
-        print(text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))  # noqa: T201
+        _say(text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))
+    _emit(summary, options)
     return max(summary.exit_code, _plan(summary, options))
 
 
@@ -87,13 +113,13 @@ def _summarize(options: argparse.Namespace, path: str) -> Summary:
     progress = _progress if sys.stderr.isatty() and not options.json else None
     summary = summarize_checkpoint(path, everything=options.all, strict=options.strict, progress=progress)
     if progress is not None:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+        _say("\r\x1b[K", sys.stderr, end="")
     return summary
 
 
 def _progress(done: int, total: int) -> None:
     if total > 64 and done % 32 == 0:
-        print(f"\r{done} of {total} files", end="", file=sys.stderr, flush=True)  # noqa: T201
+        _say(f"\r{done} of {total} files", sys.stderr, end="")
 
 
 def _paint(stream: object) -> Callable[[str, str], str]:
@@ -104,7 +130,7 @@ def _paint(stream: object) -> Callable[[str, str], str]:
 def _print_failure(summary: Summary) -> None:
     for item in summary.all_problems:
         where = escaped(item.file or summary.path)
-        print(f"summarize-ckpt: {where}: {escaped(item.message, 600)} [{item.code}]", file=sys.stderr)  # noqa: T201
+        _say(f"summarize-ckpt: {where}: {escaped(item.message, 600)} [{item.code}]", sys.stderr)
 
 
 def _matching(summary: Summary, pattern: str) -> list[Tensor]:
@@ -118,7 +144,7 @@ def _list(tensors: list[Tensor]) -> None:
         notes.append(f"= {tensor.alias_of}" if tensor.alias_of else "")
         notes.append(tensor.file)
         note = "  ".join(part for part in notes if part)
-        print(tensor_line(tensor.name, f"{list(tensor.shape)}{whole}", tensor.dtype, note))  # noqa: T201
+        _say(tensor_line(tensor.name, f"{list(tensor.shape)}{whole}", tensor.dtype, note))
 
 
 def _json(summary: Summary, options: argparse.Namespace) -> int:
@@ -130,9 +156,14 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
         other = _summarize(options, options.diff)
         document["diff"] = identity.difference(summary, other)
         document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
+    if options.model and summary.sections:
+        found = compare.compare(summary, compare.load(options.model))
+        document["plan"] = found.to_dict()
+        document["exit_code"] = max(document["exit_code"], int(not found.agrees))
     json.dump(document, sys.stdout, allow_nan=False, separators=(",", ":"))
-    print()  # noqa: T201
-    return max(int(document["exit_code"]), _plan(summary, options))
+    _say("")
+    _emit(summary, options)
+    return int(document["exit_code"])
 
 
 def _diff(summary: Summary, options: argparse.Namespace) -> int:
@@ -142,14 +173,25 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
         return 2
     lines = identity.difference(summary, other)
     for line in lines[:MAX_DIFF]:
-        print(escaped(line, 1000))  # noqa: T201
+        _say(escaped(line, 1000))
     if len(lines) > MAX_DIFF:
-        print(f"and {len(lines) - MAX_DIFF} more differences")  # noqa: T201
+        _say(f"and {len(lines) - MAX_DIFF} more differences")
     if not lines:
-        print(f"same names, shapes and types: {len(summary.model)} tensors, id {summary.id}")  # noqa: T201
+        _say(f"same names, shapes and types: {len(summary.model)} tensors, id {summary.id}")
     return max(summary.exit_code, other.exit_code, int(bool(lines)))
 
 
 def _plan(summary: Summary, options: argparse.Namespace) -> int:
-    """Write the config and compare with the plan, where asked for."""
-    return 0
+    """Compare with the plan, where asked for: 1 when they disagree."""
+    if not options.model:
+        return 0
+    found = compare.compare(summary, compare.load(options.model))
+    _say("\n".join(compare.lines(found)))
+    return int(not found.agrees)
+
+
+def _emit(summary: Summary, options: argparse.Namespace) -> None:
+    """Write the inferred model, where asked for."""
+    if options.emit_config and summary.sections:
+        with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
+            file.write(emit.model_yaml(summary))

@@ -57,11 +57,14 @@ def _reader(source: Source) -> Reader:
         return torch_file.read_bare
     if head[257:262] == b"ustar":
         raise UnreadableError("UNSUPPORTED", "a tar archive (torch 0.1 format or a bundle): not read", source.name)
-    if len(head) >= 9 and head[8:9] == b"{" or source.name.endswith(".safetensors"):
+    if head[8:9] == b"{" or source.name.endswith(".safetensors"):
         return safetensors.read
     if head[:1] in b"\xde\xdf" or 0x80 <= head[0] <= 0x8F:
         return msgpack.read
-    if head.lstrip()[:1] in (b"(", b"]", b"}", b"c", b"I", b"N") and source.name.endswith((".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt")):
+    if head.lstrip()[:1] in (b"(", b"]", b"}", b"c", b"I", b"N") and source.name.endswith(
+        (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt")
+    ):
         return torch_file.read_bare
-    raise UnreadableError("UNKNOWN_FORMAT", f"no known checkpoint format (first bytes {head[:8].hex(' ')})", source.name)
-
+    raise UnreadableError(
+        "UNKNOWN_FORMAT", f"no known checkpoint format (first bytes {head[:8].hex(' ')})", source.name
+    )

@@ -8,7 +8,7 @@ MAX_NAME = 400
 
 
 def escaped(text: str, limit: int = MAX_NAME) -> str:
-    """`text` with everything unprintable written as \\x1b, \\u202e ...; cut in the middle beyond `limit` characters."""
+    r"""`text` with everything unprintable written as \\x1b, \\u202e ...; cut in the middle beyond `limit` characters."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}...{text[-limit // 2 + 3 :]}"
     if text.isascii() and text.isprintable():

@@ -10,7 +10,9 @@ MODEL_KEYS = frozenset(
     {"model", "state_dict", "model_state_dict", "module", "net", "network", "model_state", "weights", "params",
      "model_weights", "generator", "student", "encoder", "policy", "actor"}
 )  # fmt: skip
-EMA_KEYS = frozenset({"ema", "model_ema", "ema_model", "ema_state_dict", "params_ema", "state_dict_ema", "shadow", "teacher"})
+EMA_KEYS = frozenset(
+    {"ema", "model_ema", "ema_model", "ema_state_dict", "params_ema", "state_dict_ema", "shadow", "teacher"}
+)
 OPTIMIZER_KEYS = ("optim", "opt_state", "optimizer")
 MASTER_KEYS = frozenset(
     {"fp32_from_fp16_params", "fp32_from_fp16", "fp32_groups_flat", "fp32_flat_groups", "fp32_params", "main_params",
@@ -35,7 +37,7 @@ def is_optimizer_key(key: str) -> bool:
 
 
 def optimizer_role(path: list[str]) -> str:
-    """ "master" for full-precision copies of the weights inside an optimizer's state, else "optimizer"."""
+    """Master for full-precision copies of the weights inside an optimizer's state, else "optimizer"."""
     return "master" if not MASTER_KEYS.isdisjoint(path) and path[-1] not in STATE_NAMES else "optimizer"
 
 
@@ -67,7 +69,7 @@ def _is_state(key: str) -> bool:
 def of_file(file: str) -> str:
     """The role of everything in a file, where its name says it."""
     base = file.rsplit("/", 1)[-1].lower()
-    if base.startswith(("optimizer", "optim_", "optim.")) or "optim_states" in base or base.startswith("distrib_optim"):
+    if base.startswith(("optimizer", "optim_", "optim.", "distrib_optim")) or "optim_states" in base:
         return "optimizer"
     if base.startswith(("scheduler", "rng_state", "random_states", "training_args", "scaler", "trainer_state")):
         return "other"

@@ -73,7 +73,9 @@ class Source:
             raise UnreadableError("TRUNCATED", message, self.name)
         data = self.upto(offset, length)
         if len(data) < length:
-            raise UnreadableError("TRUNCATED", f"the file became shorter while it was read, at byte {offset}", self.name)
+            raise UnreadableError(
+                "TRUNCATED", f"the file became shorter while it was read, at byte {offset}", self.name
+            )
         return data
 
 

@@ -163,7 +163,7 @@ class Summary:
         return f"<Summary of {self.path!r}: {name}, {self.params:,} parameters, {len(self.all_problems)} problems>"
 
     def _repr_html_(self) -> str:
-        from steptime.checkpoint import html  # noqa: PLC0415 - only a notebook needs tabulate
+        from steptime.checkpoint import html
 
         return html.table(self)
 

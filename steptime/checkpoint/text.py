@@ -42,14 +42,14 @@ def _headline(summary: Summary, units: Units, paint: Callable[[str, str], str]) 
     state = "complete" if summary.complete else paint("INCOMPLETE", "red")
     step = f", step {summary.step}" if summary.step is not None else ""
     container = "" if main.container == "single file" else f", {main.container}"
-    io = summary.io
+    io, size = summary.io, totals["logical_bytes"]
+    files = sum(len(section.files) for section in summary.sections)
+    read = f"read {units.size(io.bytes_read)} in {io.seconds * 1e3:.0f} ms"
     lines = [
         paint(escaped(summary.path), "bold"),
         f"{main.format}{container}{step}, {state}",
-        f"{totals['tensors']:,} tensors in {sum(len(s.files) for s in summary.sections):,} file(s); "
-        f"read {units.size(io.bytes_read)} in {io.seconds * 1e3:.0f} ms, no tensor data, no code run",
-        f"parameters {summary.params:,} ({_short_count(summary.params)})   "
-        f"bytes {totals['logical_bytes']:,} ({units.size(totals['logical_bytes'])})",
+        f"{totals['tensors']:,} tensors in {files:,} file{'s' * (files != 1)}; {read}, no tensor data, no code run",
+        f"parameters {summary.params:,} ({_short_count(summary.params)})   bytes {size:,} ({units.size(size)})",
     ]
     if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
         lines.append(

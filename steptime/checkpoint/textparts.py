@@ -110,7 +110,9 @@ def rank_table(summary: Summary, units: Units) -> list[str]:
     main = summary.counted[0]
     lines: list[str] = []
     if main.parallelism:
-        known = [f"{k.upper()} {v}" for k, v in main.parallelism.items() if isinstance(v, int) and not isinstance(v, bool)]
+        known = [
+            f"{k.upper()} {v}" for k, v in main.parallelism.items() if isinstance(v, int) and not isinstance(v, bool)
+        ]
         source = main.parallelism.get("source")
         lines += ["", f"parallelism {' x '.join(known) or 'not recorded'}" + (f" (from {source})" if source else "")]
     if not main.ranks:

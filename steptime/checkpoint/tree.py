@@ -6,6 +6,7 @@ Counts are of unique elements, so that a tied weight or a replica on another ran
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _grouped(children: dict[str, Node]) -> dict[str, Node]:
     """Numbered children with equal signatures as one node each, in order of their first number."""
     groups: dict[object, list[Node]] = {}
     for name, child in sorted(children.items(), key=lambda item: _order(item[0])):
-        key = child.signature() if name.isdecimal() else name
+        key: object = child.signature() if name.isdecimal() else name
         groups.setdefault(key, []).append(child)
     whole = len([key for key in groups if isinstance(key, tuple)]) == 1
     folded = {}
@@ -106,7 +107,7 @@ def ranges(numbers: list[int]) -> str:
     """0,1,2,5 as "0-2,5"; a constant step as "0-62:2"."""
     if len(numbers) > 2:
         step = numbers[1] - numbers[0]
-        if step > 1 and all(b - a == step for a, b in zip(numbers, numbers[1:], strict=False)):
+        if step > 1 and all(b - a == step for a, b in pairwise(numbers)):
             return f"{numbers[0]}-{numbers[-1]}:{step}"
     parts: list[list[int]] = []
     for number in numbers:

@@ -20,7 +20,8 @@ _CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _TAIL = 1 << 16
-MAX_DIRECTORY = 256 << 20  # bytes; a million entries take about 100 MB
+MAX_DIRECTORY = 256 << 20  # bytes
+MAX_ENTRIES = 400_000  # a million would take 600 MB of memory
 ENCRYPTED = 1
 
 
@@ -54,11 +55,11 @@ def read_directory(source: Source | Window) -> ZipDirectory | None:
     end = tail.rfind(b"PK\x05\x06")
     if end < 0 or end + _END.size > len(tail):
         return None
-    count, size, offset = _END.unpack_from(tail, end)[4:7]
+    size, offset = _END.unpack_from(tail, end)[5:7]
     anchor = tail_at + end
     locator = tail[end - 20 : end] if end >= 20 else b""
     if locator[:4] == b"PK\x06\x07":
-        count, size, offset, anchor = _zip64(source, locator, anchor)
+        size, offset, anchor = _zip64(source, locator, anchor)
     shift = anchor - size - offset
     if shift < 0 or size > MAX_DIRECTORY:
         raise UnreadableError("BAD_ZIP", f"central directory of {size} bytes at {offset} does not fit", source.name)
@@ -67,7 +68,7 @@ def read_directory(source: Source | Window) -> ZipDirectory | None:
     return _entries(data, shift, source.name)
 
 
-def _zip64(source: Source | Window, locator: bytes, anchor: int) -> tuple[int, int, int, int]:
+def _zip64(source: Source | Window, locator: bytes, anchor: int) -> tuple[int, int, int]:
     at = struct.unpack_from("<Q", locator, 8)[0]
     if at + _END64.size > source.size:
         at = anchor - 20 - _END64.size
@@ -75,7 +76,7 @@ def _zip64(source: Source | Window, locator: bytes, anchor: int) -> tuple[int, i
     if record[:4] != b"PK\x06\x06":
         raise UnreadableError("BAD_ZIP", "zip64 end record is missing", source.name)
     fields = _END64.unpack(record)
-    return fields[7], fields[8], fields[9], at
+    return fields[8], fields[9], at
 
 
 def _entries(data: bytes, shift: int, file: str) -> ZipDirectory:
@@ -86,6 +87,8 @@ def _entries(data: bytes, shift: int, file: str) -> ZipDirectory:
         fields = _CENTRAL.unpack_from(data, at)
         if fields[0] != b"PK\x01\x02":
             break
+        if len(entries) >= MAX_ENTRIES:
+            raise UnreadableError("TOO_MANY", f"more than {MAX_ENTRIES} zip entries", file)
         name_len, extra_len, comment_len = fields[12:15]
         name_at = at + _CENTRAL.size
         extra_at = name_at + name_len

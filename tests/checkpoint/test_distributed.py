@@ -44,7 +44,13 @@ def megatron_rank(tp, pp, ways=2, stages=2, layers=2, tied=False, vpp=1):
         "model" if vpp == 1 else f"model{c}": chunk(pp == 0 and c == 0, pp == stages - 1 and c == vpp - 1)
         for c in range(vpp)
     }
-    return {"args": args, "checkpoint_version": 3.0, "iteration": 5000, **models, "rng_state": [{"cpu": torch.zeros(9)}]}
+    return {
+        "args": args,
+        "checkpoint_version": 3.0,
+        "iteration": 5000,
+        **models,
+        "rng_state": [{"cpu": torch.zeros(9)}],
+    }
 
 
 def megatron(folder, ways=2, stages=2, **options):
@@ -77,7 +83,11 @@ def test_megatron_ranks_add_up_to_the_model(make, summarize, tied, vpp):
     assert summary.architecture["n_q_heads"]["value"] == 8
     assert summary.architecture["tie_embeddings"]["value"] is tied
     section = summary.sections[0]
-    assert (section.parallelism["tp"], section.parallelism["pp"], section.parallelism["agrees_with_args"]) == (2, 2, True)
+    assert (section.parallelism["tp"], section.parallelism["pp"], section.parallelism["agrees_with_args"]) == (
+        2,
+        2,
+        True,
+    )
     assert [row["name"] for row in section.ranks] == ["stage 0 x2", "stage 1 x2"]
     stored = sum(t.numel for t in summary.model)
     replicated = layers * 2 * HIDDEN + HIDDEN
@@ -92,7 +102,16 @@ def test_virtual_stages_interleave_layers(make, summarize):
     megatron(make.folder, vpp=2)
     summary = summarize(make.folder)
     stage = {t.name: t.rank["pp"] for t in summary.model if "linear_proj" in t.name}
-    assert [stage[f"decoder.layers.{n}.self_attention.linear_proj.weight"] for n in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [stage[f"decoder.layers.{n}.self_attention.linear_proj.weight"] for n in range(8)] == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_megatron_with_one_rank_missing(make, summarize, codes):
@@ -121,14 +140,18 @@ def test_megatron_first_stage_missing_keeps_layer_numbers(make, summarize):
 
 def test_lone_second_number_is_the_expert_rank_without_pipeline(make, summarize):
     for ep in range(2):
-        state = {f"decoder.layers.0.mlp.experts.local_experts.{i}.linear_fc1.weight": torch.zeros(6, 4) for i in range(2)}
+        state = {
+            f"decoder.layers.0.mlp.experts.local_experts.{i}.linear_fc1.weight": torch.zeros(6, 4) for i in range(2)
+        }
         state["decoder.layers.0.mlp.router.weight"] = torch.zeros(4, 4)
         args = argparse.Namespace(
             tensor_model_parallel_size=1, pipeline_model_parallel_size=1, expert_model_parallel_size=2
         )
         rank = make.folder / f"mp_rank_00_{ep:03d}"
         rank.mkdir()
-        torch.save({"model": state, "args": args, "iteration": 1, "checkpoint_version": 3.0}, rank / "model_optim_rng.pt")
+        torch.save(
+            {"model": state, "args": args, "iteration": 1, "checkpoint_version": 3.0}, rank / "model_optim_rng.pt"
+        )
     summary = summarize(make.folder)
     assert {t.name.split(".")[6] for t in summary.model if "experts" in t.name} == {"0", "1", "2", "3"}
     assert summary.params == 4 * 24 + 16
@@ -144,7 +167,12 @@ def test_tracker_to_an_absent_iteration(make, summarize, codes):
 
 def test_several_iterations(make, summarize):
     for step in (10, 9, 200):
-        make.write(f"step-{step}/model.safetensors", make.raw_safetensors({"w": {"dtype": "F32", "shape": [step], "data_offsets": [0, 4 * step]}}, bytes(4 * step)))
+        make.write(
+            f"step-{step}/model.safetensors",
+            make.raw_safetensors(
+                {"w": {"dtype": "F32", "shape": [step], "data_offsets": [0, 4 * step]}}, bytes(4 * step)
+            ),
+        )
     summary = summarize(make.folder)
     assert (summary.params, summary.step, summary.others) == (200, 200, ["step-9", "step-10"])
     assert len(summarize(make.folder, everything=True).sections) == 3
@@ -252,7 +280,12 @@ NUMEL = 9 * 5 + 5 + 5 * 3 + 3
 
 def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
     summary = summarize(fsdp2 / "dcp")
-    assert {t.name: t.shape for t in summary.model} == {"0.weight": (5, 9), "0.bias": (5,), "1.weight": (3, 5), "1.bias": (3,)}
+    assert {t.name: t.shape for t in summary.model} == {
+        "0.weight": (5, 9),
+        "0.bias": (5,),
+        "1.weight": (3, 5),
+        "1.bias": (3,),
+    }
     assert (summary.params, summary.exit_code, summary.complete) == (NUMEL, 0, True)
     assert summary.by_role["optimizer"]["kind"] == "adam"
     assert [row["name"] for row in summary.sections[0].ranks] == ["rank 0", "rank 1"]

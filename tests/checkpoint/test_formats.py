@@ -26,7 +26,10 @@ def test_safetensors_agree_with_the_library(make, summarize):
     make.save_safetensors(state, make.folder / "m.safetensors", metadata={"format": "pt"})
     summary = summarize(make.folder / "m.safetensors")
     with safe_open(make.folder / "m.safetensors", "pt") as file:
-        expected = {k: (tuple(file.get_slice(k).get_shape()), SAFETENSORS[file.get_slice(k).get_dtype()]) for k in file.keys()}  # noqa: SIM118
+        expected = {
+            k: (tuple(file.get_slice(k).get_shape()), SAFETENSORS[file.get_slice(k).get_dtype()])
+            for k in list(file.keys())
+        }
     assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == expected
     assert summary.totals["logical_bytes"] == sum(t.numel() * t.element_size() for t in state.values())
     assert summary.sections[0].facts["metadata"] == {"format": "pt"}
@@ -86,7 +89,12 @@ def test_unknown_ggml_type_is_shown(make, summarize):
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_npy_and_npz(make, summarize, compressed):
-    arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.int64, order="F"), "c": np.float64(1), "d": np.ones((1, 0))}
+    arrays = {
+        "a": np.ones((2, 3), np.float32),
+        "b": np.ones(4, np.int64, order="F"),
+        "c": np.float64(1),
+        "d": np.ones((1, 0)),
+    }
     (np.savez_compressed if compressed else np.savez)(make.folder / "z.npz", **arrays)
     summary = summarize(make.folder / "z.npz")
     assert {t.name: (t.shape, t.dtype, t.nbytes) for t in summary.tensors} == {

@@ -154,7 +154,10 @@ HEAVY = {
     "self_reference": (b"\x80\x02]q\x00h\x00a.", 0),
     "billion_laughs": (_billion_laughs(), 0),
     "dup": (b"\x80\x02](" + b"N" + b"2" * 3_000_000 + b"e.", 0),
-    "nested_rebuilds": (b"\x80\x02" + b"ctorch._utils\n_rebuild_parameter\n" * 50_000 + b")" + b"\x85R" * 50_000 + b".", 0),
+    "nested_rebuilds": (
+        b"\x80\x02" + b"ctorch._utils\n_rebuild_parameter\n" * 50_000 + b")" + b"\x85R" * 50_000 + b".",
+        0,
+    ),
     "many_marks": (b"\x80\x02" + b"(" * 1_000_000 + b".", 2),
 }
 
@@ -235,7 +238,8 @@ def test_wrong_checksum_is_ignored_as_torch_does(make, summarize):
 
 def test_million_entries(make):
     names = b"".join(
-        struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0) + b"a/data/%06d" % (n % 10**6)
+        struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0)
+        + b"a/data/%06d" % (n % 10**6)
         for n in range(1_000_000)
     ).replace(b"a/data/", b"a/data/")
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, len(names), 4, 0)
@@ -311,7 +315,9 @@ GGUF = {
     "keys_2_60": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), 2),
     "version": (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), 2),
     "short": (b"GGUF\x03", 2),
-    "nested_arrays": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 9) + struct.pack("<IQ", 9, 1) * 50 + bytes(99), 2),
+    "nested_arrays": (
+        b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 9) + struct.pack("<IQ", 9, 1) * 50 + bytes(99), 2,
+    ),
     "string_2_60": (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**60) + bytes(99), 2),
     "none": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(32), 0),
 }  # fmt: skip
@@ -338,7 +344,7 @@ def index_rows(make):
         "path_escape": (lambda: weights(a="../../etc/passwd"), {"PATH_ESCAPE"}),
         "absolute": (lambda: weights(a="/etc/passwd"), {"PATH_ESCAPE"}),
         "nested": (lambda: weights(a="a/b"), {"PATH_ESCAPE"}),
-        "missing_shard": (lambda: (make.folder / "model-00001-of-00002.safetensors").unlink(), {"MISSING_SHARD"}),
+        "missing_shard": ((make.folder / "model-00001-of-00002.safetensors").unlink, {"MISSING_SHARD"}),
         "tensor_not_in_shard": (lambda: weights(ghost="model-00001-of-00002.safetensors"), {"MISSING_TENSOR"}),
         "total_size": (lambda: change(metadata={"total_size": 5}), {"TOTAL_SIZE"}),
         "map_is_a_list": (lambda: change(weight_map=[1]), {"BAD_INDEX"}),
@@ -348,7 +354,16 @@ def index_rows(make):
 
 @pytest.mark.parametrize(
     "name",
-    ["path_escape", "absolute", "nested", "missing_shard", "tensor_not_in_shard", "total_size", "map_is_a_list", "no_json"],
+    [
+        "path_escape",
+        "absolute",
+        "nested",
+        "missing_shard",
+        "tensor_not_in_shard",
+        "total_size",
+        "map_is_a_list",
+        "no_json",
+    ],
 )
 def test_index_files(make, summarize, codes, name):
     make.shards(make.llama(2))
@@ -415,7 +430,7 @@ def test_permission_denied(make, command, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)
     code, _, err = command(path)
-    assert (code, err) == (2, f"summarize-ckpt: p.safetensors: cannot read: Permission denied [PERMISSION]\n")
+    assert (code, err) == (2, "summarize-ckpt: p.safetensors: cannot read: Permission denied [PERMISSION]\n")
 
 
 def test_file_that_shrinks_while_it_is_read(make, summarize, monkeypatch):

@@ -11,12 +11,11 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import smalljson
+from steptime.checkpoint import smalljson, zipdir
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.readers import dcp_metadata, torch_file
 from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.source import Source, Window
-from steptime.checkpoint import zipdir
 
 if TYPE_CHECKING:
     from steptime.checkpoint.readers.dcp_metadata import Placement
@@ -39,7 +38,9 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     used = {*data, *metadata, "metadata.json", "common.pt"}
     if not metadata:
         size = sum(_size(folder.join(name)) or 0 for name in data)
-        message = f"incomplete save: .metadata is missing (it is written last); {len(data)} .distcp files, {size:,} bytes"
+        message = (
+            f"incomplete save: .metadata is missing (it is written last); {len(data)} .distcp files, {size:,} bytes"
+        )
         section.problem("MISSING_METADATA", message, folder.named(".metadata"))
         return [section], used
     for name in metadata:
@@ -168,4 +169,6 @@ def _stacked(section: Section) -> None:
         return
     layers = {t.shape[0] for t in names}
     if len(layers) == 1:
-        section.notes.append(f"layers are stacked: each decoder.layers tensor has a leading dimension of {layers.pop()}")
+        section.notes.append(
+            f"layers are stacked: each decoder.layers tensor has a leading dimension of {layers.pop()}"
+        )

@@ -32,7 +32,7 @@ MAX_LINES = 10
 def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The DeepSpeed save in `folder`, if there is one."""
     if "zero/" in files and not any(MODEL.match(name) for name in files if "zero_pp" in name):
-        return _universal(scan, folder, files)
+        return _universal(scan, folder)
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
     if not any(MODEL.match(n) or OPTIM.match(n) for n in wanted):
         return [], set()
@@ -59,7 +59,9 @@ def _facts(contents: Contents) -> dict[str, Any]:
     shapes: list[tuple[str, Shape]] = []
     groups = top.get("param_shapes")
     for group in groups if type(groups) is list else [groups]:
-        shapes += [(key, shape) for key, value in pairs(group) if type(key) is str and (shape := shape_of(value)) is not None]
+        shapes += [
+            (key, shape) for key, value in pairs(group) if type(key) is str and (shape := shape_of(value)) is not None
+        ]
     state = mapping(top.get("optimizer_state_dict"))
     found["zero_stage"] = state.get("zero_stage")
     count = state.get("partition_count")
@@ -98,7 +100,9 @@ def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
     """Replace ZeRO-3's empty tensors by their true shapes and count what every data-parallel rank repeats once."""
     model = [t for t in section.tensors if t.role == "model"]
     empty = bool(model) and all(t.shape == (0,) for t in model if t.note == "") and any(t.shape == (0,) for t in model)
-    shapes = next((facts["param_shapes"] for facts in kept.values() if "param_shapes" in facts), [])
+    shapes: list[tuple[str, Shape]] = next(
+        (facts["param_shapes"] for facts in kept.values() if "param_shapes" in facts), []
+    )
     for tensor in section.tensors:
         tensor.unique = tensor.numel if tensor.role != "model" else 0
     if empty and shapes:
@@ -106,7 +110,9 @@ def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
         source = model[0].file
         section.tensors = [t for t in section.tensors if t.role != "model"]
         for name, shape in shapes:
-            tensor = Tensor(name, shape, dtype, 0, source, "model", note="sharded: bytes are in the optimizer's flat groups")
+            tensor = Tensor(
+                name, shape, dtype, 0, source, "model", note="sharded: bytes are in the optimizer's flat groups"
+            )
             tensor.unique = tensor.numel
             section.tensors.append(tensor)
         section.notes.append(
@@ -157,9 +163,7 @@ def _rows(section: Section) -> list[dict[str, Any]]:
         if match is None:
             continue
         name = f"dp {match['dp']} mp {match['mp']}" if match["dp"] is not None else f"mp {match['mp']}"
-        row = rows.setdefault(
-            name, {"name": name, "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0}
-        )
+        row = rows.setdefault(name, {"name": name, "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0})
         row["tensors"] += 1
         if tensor.role == "model":
             row["params"] += tensor.numel
@@ -169,7 +173,7 @@ def _rows(section: Section) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _universal(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
     """zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt: one small archive per tensor, read by a pool of threads."""
     try:
         zero = scan.below(folder, "zero")

@@ -16,7 +16,9 @@ from steptime.checkpoint.source import Source
 if TYPE_CHECKING:
     from steptime.checkpoint.scan import Folder, Scan
 
-STEP_DIR = re.compile(r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$")
+STEP_DIR = re.compile(
+    r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"
+)
 NAMED_DIRS = {"release"}
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest.txt")
 _UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
@@ -60,9 +62,8 @@ def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, ta
     chosen = named[0] if named else saves[-1]
     if target is not None and not named:
         problems.append(Problem("MISSING_ITERATION", f"{tracker} names {target}, which is not there", tracker))
-    for name in folder.dirs:
-        if _UNCOMMITTED.search(name):
-            problems.append(Problem("UNCOMMITTED", "an unfinished save (never renamed to its final name)", name))
+    unfinished = "an unfinished save (never renamed to its final name)"
+    problems += [Problem("UNCOMMITTED", unfinished, name) for name in folder.dirs if _UNCOMMITTED.search(name)]
     others = [name for name in saves if name != chosen]
     if target is not None and named and step_of(chosen) is not None:
         newer = [name for name in others if (step_of(name) or -1) > (step_of(chosen) or 0)]

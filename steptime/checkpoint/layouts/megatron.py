@@ -109,7 +109,8 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
     total = grid["tp"] * grid["pp"] * grid["ep"]
     for tp, pp, ep in missing[:MAX_LINES]:
         name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if grid["pp"] > 1 else "") + (f"_{ep:03d}" if grid["ep"] > 1 else "")
-        message = f"missing: {total - len(missing)} of {total} ranks present (TP {grid['tp']} x PP {grid['pp']} x EP {grid['ep']})"
+        degrees = f"TP {grid['tp']} x PP {grid['pp']} x EP {grid['ep']}"
+        message = f"missing: {total - len(missing)} of {total} ranks present ({degrees})"
         section.problem("MISSING_RANK", message, folder.named(name))
     if len(missing) > MAX_LINES:
         section.problem("MISSING_RANK", f"{len(missing) - MAX_LINES} more ranks are missing")
@@ -159,7 +160,9 @@ def _rows(tensors: list[Tensor]) -> list[dict[str, Any]]:
         folded.setdefault((place[0], *row), []).append(place)
     rows = []
     for (stage, count, params, model, optimizer), places in folded.items():
-        name = f"stage {stage} x{len(places)}" if len(places) > 1 else f"stage {stage} tp {places[0][1]} ep {places[0][2]}"
+        name = (
+            f"stage {stage} x{len(places)}" if len(places) > 1 else f"stage {stage} tp {places[0][1]} ep {places[0][2]}"
+        )
         rows.append({
             "name": name, "pp": stage, "ranks": len(places), "tensors": count, "params": params,
             "model_bytes": model, "optimizer_bytes": optimizer,

@@ -19,7 +19,9 @@ COLUMN = re.compile(
     r"(?:linear_qkv|linear_fc1|word_embeddings|output_layer|query_key_value|dense_h_to_4h|lm_head|linear_q_proj|"
     r"linear_q_up_proj|linear_kv_up_proj|linear_q|linear_kv|in_proj|conv1d)\.(?:weight|bias)\d*$"
 )
-ROW = re.compile(r"(?:linear_proj|linear_fc2|attention\.dense|self_attention\.dense|dense_4h_to_h|out_proj)\.weight\d*$")
+ROW = re.compile(
+    r"(?:linear_proj|linear_fc2|attention\.dense|self_attention\.dense|dense_4h_to_h|out_proj)\.weight\d*$"
+)
 PACKED = {"experts.weight1": 1, "experts.weight2": 0}  # grouped GEMM packs all local experts into one matrix
 
 
@@ -43,11 +45,19 @@ def make_global(tensors: list[Tensor], args: dict[str, Any]) -> None:
     for tensor in model:
         start = first.get((_rank(tensor, "chunk"), _rank(tensor, "pp")), 0)
         if start:
-            tensor.name = LAYER.sub(lambda m, s=start: f"{m[1]}layers.{int(m[2]) + s}.", tensor.name, count=1)
+            tensor.name = _shifted(LAYER, tensor.name, start)
         if experts > 1 and "experts" in tensor.name:
             base = _rank(tensor, "ep") * local
-            tensor.name = EXPERT.sub(lambda m, b=base: f"{m[1]}{int(m[2]) + b}", tensor.name)
+            tensor.name = _shifted(EXPERT, tensor.name, base)
         _place(tensor, ways, experts)
+
+
+def _shifted(pattern: re.Pattern[str], name: str, by: int) -> str:
+    """`name` with the number in its first match raised."""
+    match = pattern.search(name)
+    if match is None:
+        return name
+    return f"{name[: match.start(2)]}{int(match[2]) + by}{name[match.end(2) :]}"
 
 
 def _rank(tensor: Tensor, axis: str) -> int:

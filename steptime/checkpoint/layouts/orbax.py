@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import smalljson
@@ -32,9 +33,8 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     section = Section("Orbax (zarr)" if "_METADATA" in present else "zarr", "directory", folder.rel)
     used: set[str] = set()
     for name in ("", *(d for d in files if d.endswith("/"))):
-        if name or present & set(ARRAY_FILES):
-            if _array(folder, name[:-1], section):
-                used.add(name)
+        if (name or present & set(ARRAY_FILES)) and _array(folder, name[:-1], section):
+            used.add(name)
     if not section.tensors and "_METADATA" not in present:
         return [], set()
     scan.files_opened += len(section.tensors)
@@ -101,8 +101,14 @@ def _leaves(folder: Folder) -> dict[str, Any]:
 
 def _committed(folder: Folder, present: set[str], section: Section) -> None:
     document = smalljson.load(folder, "_CHECKPOINT_METADATA") if "_CHECKPOINT_METADATA" in present else None
-    if isinstance(document, dict) and document.get("init_timestamp_nsecs") and not document.get("commit_timestamp_nsecs"):
-        section.problem("UNCOMMITTED", "no commit time in _CHECKPOINT_METADATA: the save did not finish", folder.rel or None)
+    if (
+        isinstance(document, dict)
+        and document.get("init_timestamp_nsecs")
+        and not document.get("commit_timestamp_nsecs")
+    ):
+        section.problem(
+            "UNCOMMITTED", "no commit time in _CHECKPOINT_METADATA: the save did not finish", folder.rel or None
+        )
 
 
 def _ocdbt(folder: Folder, present: set[str]) -> Section:
@@ -128,8 +134,6 @@ def _ocdbt(folder: Folder, present: set[str]) -> Section:
 
 
 def _absolute(folder: Folder) -> str:
-    import os  # noqa: PLC0415 - only here
-
     return os.path.abspath(folder.path)  # noqa: PTH100
 
 
@@ -137,13 +141,17 @@ def _compare_ocdbt(folder: Folder, section: Section) -> None:
     stored = len(section.tensors)
     named = len(_leaves(folder))
     if named > stored:
-        section.problem("MISSING_TENSOR", f"_METADATA names {named} arrays, the store has {stored}", folder.named("_METADATA"))
+        section.problem(
+            "MISSING_TENSOR", f"_METADATA names {named} arrays, the store has {stored}", folder.named("_METADATA")
+        )
 
 
 def _without_extra(folder: Folder, section: Section) -> None:
     """Names and written shapes only: the element types are inside the store."""
     for name, shape in _leaves(folder).items():
-        tensor = Tensor(name, shape or (), "unknown", 0, folder.named("_METADATA"), note="" if shape else "shape unknown")
+        tensor = Tensor(
+            name, shape or (), "unknown", 0, folder.named("_METADATA"), note="" if shape else "shape unknown"
+        )
         tensor.unique = tensor.numel if shape else 0
         section.tensors.append(tensor)
     section.notes.append(f"element types are inside the OCDBT store: {EXTRA} reads them")

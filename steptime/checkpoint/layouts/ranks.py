@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Tensor
     from steptime.checkpoint.scan import Folder, Scan
 
-RANK = re.compile(r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$")
+RANK = re.compile(
+    r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$"
+)
 MAX_LINES = 10
 
 

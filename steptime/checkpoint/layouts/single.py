@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles import walk
-from steptime.checkpoint.pickles.values import Pairs, mapping
+from steptime.checkpoint.pickles.values import mapping
 from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def facts_of(root: Any) -> dict[str, Any]:
     if args:
         found["args"] = args
     version = top.get("pytorch-lightning_version")
-    if type(version) is str and type(top.get("state_dict")) is not type(None):
+    if type(version) is str:
         found["framework"] = f"Lightning {version}"
     elif "checkpoint_version" in top and "iteration" in top:
         found["framework"] = "Megatron-LM"
@@ -45,8 +45,3 @@ def section(contents: Contents) -> Section:
         found.format = f"{contents.format} ({framework})"
     found.absorb(contents)
     return found
-
-
-def is_container(value: Any) -> bool:
-    """Whether a record is a dict."""
-    return type(value) is Pairs

@@ -33,14 +33,12 @@ _BY_MODULE: dict[str, str] = {
         "HalfStorage HalfTensor IntStorage IntTensor LongStorage LongTensor ShortStorage ShortTensor"
     ),
     "torch.cuda.sparse": (
-        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor "
-        "ShortTensor"
+        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor"
     ),
     "torch.nn.parameter": "Parameter",
     "torch.serialization": "_get_layout",
     "torch.sparse": (
-        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor "
-        "ShortTensor"
+        "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor"
     ),
     "torch.storage": "TypedStorage UntypedStorage",
 }

@@ -51,7 +51,9 @@ def _reason(error: Exception, at_end: bool) -> str:
 
 
 class Machine:
-    """Runs one pickle of `data` from byte `at`. `end` is the byte after STOP; `refs` the globals it names;
+    """Runs one pickle of `data` from byte `at`.
+
+    `end` is the byte after STOP; `refs` the globals it names;
     `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the byte of a call whose
     function is itself computed.
     """

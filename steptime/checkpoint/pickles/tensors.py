@@ -7,6 +7,7 @@ _rebuild_from_type_v2), `torch/distributed/tensor`, `torch/distributed/_shard/sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.records import Shape
 
 MAX_DIMS = 64
+Args = Sequence[Any]
 
 
 def shape_of(value: Any) -> Shape | None:
@@ -69,7 +71,7 @@ def _row_major(shape: Shape) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _v2(args: tuple[Any, ...]) -> Tensor | None:
+def _v2(args: Args) -> Tensor | None:
     return _dense(*args[:4]) if len(args) >= 4 else None
 
 
@@ -77,29 +79,29 @@ def _dtype_name(value: Any) -> str:
     return value.name if type(value) is Ref else ""
 
 
-def _v3(args: tuple[Any, ...]) -> Tensor | None:
-    return _dense(*args[:4], dtype=_dtype_name(args[6])) if len(args) >= 7 else None
+def _v3(args: Args) -> Tensor | None:
+    return _dense(args[0], args[1], args[2], args[3], _dtype_name(args[6])) if len(args) >= 7 else None
 
 
-def _inner(args: tuple[Any, ...]) -> Tensor | None:
+def _inner(args: Args) -> Tensor | None:
     return _decode(args[0]) if args else None
 
 
-def _quantised(args: tuple[Any, ...]) -> Tensor | None:
+def _quantised(args: Args) -> Tensor | None:
     found = _v2(args)
     if found is not None:
         found.note = "quantised"
     return found
 
 
-def _meta(args: tuple[Any, ...]) -> Tensor | None:
+def _meta(args: Args) -> Tensor | None:
     shape = shape_of(args[1]) if len(args) >= 2 else None
     if shape is None:
         return None
     return Tensor("", shape, _dtype_name(args[0]), 0, note="meta")
 
 
-def _sparse(args: tuple[Any, ...]) -> Tensor | None:
+def _sparse(args: Args) -> Tensor | None:
     """COO (indices, values, size) or compressed (crow, col, values, size); the values are the parameters."""
     parts = args[1] if len(args) >= 2 and type(args[1]) is tuple else ()
     shape = next((s for s in map(shape_of, parts) if s is not None), None)
@@ -114,18 +116,19 @@ def _sparse(args: tuple[Any, ...]) -> Tensor | None:
     )  # fmt: skip
 
 
-def _wrapper(args: tuple[Any, ...]) -> Tensor | None:
+def _wrapper(args: Args) -> Tensor | None:
     shape = shape_of(args[2]) if len(args) >= 3 else None
     if shape is None:
         return None
     return Tensor("", shape, _dtype_name(args[1]), 0, note="wrapper")
 
 
-def _from_type(args: tuple[Any, ...]) -> Tensor | None:
+def _from_type(args: Args) -> Tensor | None:
     """(func, type, args, state): a DTensor or ShardedTensor keeps its local piece in the state."""
     if len(args) < 4 or type(args[0]) is not Ref or type(args[2]) is not tuple:
         return None
-    found = _REBUILD.get(args[0].path, lambda _: None)(args[2])
+    build = _REBUILD.get(args[0].path)
+    found = build(args[2]) if build else None
     kind = _dtype_name(args[1])
     if kind == "DTensor" and found is not None:
         return _dtensor(found.shape, args[3])
@@ -173,7 +176,7 @@ def _sharded(shape: Shape, state: Any) -> Tensor | None:
     return None
 
 
-def _nested(args: tuple[Any, ...]) -> Tensor | None:
+def _nested(args: Args) -> Tensor | None:
     found = _inner(args)
     if found is not None:
         found.note = "nested"
@@ -196,7 +199,7 @@ def numpy_array(call: Call) -> Tensor | None:
 
 
 _T = "torch._utils."
-_REBUILD: dict[str, Callable[[tuple[Any, ...]], Tensor | None]] = {
+_REBUILD: dict[str, Callable[[Args], Tensor | None]] = {
     f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
     f"{_T}_rebuild_parameter": _inner, f"{_T}_rebuild_parameter_with_state": _inner,
     f"{_T}_rebuild_qtensor": _quantised, f"{_T}_rebuild_meta_tensor_no_storage": _meta,

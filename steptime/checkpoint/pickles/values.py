@@ -73,10 +73,7 @@ class Opaque:
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:
     """(key, value) of anything dict-like: a dict, an OrderedDict, an object's attributes; [] for the rest."""
-    if type(value) is Call:
-        flat = [*_flat(value.items), *_flat(value.state)]
-    else:
-        flat = _flat(value)
+    flat = [*_flat(value.items), *_flat(value.state)] if type(value) is Call else _flat(value)
     return list(zip(flat[::2], flat[1::2], strict=False))
 
 

@@ -27,14 +27,14 @@ INERT_MODULES = frozenset(
      "random", "uuid", "zoneinfo"}
 )  # fmt: skip
 INERT = frozenset(
-    {"_codecs.encode", "argparse.Namespace", "builtins.bool", "builtins.bytearray", "builtins.bytes", "builtins.complex", "builtins.dict",
-     "builtins.float", "builtins.frozenset", "builtins.int", "builtins.list", "builtins.object", "builtins.range",
-     "builtins.set", "builtins.slice", "builtins.str", "builtins.tuple", "builtins.Ellipsis", "builtins.NotImplemented",
-     "copy_reg._reconstructor", "copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__",
-     "functools.partial", "itertools.count", "logging.Logger", "logging.getLogger", "operator.itemgetter",
-     "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
-     "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath", "re._compile",
-     "threading.Lock", "types.SimpleNamespace", "_thread.lock"}
+    {"_codecs.encode", "argparse.Namespace", "builtins.bool", "builtins.bytearray", "builtins.bytes",
+     "builtins.complex", "builtins.dict", "builtins.float", "builtins.frozenset", "builtins.int", "builtins.list",
+     "builtins.object", "builtins.range", "builtins.set", "builtins.slice", "builtins.str", "builtins.tuple",
+     "builtins.Ellipsis", "builtins.NotImplemented", "copy_reg._reconstructor", "copyreg._reconstructor",
+     "copyreg.__newobj__", "copyreg.__newobj_ex__", "functools.partial", "itertools.count", "logging.Logger",
+     "logging.getLogger", "operator.itemgetter", "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePath",
+     "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
+     "pathlib._local.WindowsPath", "re._compile", "threading.Lock", "types.SimpleNamespace", "_thread.lock"}
 )  # fmt: skip
 # Outside the standard library: prefixes that load other files, compile text or start programs.
 RUNS_CODE = (
@@ -74,7 +74,9 @@ class Danger:
 
 @dataclass(slots=True)
 class PickleFacts:
-    """What one stream names. `refused` lists why `torch.load(weights_only=True)` would not take it; [] means it would,
+    """What one stream names.
+
+    `refused` lists why `torch.load(weights_only=True)` would not take it; [] means it would,
     after importing torch.distributed.tensor when `needs_dtensor`.
     """
 
@@ -135,7 +137,9 @@ def judge(machine: Machine, where: str, torch_file: bool = True) -> PickleFacts:
     if machine.memoized:
         machine.foreign.add(0x94)
     if machine.foreign:
-        facts.refused.append(f"opcodes {' '.join(f'0x{op:02x}' for op in sorted(machine.foreign)[:OPAQUE_OPCODE_LIMIT])}")
+        facts.refused.append(
+            f"opcodes {' '.join(f'0x{op:02x}' for op in sorted(machine.foreign)[:OPAQUE_OPCODE_LIMIT])}"
+        )
     if machine.indirect:
         facts.refused.append(f"a call of a computed function at byte {machine.indirect}")
     facts.refs.sort()

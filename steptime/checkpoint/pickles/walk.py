@@ -69,7 +69,7 @@ def tensors(root: Any) -> Iterator[tuple[list[str], Tensor]]:
 
 
 def _too_deep() -> Tensor:
-    from steptime.checkpoint.records import Tensor  # noqa: PLC0415 - only for hostile files
+    from steptime.checkpoint.records import Tensor
 
     return Tensor("", (), "", 0, note="too deep")
 

@@ -92,7 +92,9 @@ def _role(parts: list[str], tops: set[str], flat_tops: set[str]) -> tuple[str, s
         return roles.optimizer_role(pieces), name
     if pieces[0] in ("model", "module", "state_dict") and any(map(roles.is_optimizer_key, flat_tops)):
         return "model", name.partition(".")[2]
-    return ("other" if "rng" in pieces[0] or pieces[0] in ("rerun_state_machine_state", "train_state") else "model"), name
+    return (
+        "other" if "rng" in pieces[0] or pieces[0] in ("rerun_state_machine_state", "train_state") else "model"
+    ), name
 
 
 def _tensor(entry: Any) -> Tensor | None:
@@ -167,4 +169,3 @@ def _info(info: Any) -> tuple[str, int, int] | None:
     if type(path) is str and type(offset) is int and type(length) is int and offset >= 0 and length >= 0:
         return path, offset, length
     return None
-

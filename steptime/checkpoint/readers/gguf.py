@@ -147,4 +147,4 @@ def _tensor(reader: _Reader, contents: Contents) -> int:
     size = -(-count // known[1]) * known[2] if known else 0
     dtype = known[0] if known else f"ggml#{kind}"
     contents.tensors.append(Tensor(name, shape, dtype, size, contents.file, note="" if known else "unknown dtype"))
-    return offset + size
+    return int(offset) + size

@@ -55,7 +55,7 @@ def _walk(h5py: Any, file: Any, contents: Contents) -> None:
 
 def _tensor(item: Any, name: str, file: str) -> Tensor:
     dtype = str(item.dtype)
-    role = "optimizer" if "optimizer" in name.split(".")[0] else ""
+    role = "optimizer" if "optimizer" in name.partition(".")[0] else ""
     shape = tuple(int(n) for n in item.shape or ())
     size = int(item.dtype.itemsize)
     for length in shape:

@@ -141,7 +141,9 @@ def _extension(cursor: _Cursor, contents: Contents, path: list[str], length: int
                 contents.tensors.append(_named(contents, path, shape, dtype, size if size is not None else 0))
     cursor.at = end
     if end > cursor.source.size:
-        raise UnreadableError("TRUNCATED", f"an array ends at byte {end}, the file has {cursor.source.size}", contents.file)
+        raise UnreadableError(
+            "TRUNCATED", f"an array ends at byte {end}, the file has {cursor.source.size}", contents.file
+        )
 
 
 def _named(contents: Contents, path: list[str], shape: tuple[int, ...], dtype: str, size: int) -> Tensor:

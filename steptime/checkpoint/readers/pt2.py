@@ -56,7 +56,14 @@ def _payload(contents: Contents, name: str, payload: dict[str, Any], folder: str
     role = "model" if payload.get("is_param", True) else ""
     contents.tensors.append(
         Tensor(
-            name, shape, dtype, size, contents.file, role, storage=str(payload["path_name"]),
-            storage_nbytes=entry.size if entry else size, extent=size,
-        )  # fmt: skip
+            name,
+            shape,
+            dtype,
+            size,
+            contents.file,
+            role,
+            storage=str(payload["path_name"]),
+            storage_nbytes=entry.size if entry else size,
+            extent=size,
+        )
     )

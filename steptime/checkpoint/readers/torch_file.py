@@ -90,13 +90,13 @@ def collect(contents: Contents, root: Any) -> None:
     found = list(walk.tensors(root))
     tops = {path[0] for path, _ in found if len(path) > 1}
     file_role = roles.of_file(contents.file)
-    for path, tensor in found:
+    for keys, tensor in found:
         if tensor.note == "too deep":
             message = f"nesting beyond {walk.MAX_DEPTH} levels was left out"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
-        path = path or ["tensor"]  # the file is one bare tensor
+        path = keys or ["tensor"]  # the file is one bare tensor
         tensor.role, tensor.name = roles.role_and_name(path, tops, file_role)
         if path[0][5:].isdecimal() and path[0].startswith("model"):  # Megatron: model0, model1, ... per virtual chunk
             tensor.rank = {"chunk": int(path[0][5:][:9])}

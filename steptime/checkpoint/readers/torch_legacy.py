@@ -59,8 +59,6 @@ def _streams(source: Source) -> tuple[Machine, list[Any]]:
                 kept = machine if number == 3 else kept
                 values.append(machine.run())
                 at = machine.end
-            assert kept is not None
-            return kept, [*values, at]
         except MalformedError as error:
             if len(data) == size < MAX_PICKLE:
                 size *= 16
@@ -68,3 +66,5 @@ def _streams(source: Source) -> tuple[Machine, list[Any]]:
             if len(values) == 4 and kept is not None:
                 return kept, values
             raise UnreadableError("MALFORMED_PICKLE", str(error), source.name) from None
+        assert kept is not None
+        return kept, [*values, at]
