@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="summarize-ckpt", description="What is in a checkpoint, from its headers alone.", epilog=EPILOG
     )
     parser.add_argument("path", help="a checkpoint file or directory")
-    parser.add_argument("--depth", type=int, default=2, help="levels of the module tree (default 2)")
+    parser.add_argument("--depth", type=int, default=1, help="levels of the module tree (default 1)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
     parser.add_argument(
         "--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)"

@@ -40,6 +40,8 @@ def report(summary: Summary, depth: int, units: Units, width: int, paint: Callab
 def _headline(summary: Summary, units: Units, paint: Callable[[str, str], str]) -> list[str]:
     main, totals = summary.counted[0], summary.totals
     state = "complete" if summary.complete else paint("INCOMPLETE", "red")
+    count = len(summary.all_problems)
+    state += paint(f", {count} problem{'s' * (count != 1)} (below)", "red") if count else ""
     step = f", step {summary.step}" if summary.step is not None else ""
     container = "" if main.container == "single file" else f", {main.container}"
     io, size = summary.io, totals["logical_bytes"]
@@ -52,10 +54,8 @@ def _headline(summary: Summary, units: Units, paint: Callable[[str, str], str]) 
         f"parameters {summary.params:,} ({_short_count(summary.params)})   bytes {size:,} ({units.size(size)})",
     ]
     if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
-        lines.append(
-            f"  unique {totals['params']:,}; logical {totals['logical_params']:,} (tied counted again); "
-            f"stored {totals['stored_params']:,}"
-        )
+        logical, stored = totals["logical_params"], totals["stored_params"]
+        lines.append(f"  unique {totals['params']:,}   in whole tensors {logical:,}   stored {stored:,}")
     if totals["stored_bytes"] != totals["logical_bytes"]:
         lines.append(f"  storages hold {totals['stored_bytes']:,} bytes, tensors name {totals['logical_bytes']:,}")
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
@@ -100,7 +100,7 @@ def problems(summary: Summary, width: int, paint: Callable[[str, str], str]) -> 
         word = paint("error", "red") if item.severity == "error" else paint("warning", "yellow")
         where = f"{escaped(item.file, 120)}: " if item.file else ""
         first = f"{where}{escaped(item.message, 600)} [{item.code}]"
-        body = textparts.wrapped("", first, width - 4)
+        body = textparts.wrapped("", first, width - 11)
         lines += [f"  {word}: {body[0]}", *(f"    {line}" for line in body[1:])]
     if len(found) > MAX_PROBLEMS:
         lines.append(f"  and {len(found) - MAX_PROBLEMS} more (--json lists all)")

@@ -35,11 +35,11 @@ def tree(summary: Summary, depth: int, units: Units, width: int) -> list[str]:
         return []
     lines = ["", f"{'':{NAME}}{'params':>16}{'share':>7}{unit:>8}"]
     for level, name, node in rows[:MAX_ROWS]:
-        label = escaped("  " * level + name + (f" x{node.repeat}" if node.repeat > 1 else ""), 200)
+        label = escaped("  " * level + name.removesuffix(".weight") + (f" x{node.repeat}" if node.repeat > 1 else ""))
         label = label if len(label) < NAME else f"{label[: NAME - 4]}..."
         share = f"{node.params / total:.1%}" if level == 0 else ""
-        line = f"{label:{NAME}}{node.params:16,}{share:>7}{units.column(node.nbytes, unit):>8}  {_detail(node)}"
-        lines.append(line.rstrip() if len(line) <= width else f"{line[: width - 3]}...")
+        line = f"{label:{NAME}}{node.params:16,}{share:>7}{units.column(node.nbytes, unit):>8}  "
+        lines.append((line + _detail(node, width - len(line))).rstrip())
     if len(rows) > MAX_ROWS:
         lines.append(f"... {len(rows) - MAX_ROWS} more rows (--depth, --tensors or --json show them)")
     return lines
@@ -50,7 +50,7 @@ def _opened(root: Node) -> list[tuple[str, Node]]:
     rows = [(child.name, child) for child in root.children.values()]
     while True:
         most = next((row for row in rows if row[1].children and 2 * row[1].params > root.params), None)
-        if most is None or most[1].repeat > 1 or any(child.repeat > 1 for child in most[1].children.values()):
+        if most is None or most[1].repeat > 1 or any(name[0] in "*[" or name.isdecimal() for name in most[1].children):
             return rows
         at = rows.index(most)
         rows[at : at + 1] = [(f"{most[0]}.{child.name}", child) for child in most[1].children.values()]
@@ -65,21 +65,23 @@ def _rows(rows: list[tuple[int, str, Node]], name: str, node: Node, level: int, 
     rows.append((level, name, node))
     if level < depth and len(rows) <= 4 * MAX_ROWS:
         for child in node.children.values():
-            if level + 1 < depth or len(node.children) > 1:
-                _rows(rows, child.name, child, level + 1, depth)
+            if level + 1 < depth or len(node.children) > 1 or child.repeat > 1:
+                _rows(rows, child.name, child, level + 1, depth + (child.repeat > 1))
 
 
-def _detail(node: Node) -> str:
+def _detail(node: Node, room: int) -> str:
+    """The shape, the number of each, or as many shapes of what is inside as fit in `room` columns."""
     if node.shape is not None:
-        return escaped(f"{_shape(node)}{' = ' + node.alias_of if node.alias_of else ''}", 60)
+        text = escaped(f"{_shape(node)}{' = ' + node.alias_of if node.alias_of else ''}")
+        return text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."
     if node.repeat > 1:
         return f"{node.params // node.repeat:,} each"
-    parts = []
-    for name, child in list(node.children.items())[:4]:
+    text = ""
+    for name, child in list(node.children.items())[:8]:
         only = next(iter(child.children.values())) if len(child.children) == 1 else child
-        if only.shape is not None:
-            parts.append(f"{name.removesuffix('.weight')} {_shape(only)}")
-    return escaped(" ".join(parts), 60)
+        part = escaped(f"{name.removesuffix('.weight')} {_shape(only)}") if only.shape is not None else ""
+        text = f"{text} {part}".strip() if len(text) + len(part) < room else text
+    return text
 
 
 def _shape(node: Node) -> str:
@@ -154,7 +156,7 @@ def architecture(summary: Summary, width: int) -> list[str]:
     lines = ["", "architecture (from names and shapes unless noted)"]
     plain: list[str] = []
     for key, entry in found.items():
-        if entry["value"] is None:
+        if entry["value"] is None or key in ("q_rows", "kv_rows", "max_positions"):
             continue
         source = entry["from"] if entry["from"] in ("config.json", "args", "GGUF key-values") else ""
         plain.append(f"{key} {_value(entry['value'])}" + (f" ({source})" if source else ""))

@@ -133,7 +133,8 @@ def judge(machine: Machine, where: str, torch_file: bool = True) -> PickleFacts:
             facts.needs_dtensor = True
         elif path not in ALLOWED or ref.module in BLOCKED_MODULES:
             facts.refused.append(ref.path)
-            facts.needs.append(ref.path)
+            if danger is None:
+                facts.needs.append(ref.path)
     if machine.memoized:
         machine.foreign.add(0x94)
     if machine.foreign:
