@@ -21,8 +21,9 @@ LIMIT_CPU_S, LIMIT_BYTES = 5, 500 << 20
 def run_limited(path, *options):
     """(exit code, document) of the command in a process of its own, with its CPU time and peak memory checked."""
     code = (
-        "import sys, resource; from steptime.checkpoint.cli import main; code = main(sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr); sys.exit(code)"
+        "import re, sys; from steptime.checkpoint.cli import main; code = main(sys.argv[1:]);"
+        "status = open('/proc/self/status').read();"  # ru_maxrss would include the parent's, across fork and exec
+        "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1], file=sys.stderr); sys.exit(code)"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.run(
