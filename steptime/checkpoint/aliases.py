@@ -69,7 +69,9 @@ def dragged(tensors: list[Tensor]) -> list[Problem]:
     for tensor in tensors:
         if tensor.storage is not None:
             key = (tensor.file, tensor.storage)
-            used[key] = used.get(key, 0) + tensor.unique * (itemsize(tensor.dtype) or 1)
+            width = itemsize(tensor.dtype) or 1  # `unique` would be 0 for a replica on another rank
+            own = min(tensor.numel * width, tensor.extent) if tensor.alias_of is None else 0
+            used[key] = used.get(key, 0) + own
             owner.setdefault(key, tensor)
     found = []
     for key, tensor in owner.items():

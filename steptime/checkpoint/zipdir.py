@@ -21,7 +21,7 @@ _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _TAIL = 1 << 16
 MAX_DIRECTORY = 256 << 20  # bytes
-MAX_ENTRIES = 400_000  # a million would take 600 MB of memory
+MAX_ENTRIES = 1_000_000
 ENCRYPTED = 1
 
 

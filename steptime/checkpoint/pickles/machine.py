@@ -83,8 +83,8 @@ class Machine:
             raise MalformedError(_reason(error, self.end >= len(self.data)), min(self.end, len(self.data))) from None
 
     def _run(self, i: int) -> Any:
-        data, stack, memo, far, table = self.data, self.stack, self.memo, self.far, TABLE
-        push = stack.append
+        data, stack, memo, far, marks = self.data, self.stack, self.memo, self.far, self.marks
+        push, table = stack.append, TABLE
         try:
             while True:
                 op = data[i]
@@ -93,8 +93,8 @@ class Machine:
                     case 0x94 if not far:  # MEMOIZE
                         memo.append(stack[-1])
                         self.memoized = True
-                    case 0x68 if data[i] < len(memo):  # BINGET
-                        push(memo[data[i]])
+                    case 0x68 if (k := data[i]) < len(memo):  # BINGET
+                        push(memo[k])
                         i += 1
                     case 0x4B:  # BININT1
                         push(data[i])
@@ -116,6 +116,12 @@ class Machine:
                         i += 4
                     case 0x86:  # TUPLE2
                         stack[-2:] = [(stack[-2], stack[-1])]
+                    case 0x29:  # EMPTY_TUPLE
+                        push(())
+                    case 0x7D:  # EMPTY_DICT
+                        push(Pairs())
+                    case 0x28:  # MARK
+                        marks.append(len(stack))
                     case _:
                         i = table[op](self, i)
         finally:
@@ -129,7 +135,7 @@ class Machine:
             del self.stack[start:]
             below = self.stack[-1] if self.stack else None
             if type(below) is Pairs:
-                below.flat += items[: len(items) // 2 * 2]
+                below += items[: len(items) // 2 * 2]
             elif type(below) is list:
                 below += items
             else:

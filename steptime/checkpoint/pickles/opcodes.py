@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.pickles.literals import (
+    decimal,
+    get,
+    integer,
+    lined,
+    memo_binary,
+    memo_text,
+    memoize,
+    need,
+    new,
+    put,
+    readline,
+    sized,
+    skip,
+    text,
+    unpack,
+)
 from steptime.checkpoint.pickles.values import COMPUTED, Call, Opaque, Pairs, Pid, Ref
 
 if TYPE_CHECKING:
@@ -13,9 +29,6 @@ if TYPE_CHECKING:
     from steptime.checkpoint.pickles.machine import Machine
 
     Op = Callable[[Machine, int], int]
-
-KEEP_BYTES = 4096  # longer byte strings are tensor data or images: only their length matters here
-KEEP_DIGITS = 40
 
 # The opcodes of torch 2.13 `_weights_only_unpickler.Unpickler.load`.
 TORCH_OPCODES = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.")
@@ -39,37 +52,6 @@ def _pop_mark(m: Machine) -> list[Any]:
     return items
 
 
-def _need(m: Machine, i: int, length: int) -> int:
-    left = len(m.data) - i
-    if length > left:
-        raise ValueError(f"opcode at {i} wants {length} bytes, {max(left, 0)} left")
-    return i + length
-
-
-def _put(m: Machine, k: int) -> None:
-    if k < 0:
-        raise ValueError("negative memo index")
-    if k < len(m.memo):
-        m.memo[k] = m.stack[-1]
-    elif k == len(m.memo) and k not in m.far:
-        m.memo.append(m.stack[-1])
-    else:
-        m.far[k] = m.stack[-1]
-
-
-def _get(m: Machine, k: int) -> None:
-    if k >= len(m.memo) and k not in m.far:
-        raise ValueError(f"memo entry {k} was never written")
-    m.stack.append(m.memo[k] if 0 <= k < len(m.memo) else m.far[k])
-
-
-def _line(m: Machine, i: int) -> tuple[bytes, int]:
-    end = m.data.find(b"\n", i)
-    if end < 0:
-        raise IndexError
-    return m.data[i:end], end + 1
-
-
 def _ref(m: Machine, module: Any, name: Any, i: int) -> None:
     if type(module) is not str or type(name) is not str:
         module, name = COMPUTED, "global"  # named by the result of a call: only running it would tell
@@ -84,9 +66,9 @@ def call(m: Machine, func: Any, args: Any, i: int) -> None:
     if type(args) is not tuple:
         raise TypeError("call arguments are not a tuple")
     if type(func) is Ref:
-        if func.is_size and len(args) == 1 and type(args[0]) in (tuple, list):
+        if func.is_size and len(args) == 1 and type(args[0]) is tuple:
             func.called = func.called or i - 1
-            m.stack.append(tuple(args[0]))
+            m.stack.append(args[0])
             return
         if not func.called:
             func.called = i - 1
@@ -97,8 +79,12 @@ def call(m: Machine, func: Any, args: Any, i: int) -> None:
 
 
 def _reduce(m: Machine, i: int) -> int:
-    args = m.stack.pop()
-    call(m, m.stack.pop(), args, i)
+    stack = m.stack
+    args, func = stack.pop(), stack[-1]
+    if type(func) is Ref and func.called and type(args) is tuple and not func.is_size:
+        stack[-1] = Call(func, args)  # the usual case, in place
+    else:
+        call(m, stack.pop(), args, i)
     return i
 
 
@@ -114,8 +100,8 @@ def _obj(m: Machine, i: int) -> int:
 
 
 def _inst(m: Machine, i: int) -> int:
-    module, j = _line(m, i)
-    name, j = _line(m, j)
+    module, j = readline(m, i)
+    name, j = readline(m, j)
     args = tuple(_pop_mark(m))
     _ref(m, module.decode(), name.decode(), i)
     call(m, m.stack.pop(), args, i)
@@ -123,8 +109,8 @@ def _inst(m: Machine, i: int) -> int:
 
 
 def _global(m: Machine, i: int) -> int:
-    module, j = _line(m, i)
-    name, j = _line(m, j)
+    module, j = readline(m, i)
+    name, j = readline(m, j)
     _ref(m, module.decode(), name.decode(), i)
     return j
 
@@ -137,7 +123,7 @@ def _stack_global(m: Machine, i: int) -> int:
 
 def _extension(width: int) -> Op:
     def op(m: Machine, i: int) -> int:
-        end = _need(m, i, width)
+        end = need(m, i, width)
         _ref(m, "copyreg extension", str(int.from_bytes(m.data[i:end], "little")), i)
         return end
 
@@ -159,11 +145,11 @@ def _add_pairs(m: Machine, flat: list[Any]) -> None:
     if len(flat) % 2:
         raise ValueError("odd number of items for SETITEMS")
     if type(target) is Pairs:
-        target.flat += flat
+        target.extend(flat)
     elif type(target) is Call:
         if type(target.items) is not Pairs:
             target.items = Pairs()
-        target.items.flat += flat
+        target.items.extend(flat)
     elif type(target) not in (Ref, Pid):
         raise TypeError(f"SETITEM on {type(target).__name__}")
 
@@ -187,7 +173,13 @@ def _setitem(m: Machine, i: int) -> int:
 
 
 def _setitems(m: Machine, i: int) -> int:
-    _add_pairs(m, _pop_mark(m))
+    stack, start = m.stack, m.marks[-1]
+    if 0 < start < len(stack) and type(stack[start - 1]) is Pairs and not (len(stack) - start) % 2:
+        stack[start - 1] += stack[start:]  # the usual case, in place
+        del stack[start:]
+        m.marks.pop()
+    else:
+        _add_pairs(m, _pop_mark(m))
     return i
 
 
@@ -217,6 +209,11 @@ def _marked(build: Callable[[list[Any]], Any]) -> Op:
     return op
 
 
+def _tuple1(m: Machine, i: int) -> int:
+    m.stack[-1] = (m.stack[-1],)
+    return i
+
+
 def _top(n: int) -> Op:
     def op(m: Machine, i: int) -> int:
         if len(m.stack) < n:
@@ -225,85 +222,6 @@ def _top(n: int) -> Op:
         return i
 
     return op
-
-
-def _new(make: Callable[[], Any]) -> Op:
-    def op(m: Machine, i: int) -> int:
-        m.stack.append(make())
-        return i
-
-    return op
-
-
-def _unpack(code: str) -> Op:
-    reader = struct.Struct(code)
-
-    def op(m: Machine, i: int) -> int:
-        m.stack.append(reader.unpack_from(m.data, i)[0])
-        return i + reader.size
-
-    return op
-
-
-def _sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
-    """A length of `width` bytes, then that many bytes; those of `kind` longer than is useful stay unread."""
-
-    def op(m: Machine, i: int) -> int:
-        start = _need(m, i, width)
-        length = int.from_bytes(m.data[i:start], "little")
-        end = _need(m, start, length)
-        big = kind and length > KEEP_BYTES
-        m.stack.append(Opaque(kind, length) if big else keep(m.data[start:end]))
-        return end
-
-    return op
-
-
-def _text(data: bytes) -> str:
-    return str(data, "utf-8", "surrogatepass")
-
-
-def _integer(data: bytes) -> Any:
-    return int.from_bytes(data, "little", signed=True) if len(data) <= KEEP_DIGITS else Opaque("int", len(data))
-
-
-def _lined(keep: Callable[[bytes], Any]) -> Op:
-    def op(m: Machine, i: int) -> int:
-        line, j = _line(m, i)
-        m.stack.append(keep(line))
-        return j
-
-    return op
-
-
-def _decimal(line: bytes) -> Any:
-    if line in (b"00", b"01"):
-        return line == b"01"
-    digits = line.rstrip(b"L")
-    return int(digits) if len(digits) <= KEEP_DIGITS else Opaque("int", len(digits))
-
-
-def _memo_text(act: Callable[[Machine, int], None]) -> Op:
-    def op(m: Machine, i: int) -> int:
-        line, j = _line(m, i)
-        act(m, int(line))
-        return j
-
-    return op
-
-
-def _memo_binary(act: Callable[[Machine, int], None], width: int) -> Op:
-    def op(m: Machine, i: int) -> int:
-        end = _need(m, i, width)
-        act(m, int.from_bytes(m.data[i:end], "little"))
-        return end
-
-    return op
-
-
-def _memoize(m: Machine, i: int) -> int:
-    _put(m, len(m.memo) + len(m.far))
-    return i
 
 
 def _mark(m: Machine, i: int) -> int:
@@ -339,15 +257,6 @@ def _proto(m: Machine, i: int) -> int:
     return i + 1
 
 
-def _skip(width: int) -> Op:
-    """FRAME is only a hint for buffering: its length may be anything."""
-
-    def op(m: Machine, i: int) -> int:
-        return _need(m, i, width)
-
-    return op
-
-
 def _stop(m: Machine, i: int) -> int:
     raise Stop(m.stack.pop(), i)
 
@@ -356,23 +265,23 @@ def _unknown(m: Machine, i: int) -> int:
     raise ValueError(f"unknown opcode 0x{m.data[i - 1]:02x}")
 
 
-_LATIN = _sized(4, lambda data: data.decode("latin-1"))
+_LATIN = sized(4, lambda data: data.decode("latin-1"))
 _OPS: dict[str, Op] = {
-    "(": _mark, ".": _stop, "0": _pop, "1": _pop_to_mark, "2": _dup, "F": _lined(float), "I": _lined(_decimal),
-    "J": _unpack("<i"), "K": _unpack("<B"), "L": _lined(_decimal), "M": _unpack("<H"), "N": _new(lambda: None),
-    "P": _lined(lambda line: Pid(line.decode("latin-1"))), "Q": _persid, "R": _reduce,
-    "S": _lined(lambda line: line.strip(b"\r")[1:-1].decode("latin-1")), "T": _LATIN,
-    "U": _sized(1, lambda data: data.decode("latin-1")), "V": _lined(lambda line: line.decode("raw-unicode-escape")),
-    "X": _sized(4, _text), "a": _append, "b": _build, "c": _global, "d": _dict, "}": _new(Pairs), "e": _appends,
-    "g": _memo_text(_get), "h": _memo_binary(_get, 1), "i": _inst, "j": _memo_binary(_get, 4), "l": _marked(list),
-    "]": _new(list), "o": _obj, "p": _memo_text(_put), "q": _memo_binary(_put, 1), "r": _memo_binary(_put, 4),
-    "s": _setitem, "t": _marked(tuple), ")": _new(tuple), "u": _setitems, "G": _unpack(">d"),
+    "(": _mark, ".": _stop, "0": _pop, "1": _pop_to_mark, "2": _dup, "F": lined(float), "I": lined(decimal),
+    "J": unpack("<i"), "K": unpack("<B"), "L": lined(decimal), "M": unpack("<H"), "N": new(lambda: None),
+    "P": lined(lambda line: Pid(line.decode("latin-1"))), "Q": _persid, "R": _reduce,
+    "S": lined(lambda line: line.strip(b"\r")[1:-1].decode("latin-1")), "T": _LATIN,
+    "U": sized(1, lambda data: data.decode("latin-1")), "V": lined(lambda line: line.decode("raw-unicode-escape")),
+    "X": sized(4, text), "a": _append, "b": _build, "c": _global, "d": _dict, "}": new(Pairs), "e": _appends,
+    "g": memo_text(get), "h": memo_binary(get, 1), "i": _inst, "j": memo_binary(get, 4), "l": _marked(list),
+    "]": new(list), "o": _obj, "p": memo_text(put), "q": memo_binary(put, 1), "r": memo_binary(put, 4),
+    "s": _setitem, "t": _marked(tuple), ")": new(tuple), "u": _setitems, "G": unpack(">d"),
     "\x80": _proto, "\x81": _reduce, "\x82": _extension(1), "\x83": _extension(2), "\x84": _extension(4),
-    "\x85": _top(1), "\x86": _top(2), "\x87": _top(3), "\x88": _new(lambda: True), "\x89": _new(lambda: False),
-    "\x8a": _sized(1, _integer), "\x8b": _sized(4, _integer, "int"), "B": _sized(4, bytes, "bytes"),
-    "C": _sized(1, bytes), "\x8c": _sized(1, _text), "\x8d": _sized(8, _text), "\x8e": _sized(8, bytes, "bytes"),
-    "\x8f": _new(list), "\x90": _appends, "\x91": _marked(tuple), "\x92": _newobj_ex, "\x93": _stack_global,
-    "\x94": _memoize, "\x95": _skip(8), "\x96": _sized(8, bytes, "bytes"), "\x97": _new(lambda: Opaque("buffer", 0)),
+    "\x85": _tuple1, "\x86": _top(2), "\x87": _top(3), "\x88": new(lambda: True), "\x89": new(lambda: False),
+    "\x8a": sized(1, integer), "\x8b": sized(4, integer, "int"), "B": sized(4, bytes, "bytes"),
+    "C": sized(1, bytes), "\x8c": sized(1, text), "\x8d": sized(8, text), "\x8e": sized(8, bytes, "bytes"),
+    "\x8f": new(list), "\x90": _appends, "\x91": _marked(tuple), "\x92": _newobj_ex, "\x93": _stack_global,
+    "\x94": memoize, "\x95": skip(8), "\x96": sized(8, bytes, "bytes"), "\x97": new(lambda: Opaque("buffer", 0)),
     "\x98": lambda _m, i: i,
 }  # fmt: skip
 

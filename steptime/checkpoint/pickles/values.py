@@ -26,13 +26,10 @@ class Ref:
         return f"{self.module}.{self.name}"
 
 
-class Pairs:
+class Pairs(list[Any]):
     """A dict, as the flat list key, value, key, value ... in stream order, since keys may not be hashable."""
 
-    __slots__ = ("flat",)
-
-    def __init__(self) -> None:
-        self.flat: list[Any] = []
+    __slots__ = ()
 
 
 class Call:
@@ -84,7 +81,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def _flat(value: Any) -> list[Any]:
     if type(value) is Pairs:
-        return value.flat
+        return value
     if type(value) is tuple:  # (dict state, slots state), pickle protocol 2 and later
-        return [item for part in value if type(part) is Pairs for item in part.flat]
+        return [item for part in value if type(part) is Pairs for item in part]
     return []

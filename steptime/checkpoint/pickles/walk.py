@@ -78,8 +78,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     """(key, child) of a container record: dict items, attributes, list items, call arguments."""
     kind = type(value)
     if kind is Pairs:
-        flat = value.flat
-        return list(zip(flat[::2], flat[1::2], strict=False))
+        return list(zip(value[::2], value[1::2], strict=False))
     if kind is list or kind is tuple:
         return list(enumerate(value))
     found: list[tuple[Any, Any]] = []

@@ -115,7 +115,7 @@ def _check_cover(contents: Contents, tensor: Tensor, chunks: Any, tell: bool) ->
     """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
     covered = 0
     for chunk in chunks if type(chunks) is list else ():
-        flat = chunk.state.flat if type(chunk) is Call and type(chunk.state) is Pairs else ()
+        flat = chunk.state if type(chunk) is Call and type(chunk.state) is Pairs else ()
         sizes = flat[3] if len(flat) > 3 and flat[2] == "sizes" else mapping(chunk).get("sizes")
         if type(sizes) is tuple:
             covered += prod(n for n in sizes if type(n) is int)
@@ -130,7 +130,7 @@ def _check_cover(contents: Contents, tensor: Tensor, chunks: Any, tell: bool) ->
 def _placement(storage: Any, role_of: dict[str, str]) -> Placement:
     """Sum up the storage entries: {MetadataIndex(fqn, ...): _StorageInfo(relative_path, offset, length)}."""
     found = Placement()
-    flat = storage.flat if type(storage) is Pairs else []
+    flat = storage if type(storage) is Pairs else []
     for index, info in zip(flat[::2], flat[1::2], strict=False):
         where = _info(info)
         fqn = _fqn(index)
@@ -153,14 +153,14 @@ def _placement(storage: Any, role_of: dict[str, str]) -> Placement:
 def _fqn(index: Any) -> str | None:
     """A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order of fields is tried first."""
     state = index.state if type(index) is Call else None
-    flat = state.flat if type(state) is Pairs else ()
+    flat = state if type(state) is Pairs else ()
     value = flat[1] if len(flat) > 1 and flat[0] == "fqn" else mapping(index).get("fqn")
     return value if type(value) is str else None
 
 
 def _info(info: Any) -> tuple[str, int, int] | None:
     state = info.state if type(info) is Call else None
-    flat = state.flat if type(state) is Pairs else ()
+    flat = state if type(state) is Pairs else ()
     if len(flat) >= 6 and flat[0] == "relative_path" and flat[2] == "offset" and flat[4] == "length":
         path, offset, length = flat[1], flat[3], flat[5]
     else:
