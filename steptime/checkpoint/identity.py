@@ -23,7 +23,7 @@ def structural_hash(tensors: Iterable[Tensor]) -> str:
     """32 hexadecimal digits, independent of file layout, sharding, order and training step."""
     digest = blake2b(digest_size=16)
     for name, (shape, dtype) in sorted(structure(tensors).items()):
-        digest.update(f"{name!r} {dtype} {shape}\n".encode())
+        digest.update(f"{name!r} {dtype!r} {shape}\n".encode())
     return digest.hexdigest()
 
 

@@ -184,7 +184,9 @@ def test_weights_per_rank_against_the_plan(make, command):
 
 def run(*argv, **more):
     code = "import sys; from steptime.checkpoint.cli import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", code, *map(str, argv)], capture_output=True, cwd=ROOT, timeout=60, **more)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, argv)], capture_output=True, cwd=ROOT, timeout=60, **more
+    )
 
 
 def test_closed_pipe_is_no_error(model):
@@ -237,7 +239,9 @@ def test_neither_torch_nor_numpy_nor_pydantic_is_imported(model):
         "import sys; from steptime.checkpoint import cli; cli.main(sys.argv[1:]);"
         "print({'torch', 'numpy', 'pydantic', 'yaml', 'safetensors'} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, cwd=ROOT, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)], capture_output=True, cwd=ROOT, timeout=60, check=True
+    )
     assert done.stderr == b"set()\n"
 
 
