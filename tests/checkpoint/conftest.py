@@ -1,5 +1,6 @@
 """Small checkpoints, made by the libraries that write them; nothing binary is kept in the repository."""
 
+import argparse
 import io
 import json
 import os
@@ -28,6 +29,63 @@ def llama(layers=4, hidden=64, inter=160, vocab=512, kv=16, tied=False, dtype=to
     return state
 
 
+HIDDEN, FFN, VOCAB = 64, 160, 512
+
+
+def megatron_rank(tp, pp, ways=2, stages=2, layers=2, tied=False, vpp=1):
+    """model_optim_rng.pt of one rank, as Megatron's generate_state_dict lays it out."""
+
+    def chunk(first, last):
+        state = {}
+        if first:
+            state["embedding.word_embeddings.weight"] = torch.zeros(VOCAB // ways, HIDDEN, dtype=torch.bfloat16)
+        for layer in range(layers):
+            for name, shape in {
+                "self_attention.linear_proj.weight": (HIDDEN, HIDDEN // ways),
+                "self_attention.linear_qkv.weight": ((HIDDEN + 32) // ways, HIDDEN),
+                "self_attention.linear_qkv.layer_norm_weight": (HIDDEN,),
+                "mlp.linear_fc1.weight": (2 * FFN // ways, HIDDEN),
+                "mlp.linear_fc2.weight": (HIDDEN, FFN // ways),
+                "pre_mlp_layernorm.weight": (HIDDEN,),
+            }.items():
+                state[f"decoder.layers.{layer}.{name}"] = torch.zeros(shape, dtype=torch.bfloat16)
+        if last:
+            state["decoder.final_layernorm.weight"] = torch.zeros(HIDDEN, dtype=torch.bfloat16)
+            state["output_layer.weight"] = torch.zeros(VOCAB // ways, HIDDEN, dtype=torch.bfloat16)
+        return state
+
+    args = argparse.Namespace(
+        num_layers=layers * stages * vpp, hidden_size=HIDDEN, ffn_hidden_size=FFN, num_attention_heads=8,
+        group_query_attention=True, num_query_groups=2, kv_channels=8, padded_vocab_size=VOCAB, swiglu=True,
+        tensor_model_parallel_size=ways, pipeline_model_parallel_size=stages, data_parallel_size=4,
+        untie_embeddings_and_output_weights=not tied,
+    )  # fmt: skip
+    models = {
+        "model" if vpp == 1 else f"model{c}": chunk(pp == 0 and c == 0, pp == stages - 1 and c == vpp - 1)
+        for c in range(vpp)
+    }
+    return {
+        "args": args,
+        "checkpoint_version": 3.0,
+        "iteration": 5000,
+        **models,
+        "rng_state": [{"cpu": torch.zeros(9)}],
+    }
+
+
+def megatron(folder, ways=2, stages=2, **options):
+    for tp in range(ways):
+        for pp in range(stages):
+            rank = folder / "iter_0005000" / f"mp_rank_{tp:02d}_{pp:03d}"
+            rank.mkdir(parents=True)
+            state = megatron_rank(tp, pp, ways, stages, **options)
+            torch.save(state, rank / "model_optim_rng.pt")
+            size = sum(t.numel() for key, value in state.items() if key.startswith("model") for t in value.values())
+            flat = {name: torch.zeros(size) for name in ("param", "exp_avg", "exp_avg_sq")}
+            torch.save({0: {0: {(torch.bfloat16, torch.float32): flat}}}, rank / "distrib_optim.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("5000")
+
+
 def raw_safetensors(header, data=b""):
     """Bytes of a safetensors file with any header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -54,6 +112,7 @@ class Maker:
     """What the tests need to make a checkpoint and look at its summary."""
 
     llama = staticmethod(llama)
+    megatron = staticmethod(megatron)
     raw_safetensors = staticmethod(raw_safetensors)
     torch_zip = staticmethod(torch_zip)
     count = staticmethod(count)

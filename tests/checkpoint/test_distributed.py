@@ -12,60 +12,6 @@ import torch
 HIDDEN, FFN, VOCAB = 64, 160, 512
 
 
-def megatron_rank(tp, pp, ways=2, stages=2, layers=2, tied=False, vpp=1):
-    """model_optim_rng.pt of one rank, as Megatron's generate_state_dict lays it out."""
-
-    def chunk(first, last):
-        state = {}
-        if first:
-            state["embedding.word_embeddings.weight"] = torch.zeros(VOCAB // ways, HIDDEN, dtype=torch.bfloat16)
-        for layer in range(layers):
-            for name, shape in {
-                "self_attention.linear_proj.weight": (HIDDEN, HIDDEN // ways),
-                "self_attention.linear_qkv.weight": ((HIDDEN + 32) // ways, HIDDEN),
-                "self_attention.linear_qkv.layer_norm_weight": (HIDDEN,),
-                "mlp.linear_fc1.weight": (2 * FFN // ways, HIDDEN),
-                "mlp.linear_fc2.weight": (HIDDEN, FFN // ways),
-                "pre_mlp_layernorm.weight": (HIDDEN,),
-            }.items():
-                state[f"decoder.layers.{layer}.{name}"] = torch.zeros(shape, dtype=torch.bfloat16)
-        if last:
-            state["decoder.final_layernorm.weight"] = torch.zeros(HIDDEN, dtype=torch.bfloat16)
-            state["output_layer.weight"] = torch.zeros(VOCAB // ways, HIDDEN, dtype=torch.bfloat16)
-        return state
-
-    args = argparse.Namespace(
-        num_layers=layers * stages * vpp, hidden_size=HIDDEN, ffn_hidden_size=FFN, num_attention_heads=8,
-        group_query_attention=True, num_query_groups=2, kv_channels=8, padded_vocab_size=VOCAB, swiglu=True,
-        tensor_model_parallel_size=ways, pipeline_model_parallel_size=stages, data_parallel_size=4,
-        untie_embeddings_and_output_weights=not tied,
-    )  # fmt: skip
-    models = {
-        "model" if vpp == 1 else f"model{c}": chunk(pp == 0 and c == 0, pp == stages - 1 and c == vpp - 1)
-        for c in range(vpp)
-    }
-    return {
-        "args": args,
-        "checkpoint_version": 3.0,
-        "iteration": 5000,
-        **models,
-        "rng_state": [{"cpu": torch.zeros(9)}],
-    }
-
-
-def megatron(folder, ways=2, stages=2, **options):
-    for tp in range(ways):
-        for pp in range(stages):
-            rank = folder / "iter_0005000" / f"mp_rank_{tp:02d}_{pp:03d}"
-            rank.mkdir(parents=True)
-            state = megatron_rank(tp, pp, ways, stages, **options)
-            torch.save(state, rank / "model_optim_rng.pt")
-            size = sum(t.numel() for key, value in state.items() if key.startswith("model") for t in value.values())
-            flat = {name: torch.zeros(size) for name in ("param", "exp_avg", "exp_avg_sq")}
-            torch.save({0: {0: {(torch.bfloat16, torch.float32): flat}}}, rank / "distrib_optim.pt")
-    (folder / "latest_checkpointed_iteration.txt").write_text("5000")
-
-
 def whole_model(layers, tied=False):
     per_layer = HIDDEN * HIDDEN + (HIDDEN + 32) * HIDDEN + 2 * HIDDEN + 3 * FFN * HIDDEN
     return layers * per_layer + HIDDEN + VOCAB * HIDDEN * (1 if tied else 2)
@@ -74,7 +20,7 @@ def whole_model(layers, tied=False):
 @pytest.mark.parametrize("vpp", [1, 2])
 @pytest.mark.parametrize("tied", [False, True])
 def test_megatron_ranks_add_up_to_the_model(make, summarize, tied, vpp):
-    megatron(make.folder, tied=tied, vpp=vpp)
+    make.megatron(make.folder, tied=tied, vpp=vpp)
     summary = summarize(make.folder)
     layers = 4 * vpp
     assert (summary.exit_code, summary.complete, summary.step) == (0, True, 5000)
@@ -99,7 +45,7 @@ def test_megatron_ranks_add_up_to_the_model(make, summarize, tied, vpp):
 
 def test_virtual_stages_interleave_layers(make, summarize):
     """Chunk 0 of both stages holds layers 0-1 and 2-3, chunk 1 layers 4-5 and 6-7."""
-    megatron(make.folder, vpp=2)
+    make.megatron(make.folder, vpp=2)
     summary = summarize(make.folder)
     stage = {t.name: t.rank["pp"] for t in summary.model if "linear_proj" in t.name}
     assert [stage[f"decoder.layers.{n}.self_attention.linear_proj.weight"] for n in range(8)] == [
@@ -115,7 +61,7 @@ def test_virtual_stages_interleave_layers(make, summarize):
 
 
 def test_megatron_with_one_rank_missing(make, summarize, codes):
-    megatron(make.folder)
+    make.megatron(make.folder)
     for file in (make.folder / "iter_0005000/mp_rank_01_001").iterdir():
         file.unlink()
     (make.folder / "iter_0005000/mp_rank_01_001").rmdir()
@@ -127,7 +73,7 @@ def test_megatron_with_one_rank_missing(make, summarize, codes):
 
 
 def test_megatron_first_stage_missing_keeps_layer_numbers(make, summarize):
-    megatron(make.folder)
+    make.megatron(make.folder)
     for tp in range(2):
         rank = make.folder / f"iter_0005000/mp_rank_{tp:02d}_000"
         for file in rank.iterdir():
@@ -159,7 +105,7 @@ def test_lone_second_number_is_the_expert_rank_without_pipeline(make, summarize)
 
 
 def test_tracker_to_an_absent_iteration(make, summarize, codes):
-    megatron(make.folder)
+    make.megatron(make.folder)
     (make.folder / "latest_checkpointed_iteration.txt").write_text("6000")
     summary = summarize(make.folder)
     assert (summary.exit_code, codes(summary)) == (1, {"MISSING_ITERATION"})
