@@ -13,11 +13,12 @@ from steptime.checkpoint.units import Units
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from steptime.checkpoint.records import Section
     from steptime.checkpoint.summary import Summary
 
-Paint = "Callable[[str, str], str]"
 MAX_PROBLEMS = 12
 MAX_GLOBALS = 8
+MAX_KIND = 45
 
 
 def report(summary: Summary, depth: int, units: Units, width: int, paint: Callable[[str, str], str]) -> str:
@@ -25,32 +26,31 @@ def report(summary: Summary, depth: int, units: Units, width: int, paint: Callab
     if not summary.sections:
         return ""
     blocks = [
-        _headline(summary, units, paint),
+        _headline(summary, units, width, paint),
         textparts.tree(summary, depth, units, width),
         textparts.rank_table(summary, units),
         textparts.roles(summary, units),
         textparts.sections(summary, units, width),
         textparts.architecture(summary, width),
-        _pickle(summary, width),
+        _pickle(summary, width - 2),
         problems(summary, width, paint),
     ]
     return "\n".join(line for block in blocks for line in block)
 
 
-def _headline(summary: Summary, units: Units, paint: Callable[[str, str], str]) -> list[str]:
+def _headline(summary: Summary, units: Units, width: int, paint: Callable[[str, str], str]) -> list[str]:
     main, totals = summary.counted[0], summary.totals
     state = "complete" if summary.complete else paint("INCOMPLETE", "red")
     count = len(summary.all_problems)
-    state += paint(f", {count} problem{'s' * (count != 1)} (below)", "red") if count else ""
+    state += paint(f", {_counted(count, 'problem')} (below)", "red") if count else ""
     step = f", step {summary.step}" if summary.step is not None else ""
-    container = "" if main.container == "single file" else f", {main.container}"
     io, size = summary.io, totals["logical_bytes"]
     files = sum(len(section.files) for section in summary.sections)
     read = f"read {units.size(io.bytes_read)} in {io.seconds * 1e3:.0f} ms"
     lines = [
         paint(escaped(summary.path), "bold"),
-        f"{main.format}{container}{step}, {state}",
-        f"{totals['tensors']:,} tensors in {files:,} file{'s' * (files != 1)}; {read}, no tensor data, no code run",
+        *_kind(main, step, state),
+        f"{_counted(totals['tensors'], 'tensor')} in {_counted(files, 'file')}; {read}, no tensor data, no code run",
         f"parameters {summary.params:,} ({_short_count(summary.params)})   bytes {size:,} ({units.size(size)})",
     ]
     if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
@@ -61,7 +61,18 @@ def _headline(summary: Summary, units: Units, paint: Callable[[str, str], str]) 
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
     parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype[:6]]
     more = f" and {len(summary.by_dtype) - 6} more" if len(summary.by_dtype) > 6 else ""
-    return [*lines, f"dtypes by bytes: {escaped(', '.join(parts))}{more}"]
+    return [*lines, *textparts.wrapped("dtypes by bytes: ", escaped(", ".join(parts)) + more, width)]
+
+
+def _kind(main: Section, step: str, state: str) -> list[str]:
+    """Format, container and state, on two lines where one is too short for them."""
+    container = "" if main.container == "single file" else f", {main.container}"
+    kind = f"{main.format}{container}{step}"
+    return [f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _short_count(count: int) -> str:
@@ -95,7 +106,7 @@ def problems(summary: Summary, width: int, paint: Callable[[str, str], str]) -> 
     found = summary.all_problems
     if not found:
         return ["", "no problems found"]
-    lines = ["", f"{len(found)} problem{'s' * (len(found) != 1)}"]
+    lines = ["", _counted(len(found), "problem")]
     for item in found[:MAX_PROBLEMS]:
         word = paint("error", "red") if item.severity == "error" else paint("warning", "yellow")
         where = f"{escaped(item.file, 120)}: " if item.file else ""

@@ -96,15 +96,19 @@ def roles(summary: Summary, units: Units) -> list[str]:
         rows.append(("master copy", by["master"]["bytes"], ""))
     if by["optimizer"]["bytes"]:
         states = ", ".join(by["optimizer"]["states"][:4])
-        rows.append(("optimizer", by["optimizer"]["bytes"], escaped(states, 60)))
+        rows.append(("optimizer", by["optimizer"]["bytes"], escaped(states, 30)))
     if by["other"]["bytes"]:
         rows.append(("other", by["other"]["bytes"], ""))
     if len(rows) == 1:
         return []
     total = sum(row[1] for row in rows)
     per = f"{total / summary.params:.2f} B per parameter" if summary.params else ""
-    lines = [f"  {name:14}{size:22,} B{units.size(size):>14}  {note}".rstrip() for name, size, note in rows]
-    return ["", "by role", *lines, f"  {'total':14}{total:22,} B{units.size(total):>14}  {per}".rstrip()]
+    rows.append(("total", total, per))
+    return [
+        "",
+        "by role",
+        *(f"  {name:12}{size:20,} B{units.size(size):>12}  {note}".rstrip() for name, size, note in rows),
+    ]
 
 
 def rank_table(summary: Summary, units: Units) -> list[str]:
@@ -123,7 +127,8 @@ def rank_table(summary: Summary, units: Units) -> list[str]:
     for row in main.ranks[:MAX_RANKS]:
         label = escaped(str(row["name"]), 60)[:23]
         weights, other = units.size(row["model_bytes"]), units.size(row["optimizer_bytes"])
-        lines.append(f"{label:24}{row['tensors']:9,}{row['params']:17,}{weights:>11}{other:>12}")
+        params = "" if row["params"] is None else f"{row['params']:,}"
+        lines.append(f"{label:24}{row['tensors']:9,}{params:>17}{weights:>11}{other:>12}")
     if len(main.ranks) > MAX_RANKS:
         lines.append(f"... {len(main.ranks) - MAX_RANKS} more (--json lists all)")
     return lines
@@ -163,7 +168,7 @@ def architecture(summary: Summary, width: int) -> list[str]:
     lines += [f"  {line}" for line in wrapped("", "  ".join(plain), width - 2)]
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
-        fits = ", ".join(map(str, head["candidates"]))
+        fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
         lines += [f"  {line}" for line in wrapped("head_dim: ", f"{head['from']}; possible: {fits}", width - 2)]
     return lines
 

@@ -34,8 +34,8 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
     def signature(self) -> tuple[object, ...]:
-        """Equal for modules with the same tensors under the same names."""
-        below = tuple((name, child.signature()) for name, child in self.children.items())
+        """Equal for modules with the same tensors under the same names, in whatever order they were stored."""
+        below = tuple((name, child.signature()) for name, child in sorted(self.children.items()))
         return (self.shape, self.dtype, self.params, self.alias_of is None, self.repeat, below)
 
 

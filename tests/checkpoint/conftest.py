@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steptime.checkpoint import cli, summarize_checkpoint
+from steptime.checkpoint import cli, html, summarize_checkpoint, text
+from steptime.checkpoint.units import Units
 
 
 def llama(layers=4, hidden=64, inter=160, vocab=512, kv=16, tied=False, dtype=torch.bfloat16):
@@ -158,7 +159,11 @@ def summarize():
         assert document["schema"] == "summarize-ckpt/1"
         assert document["pickle"]["executed"] is False
         assert document["exit_code"] == summary.exit_code
-        assert all("\n" not in p["message"] or p["message"] for p in document["problems"])
+        assert all(problem["message"] for problem in document["problems"])
+        report = text.report(summary, 1, Units(), 80, lambda words, _: words)
+        assert report.isprintable() or set(report) - {"\n"} <= {c for c in report if c.isprintable()}
+        assert max(map(len, report.splitlines()[1:]), default=0) <= 80
+        assert html.table(summary).startswith("<p>")
         return summary
 
     return run
