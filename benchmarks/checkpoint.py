@@ -105,7 +105,7 @@ def sparse_pt(path, shapes, wrap=lambda state: state):
 
 
 def megatron(folder):
-    """TP 8 x PP 9, 252 tensors of a rank, each file 55.8 GB: written once, hard-linked 72 times as the ranks."""
+    """TP 8 x PP 9, 253 tensors of a rank, each file 54 GB: written once, hard-linked 72 times as the ranks."""
     hidden, inter, layers = 16384, 53248, 27
     shapes = {"embedding.word_embeddings.weight": (16032, hidden)}
     for n in range(layers):
@@ -118,7 +118,7 @@ def megatron(folder):
         shapes[f"{p}mlp.linear_fc2.weight"] = (hidden, inter // 8)
     states = {
         f"{n}.{state}": shape
-        for n, shape in enumerate(list(shapes.values())[:44])
+        for n, shape in enumerate(sorted(shapes.values(), key=size_of)[-45:])
         for state in ("exp_avg", "exp_avg_sq")
     }
     args = argparse.Namespace(tensor_model_parallel_size=8, pipeline_model_parallel_size=9, num_layers=9 * layers)

@@ -7,7 +7,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from steptime.checkpoint import directory
+from steptime.checkpoint import directory, smalljson
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.scan import Folder, Scan
@@ -50,8 +50,15 @@ def _summarize(scan: Scan, path: str) -> Summary:
         raise unreadable(error, path) from None
     if stat.S_ISDIR(mode):
         return Summary(path, *directory.read(scan, path))
-    head, _, tail = path.rpartition("/")
-    (result,) = scan.read(Folder(f"{head}/" if head or path.startswith("/") else ".", ""), [tail])
-    if isinstance(result, Contents):
-        return Summary(path, [single.section(result)])
-    raise result
+    head, tail = os.path.split(path)
+    if tail == ".metadata" or tail.endswith(".index.json"):  # these speak for the directory they are in
+        return Summary(path, *directory.read(scan, head or "."))
+    folder = Folder(head or ".", "")
+    (result,) = scan.read(folder, [tail])
+    if not isinstance(result, Contents):
+        raise result
+    section = single.section(result)
+    config = smalljson.load(folder, "config.json")
+    if isinstance(config, dict):
+        section.facts.setdefault("config", config)
+    return Summary(path, [section])

@@ -1,8 +1,11 @@
 """Files of other libraries, made by them and compared with what they say."""
 
+import argparse
 import io
 import json
+import os
 import struct
+import time
 
 import gguf
 import h5py
@@ -121,6 +124,15 @@ def test_zarr(make, summarize, version):
     }  # fmt: skip
     assert summary.by_role["optimizer"]["bytes"] == 128
     assert summary.exit_code == 0
+
+
+def test_megatron_zarr_backend(make, summarize):
+    zarr.create_array(make.folder / "decoder.w", shape=(8, 4), chunks=(4, 4), dtype="f4", zarr_format=2)
+    make.write("metadata.json", json.dumps({"sharded_backend": "zarr"}).encode())
+    torch.save({"args": argparse.Namespace(hidden_size=4), "iteration": 12}, make.folder / "common.pt")
+    summary = summarize(make.folder)
+    assert summary.counted[0].format == "Megatron dist_checkpointing (zarr)"
+    assert (summary.params, summary.step, summary.exit_code) == (32, 12, 0)
 
 
 def _tree_metadata(names):
@@ -251,6 +263,42 @@ def test_mixed_directory_counts_the_model_once(make, summarize):
     assert [s.same_as for s in summary.sections if s.path == "pytorch_model.bin"] == ["safetensors"]
     assert summary.by_role["optimizer"]["bytes"] == 28
     assert summary.by_role["other"]["bytes"] == 12
+
+
+def test_a_metadata_or_index_file_stands_for_its_directory(make, summarize):
+    state = make.llama(2)
+    make.shards(state)
+    assert summarize(make.folder / "model.safetensors.index.json").params == make.count(state)
+
+
+def test_config_beside_a_single_file_tells_the_head_width(make, summarize):
+    make.save_safetensors(make.llama(2), make.folder / "model.safetensors")
+    make.write("config.json", json.dumps({"num_attention_heads": 8}).encode())
+    summary = summarize(make.folder / "model.safetensors")
+    assert summary.architecture["head_dim"]["value"] == 8
+    make.write("config.json", json.dumps({"num_attention_heads": 8, "hidden_size": 65}).encode())
+    assert summarize(make.folder / "model.safetensors").exit_code == 1
+
+
+def test_slow_file_systems_are_read_by_threads(make, summarize, monkeypatch):
+    """Where opening a file waits, the files after the first few are opened together."""
+    state = make.llama(8)
+    make.shards(state, 40)
+    real, running, most = os.open, [0], [0]
+
+    def slow(path, *rest, **more):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        running[0] -= 1
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", slow)
+    start = time.perf_counter()
+    summary = summarize(make.folder)
+    assert (summary.params, summary.exit_code) == (make.count(state), 0)
+    assert most[0] > 4
+    assert time.perf_counter() - start < 40 * 0.01 + 1
 
 
 def test_bytes_decide_not_the_name(make, summarize):

@@ -41,6 +41,9 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     if "_METADATA" in present:
         _compare(folder, section)
     _committed(folder, present, section)
+    config = smalljson.load(folder, "metadata.json") if "metadata.json" in present else None
+    if isinstance(config, dict) and config.get("sharded_backend") == "zarr":
+        section.format = "Megatron dist_checkpointing (zarr)"
     section.container = f"{len(section.tensors)} arrays"
     section.files += [folder.named(name) for name in sorted(used)]
     return [section], used | (present & {"_METADATA", "_sharding", "array_metadatas/", "d/", *ARRAY_FILES})
