@@ -36,14 +36,24 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
             found.append(section)
     _config(found, choice.folders)
     _mark_repeated(found)
-    leftover = [section for section in found if not section.tensors and not section.problems]
-    found = [section for section in found if section not in leftover]
+    found = _with_facts(found)
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
         if not problems:
             raise UnreadableError("NOTHING_FOUND", f"no checkpoint found (looked for {LOOKED_FOR})", path)
         return [], problems, choice.others
     return found, problems, choice.others
+
+
+def _with_facts(found: list[Section]) -> list[Section]:
+    """Files without tensors are no section of their own; the step and arguments in them belong to the first one."""
+    kept = [section for section in found if section.tensors or section.problems]
+    for section in found:
+        if kept and section not in kept:
+            for key in ("step", "args"):
+                if key in section.facts:
+                    kept[0].facts.setdefault(key, section.facts[key])
+    return kept
 
 
 def _sections(scan: Scan, folder: Folder) -> list[Section]:

@@ -10,10 +10,9 @@ from steptime.checkpoint.tree import build, ranges
 
 
 def tensors(shapes):
-    found = [
+    return [
         Tensor(name, shape, "bfloat16", 2 * math.prod(shape), unique=math.prod(shape)) for name, shape in shapes.items()
     ]
-    return found
 
 
 def layers(count, shapes, prefix="model.layers."):

@@ -50,6 +50,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         used |= {index, *group.files}
         found.append(_read(scan, folder, group, section))
     for group in _numbered([name for name in files if name not in used]).values():
+        group.expected -= used  # shards that an index already claimed are not missing
         used |= set(group.files)
         found.append(_read(scan, folder, group, Section("shards", "sharded", folder.rel)))
     return found, used
