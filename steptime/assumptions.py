@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.performance import Options
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def assumptions(job: Job) -> list[str]:
     """One line each."""
-    return [*_unsaid(job), *_unproved(job), *_machine(job), *notes(job)]
+    return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(), *notes(job)]
 
 
 def _unsaid(job: Job) -> list[str]:
@@ -51,6 +52,15 @@ def _unproved(job: Job) -> list[str]:
     ]
 
 
+def _memory() -> list[str]:
+    return [
+        (
+            f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
+            f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
+        ),
+    ]
+
+
 def _machine(job: Job) -> list[str]:
     machine = job.machine
     lines = [] if machine.measured else [f"no measured run on this machine ({machine.name})"]
@@ -68,8 +78,13 @@ def notes(job: Job) -> list[str]:
         lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
     elif devices % node:
         lines.append(f"note: {devices} devices do not fill nodes of {node}; the last node is partly used")
-    if job.parallelism.tp > node:
+    inner = job.machine.tiers[0]
+    if job.parallelism.tp > inner.size:
         lines.append(
-            f"note: tp {job.parallelism.tp} spans {-(-job.parallelism.tp // node)} nodes, so its collectives leave the node"
+            f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its collectives leave it"
+        )
+    if job.recompute.modules == {"core_attn"} and job.software.attention_impl == "flash":
+        lines.append(
+            "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )
     return lines

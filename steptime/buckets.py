@@ -8,6 +8,7 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 from math import lcm
 
 PARAM_ALIGNMENT = 64
@@ -51,7 +52,7 @@ def bucket_elements(
             ends.append(end)
     if end > ends[-1]:
         ends.append(round_up(end, end_at))
-    return [stop - start for start, stop in zip(ends, ends[1:], strict=False)]
+    return [stop - start for start, stop in pairwise(ends)]
 
 
 def round_up(count: int, multiple: int) -> int:

@@ -64,7 +64,7 @@ def parser(name: str = "") -> argparse.ArgumentParser:
         prog=f"3dtrn {name}".rstrip(),
         description=_about(name),
         epilog=None if name else _subcommand_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help,
         allow_abbrev=False,
     )
     _ARGUMENTS.get(name, _no_arguments)(made)
@@ -75,6 +75,11 @@ def parser(name: str = "") -> argparse.ArgumentParser:
     if not name:
         made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
     return made
+
+
+def _help(prog: str) -> argparse.HelpFormatter:
+    """Help for 80 columns; asking for the terminal's width would import shutil and its compressors."""
+    return argparse.RawDescriptionHelpFormatter(prog, width=80)
 
 
 def _about(name: str) -> str:

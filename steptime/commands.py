@@ -67,7 +67,8 @@ def report(options: Namespace, out: Printer) -> int:
     found = estimate(load(options.config, options.sets))
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
-        refusals.append(f"does not fit ({found.memory.verdict})")
+        tight = found.memory.verdict == "tight"
+        refusals.append("tight: fits as allocated, not as the allocator reserves" if tight else "does not fit")
     if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
         refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
     if options.json:

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from steptime.assembly import Assembly
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.overlap import exposed_after
+from steptime.cost.overlap import contention, exposed_after
 from steptime.machine import Tier
 from steptime.mesh import Group, group
 from steptime.ops import Kind
@@ -15,7 +15,7 @@ from steptime.states import States, state_bytes
 
 
 class Reduction(NamedTuple):
-    """One bucket's collective on one stage, `count` times alike per step."""
+    """One bucket's collective on one stage, `times` times alike per step."""
 
     name: str
     kind: Kind
@@ -23,6 +23,7 @@ class Reduction(NamedTuple):
     virtual: int
     bytes: float
     cost: CommCost
+    times: int
 
 
 Calls: TypeAlias = list[list[list[Reduction]]]
@@ -39,36 +40,69 @@ class DataParallel(NamedTuple):
     group: Group
 
 
+class Network(NamedTuple):
+    """Who reduces with whom, over which tiers."""
+
+    shards: Group
+    replicas: Group
+    tiers: tuple[Tier, ...]
+
+    def cost(self, kind: Kind, bytes_: float) -> CommCost:
+        """One bucket; with replicas of the sharded states an all-reduce of the shard between them comes on top.
+
+        megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
+        """
+        cost = collective(kind, bytes_, self.shards, self.tiers)
+        if kind != "reduce_scatter" or self.replicas.ranks <= 1:
+            return cost
+        between = collective("all_reduce", bytes_ / self.shards.ranks, self.replicas, self.tiers)
+        latency, bandwidth = cost.latency_s + between.latency_s, cost.bandwidth_s + between.bandwidth_s
+        return CommCost(latency, bandwidth, between.tier, cost.time_s + between.time_s, cost.algorithm)
+
+
 def data_parallel(
-    assembly: Assembly, states: list[States], tiers: tuple[Tier, ...], walk: Walk, forward_s: list[list[float]]
+    assembly: Assembly,
+    states: list[States],
+    tiers: tuple[Tier, ...],
+    walk: Walk,
+    forward_s: list[list[float]],
+    backward_s: list[list[float]],
 ) -> DataParallel:
     """Price a step's gradient reductions and parameter gathers and lay them beside the pipeline's walk.
 
     ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
-    (Rajbhandari et al. 2020, section 7.1). Bytes are the padded bucket's.
+    (Rajbhandari et al. 2020, section 7.1); level 2 keeps only a shard of the gradients, so it reduces every micro-batch.
+    Bytes are the padded bucket's.
     """
     job = assembly.job
-    over = group(job.parallelism, "dp_cp", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+    n_dcs, sharded = job.cross_dc.n_dcs if job.cross_dc else 1, job.zero_level >= 1
+    over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
+    net = Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)
     size = state_bytes(job)
-    kind: Kind = "reduce_scatter" if job.zero_level else "all_reduce"
-    reductions = priced("gradients", kind, states, size.gradients, over, tiers)
-    gathers = priced("parameters", "all_gather", states, size.params, over, tiers) if job.zero_level else []
+    times = job.microbatches if job.zero_level == 2 else 1
+    reductions = priced("gradients", "reduce_scatter" if sharded else "all_reduce", states, size.gradients, net, times)
+    gathers = priced("parameters", "all_gather", states, size.params, net, 1) if sharded else []
     share = job.software.overlap.dp
-    reduce_s = exposed_reduction(reductions, walk) if share is True else worst_stage(reductions)
-    gather_s = exposed_gather(gathers, walk, forward_s) if share is True else worst_stage(gathers)
-    if share is not True and share is not None:
-        reduce_s, gather_s = reduce_s * (1.0 - share), gather_s * (1.0 - share)
+    if share is True:
+        reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
+        gather_s = exposed_gather(gathers, walk, forward_s)
+        slowed = contention(over, tiers)
+        reduce_s += slowed * max(0.0, worst_stage(reductions) - reduce_s)
+        gather_s += slowed * max(0.0, worst_stage(gathers) - gather_s)
+    else:
+        shown = 1.0 - float(share or 0.0)
+        reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def priced(name: str, kind: Kind, states: list[States], itemsize: float, over: Group, tiers: tuple[Tier, ...]) -> Calls:
+def priced(name: str, kind: Kind, states: list[States], itemsize: float, net: Network, times: int) -> Calls:
     """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once."""
     known: dict[int, CommCost] = {}
 
     def call(stage: int, virtual: int, elements: int) -> Reduction:
         if elements not in known:
-            known[elements] = collective(kind, elements * itemsize, over, tiers)
-        return Reduction(name, kind, stage, virtual, elements * itemsize, known[elements])
+            known[elements] = net.cost(kind, elements * itemsize)
+        return Reduction(name, kind, stage, virtual, elements * itemsize, known[elements], times)
 
     return [
         [[call(stage, virtual, elements) for elements in buckets] for virtual, buckets in enumerate(state.buckets)]
@@ -76,9 +110,20 @@ def priced(name: str, kind: Kind, states: list[States], itemsize: float, over: G
     ]
 
 
+def repeated(calls: Calls, backward_s: list[list[float]], times: int) -> float:
+    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
+    late = 0.0
+    for stage, seconds in zip(calls, backward_s, strict=True):
+        once = sum(call.cost.time_s for chunk in stage for call in chunk)
+        late = max(late, once - sum(seconds))
+    return late * (times - 1)
+
+
 def worst_stage(calls: Calls) -> float:
     """Seconds of the stage with the most to send, nothing hidden."""
-    return max((sum(call.cost.time_s for chunk in stage for call in chunk) for stage in calls), default=0.0)
+    return max(
+        (sum(call.cost.time_s * call.times for chunk in stage for call in chunk) for stage in calls), default=0.0
+    )
 
 
 def exposed_reduction(calls: Calls, walk: Walk) -> float:

@@ -57,7 +57,7 @@ class Fix(NamedTuple):
     """One change that makes the job fit."""
 
     set: str
-    """A runnable `--set` argument (several settings are separated by spaces)."""
+    """Arguments to put behind `3dtrn CONFIG`: `--set key=value`, quoted for a shell; several for one change of layout."""
     peak_reserved_bytes: float
     step_s: float
     step_change: float

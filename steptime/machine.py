@@ -62,6 +62,9 @@ class Accelerator(Config):
     """Share of memory_bytes_per_s that streaming kernels reach."""
     attention_forward_efficiency: float = Field(0.5, gt=0, le=1)
     """Flash attention: share of the dense peak, counting only the causal half."""
+    fa2_forward_efficiency: float | None = Field(None, gt=0, le=1)
+    """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
+    fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
     sm_count: int | None = None
     power_w: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptime.ops import Gemm, Move, Op, Tensor
-from steptime.recompute import Segment, find_segments, kept_names
+from steptime.recompute import Segment, find_segments, kept_names, replayed
 
 
 class Peak(NamedTuple):
@@ -54,28 +54,28 @@ def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
     return sizes
 
 
-def walk_part(
-    ops: list[Op],
-    x: Tensor,
-    out: str,
-    modules: frozenset[str],
-    *,
-    weight_grad_itemsize: float,
-    tp: float,
-    weight_grads_stay: bool = False,
-) -> PartMemory:
-    """Walk one part with `modules` recomputed.
+class Autograd(NamedTuple):
+    """How the framework's backward treats memory."""
 
-    `out` is the tensor it hands on; `weight_grad_itemsize` the bytes per element of a weight gradient that lives beside the
-    accumulated one for a moment (0 with gradient-accumulation fusion); with `weight_grads_stay` until the part is done.
-    """
-    sizes = tensor_bytes(ops, x)
+    tp: float = 1.0
+    weight_grad_itemsize: float = 0.0
+    """Bytes per element of a weight gradient that lives beside the accumulated one; 0 with gradient-accumulation fusion."""
+    weight_grads_stay: bool = False
+    """It lives until its part's backward ends (FSDP, first micro-batch of torch), else for its op alone."""
+    stops_early: bool = False
+    """Replays end when the last saved tensor is back."""
+    elsewhere: frozenset[str] = frozenset()
+    """Tensors that live in a permanent buffer, counted apart."""
+
+
+def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
+    """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
+    sizes = tensor_bytes(ops, x) | dict.fromkeys(autograd.elsewhere, 0.0)
     segments = find_segments(ops, modules)
     kept = kept_names(ops, segments)
     saved = sum(sizes[name] for name in kept)
     forward = walk_forward(ops, sizes, kept, x.name, out)
-    walk = BackwardWalk(ops, sizes, segments, kept, weight_grad_itemsize, tp, weight_grads_stay)
-    return PartMemory(saved, forward, walk.run(out))
+    return PartMemory(saved, forward, BackwardWalk(ops, sizes, segments, kept, autograd).run(out))
 
 
 def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str, out: str) -> Peak:
@@ -95,18 +95,10 @@ class BackwardWalk:
     """Backward over one part: gradients appear op by op, saved tensors go, recomputed segments come back first."""
 
     def __init__(
-        self,
-        ops: list[Op],
-        sizes: dict[str, float],
-        segments: list[Segment],
-        kept: set[str],
-        grad_itemsize: float,
-        tp: float,
-        grads_stay: bool,
+        self, ops: list[Op], sizes: dict[str, float], segments: list[Segment], kept: set[str], autograd: Autograd
     ) -> None:
         """Start with what forward kept."""
-        self.ops, self.sizes, self.tp, self.grad_itemsize = ops, sizes, tp, grad_itemsize
-        self.grads_stay = grads_stay
+        self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.saved = set(kept)
         self.ledger = Ledger(sum(sizes[name] for name in kept))
         self.replays = {segment.trigger: segment for segment in segments}
@@ -133,7 +125,7 @@ class BackwardWalk:
 
     def replay(self, segment: Segment) -> None:
         """Run a segment's forward again; what backward will read stays."""
-        for i in range(segment.first, segment.last + 1):
+        for i in replayed(self.ops, segment.first, segment.last, stops_early=self.autograd.stops_early):
             op = self.ops[i]
             fresh = [t.name for t in op.made if t.name not in self.saved]
             self.ledger.add(sum(self.sizes[name] for name in fresh))
@@ -173,7 +165,7 @@ class BackwardWalk:
                 self.grads[name] = [self.sizes[name], 1.0]
                 self.ledger.add(self.sizes[name])
         extra = sum(self.sizes[name] for name in second) + self.regathered(op)
-        if self.grads_stay:
+        if self.autograd.weight_grads_stay:
             self.ledger.add(self.weight_grad(op))
         else:
             extra += self.weight_grad(op)
@@ -205,7 +197,9 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> float:
         """Bytes of the gradient of this op's parameters before it is accumulated."""
-        return self.grad_itemsize * sum(p.elements / (self.tp if p.shard else 1.0) for p in op.params)
+        return self.autograd.weight_grad_itemsize * sum(
+            p.elements / (self.autograd.tp if p.shard else 1.0) for p in op.params
+        )
 
     def regathered(self, op: Op) -> float:
         """Bytes of a projection's input gathered again because only its shard was kept."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from steptime.estimate import Overhead
-from steptime.job import Job
+
+if TYPE_CHECKING:
+    from steptime.job import Job
 
 GIB = 2.0**30
 CONTEXT_BYTES = 0.5 * GIB
@@ -12,9 +16,10 @@ training/performance/README.md)."""
 COMMUNICATOR_BYTES = 0.25 * GIB
 """Channel buffers of one NCCL communicator. 544 to 688 MB for a group of GPUs of one node is reported in NVIDIA/nccl#964 with
 every protocol buffered eagerly; newer releases allocate lazily. A quarter GiB per group in use is assumed."""
-FRAGMENTATION = 0.06
+FRAGMENTATION = 0.2
 """Reserved beyond allocated, as a share of what comes and goes (activations and transients): states are large and contiguous.
-1.03 to 1.09 of all allocated memory is seen over 43 rows of 8 x B200 (MooreThreads/SimuMax@4dcaae5)."""
+Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) lie between 0.14 and 0.6, the long ones lowest; their
+reserved over allocated memory is 1.03 to 1.09."""
 
 
 def overhead(job: Job) -> Overhead:

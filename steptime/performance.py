@@ -53,11 +53,12 @@ class Options(Config):
 
     precision: Dtype | None = None
     attention_impl: Literal["flash", "unfused"] | None = None
+    attention_kernel: Literal["best", "fa2"] | None = None
     norm_impl: Literal["fused", "composite"] | None = None
     activation_impl: Literal["fused", "composite"] | None = None
     loss_impl: Literal["fused", "composite"] | None = None
     softmax_impl: Literal["fused", "composite"] | None = None
-    rope_impl: Literal["fused", "own_tables"] | None = None
+    rope_impl: Literal["fused", "composite", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     param_dtype: Dtype | None = None
@@ -99,17 +100,24 @@ class Software(Config):
     # kernels
     precision: Dtype
     attention_impl: Literal["flash", "unfused"]
+    attention_kernel: Literal["best", "fa2"] = "best"
+    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), or FlashAttention-2, which torch runs."""
     norm_impl: Literal["fused", "composite"]
     activation_impl: Literal["fused", "composite"]
     loss_impl: Literal["fused", "composite"]
     softmax_impl: Literal["fused", "composite"] = "fused"
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
-    rope_impl: Literal["fused", "own_tables"] = "fused"
-    """own_tables: cos and sin are made and kept by every layer (Megatron without apply_rope_fusion)."""
+    rope_impl: Literal["fused", "composite", "own_tables"] = "fused"
+    """composite: eager kernels over shared tables. own_tables: cos and sin are made and kept by every layer as well (Megatron
+    without apply_rope_fusion)."""
     vocab_parallel: bool = True
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
     padded_buckets: bool = False
     """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
+    dummy_wgrads: Literal["none", "freed", "kept"] = "none"
+    """Weight-shaped buffers in the compute dtype that stand in for gradients which wgrad adds to the main ones: freed at once, or
+    one per shape kept for ever (megatron/core/tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication.backward; TransformerEngine's get_dummy_wgrad)."""
     gradients_persist: bool = True
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
     optimizer_temp_copies: float = 0.0

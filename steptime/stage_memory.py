@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.assembly import Assembly, Chunk, Part
-from steptime.memory import PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.assembly import Assembly, Chunk, Part, local_elements
+from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
 from steptime.performance import ITEMSIZE, RecomputePlan
 from steptime.schedule import peaks
 
@@ -16,17 +16,28 @@ class Held(NamedTuple):
     activations_bytes: float
     transient_bytes: float
     peak_op: str
+    due_bytes: float = 0.0
+    """Gradients not made yet at that moment, where they do not persist from step to step."""
+
+    @property
+    def beside_bytes(self) -> float:
+        """All that the moment adds to full states."""
+        return self.activations_bytes + self.transient_bytes - self.due_bytes
 
 
 class PartMemories:
     """Memory of each part of a job under its recomputation, walked once."""
 
     def __init__(self, assembly: Assembly, *, weight_grads_stay: bool = False) -> None:
-        """`weight_grads_stay`: gradients of a part's parameters stay beside it until its backward ends (FSDP)."""
+        """`weight_grads_stay`: gradients of a part's parameters stay beside it until its backward ends."""
         self.assembly = assembly
-        self.stay = weight_grads_stay
         self.known: dict[tuple[int, bool, bool, int], PartMemory] = {}
-        self.plan: RecomputePlan = assembly.job.recompute
+        job, software = assembly.job, assembly.job.software
+        itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(assembly)
+        self.autograd = Autograd(
+            job.parallelism.tp, itemsize, weight_grads_stay, software.recompute_stops_early, buffered(assembly)
+        )
+        self.plan: RecomputePlan = job.recompute
         self.plain = self.walk(assembly.block)
         self.embedding = self.walk(assembly.embedding)
         self.head = self.walk(assembly.head)
@@ -34,16 +45,8 @@ class PartMemories:
 
     def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
         """One part's walk."""
-        job = self.assembly.job
-        return walk_part(
-            part.ops,
-            part.x,
-            part.out,
-            modules,
-            weight_grad_itemsize=weight_grad_itemsize(self.assembly) if not self.stay else job.software.itemsize,
-            tp=job.parallelism.tp,
-            weight_grads_stay=self.stay,
-        )
+        inside = self.autograd._replace(elsewhere=self.autograd.elsewhere & part.sizes.keys())
+        return walk_part(part.ops, part.x, part.out, modules, inside)
 
     def checkpointed(self, layers: int) -> PartMemory:
         """A group of layers of which only the first one's input is kept, run again before its backward.
@@ -80,10 +83,35 @@ class PartMemories:
 
     def chunk(self, chunk: Chunk) -> PartMemory:
         """One chunk of one micro-batch."""
+        return chunk_peaks(self.parts(chunk))
+
+    def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
+        """The parts of a chunk in depth order, alike neighbours together.
+
+        A tied head's weight gradient waits in autograd for the embedding's, beside the backward of every block between them.
+        """
         parts = self.blocks(chunk)
+        if chunk.embedding and chunk.head and self.assembly.job.model.tie_embeddings:
+            parts = [(count, waiting(part, self.tied_gradient)) for count, part in parts]
         if chunk.embedding:
             parts = [(1, self.embedding), *parts]
-        return chunk_peaks([*parts, (1, self.head)] if chunk.head else parts)
+        return [*parts, (1, self.head)] if chunk.head else parts
+
+    @property
+    def head_gradient(self) -> float:
+        """Bytes of the gradients that the head's backward leaves; a tied weight's waits for the embedding."""
+        own = [
+            p
+            for p in self.assembly.head_params
+            if p.name != "head.weight" or not self.assembly.job.model.tie_embeddings
+        ]
+        return self.autograd.weight_grad_itemsize * sum(local_elements(p, self.assembly.block.tp) for p in own)
+
+    @property
+    def tied_gradient(self) -> float:
+        """Bytes of the tied weight's gradient before it is accumulated."""
+        table = next(p for p in self.assembly.embedding.params if p.name == "embedding.weight")
+        return self.autograd.weight_grad_itemsize * local_elements(table, self.assembly.block.tp)
 
 
 def input_kept(part: Part) -> bool:
@@ -99,14 +127,21 @@ def weight_grad_itemsize(assembly: Assembly) -> float:
     job = assembly.job
     software = job.software
     if software.grad_accumulation_fusion:
-        return 0.0
+        return software.itemsize if software.dummy_wgrads == "freed" else 0.0
     own = software.bytes_of(software.main_grad_dtype) == software.itemsize and not software.gradients_persist
     return 0.0 if own and job.microbatches == 1 else ITEMSIZE[software.precision]
+
+
+def waiting(part: PartMemory, bytes_: float) -> PartMemory:
+    """A part whose backward runs beside `bytes_` of others."""
+    return part._replace(backward=Peak(part.backward.bytes + bytes_, part.backward.op))
 
 
 def held(assembly: Assembly) -> list[Held]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
+    if job.parallelism.pp == 1 and job.microbatches == 1 and job.zero_level < 2 and not job.software.gradients_persist:
+        return [held_once(assembly)]
     memories = PartMemories(assembly)
     walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
     kept_output = 0.0 if job.software.deallocate_pipeline_outputs else assembly.boundary_bytes
@@ -118,14 +153,54 @@ def held(assembly: Assembly) -> list[Held]:
     bwd = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
     p = job.parallelism
     worst = peaks(job.schedule, p.pp, p.vpp, job.microbatches, weights, fwd, bwd)
+    buffer = comm_buffer_bytes(assembly) + kept_dummies(assembly)
     result = []
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
-        op = memory.forward.op if peak.action.kind == "F" else memory.backward.op
-        where = "forward" if peak.action.kind == "F" else "backward"
-        buffer = comm_buffer_bytes(assembly)
-        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + buffer, f"{where} of {op}"))
+        op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
+        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + buffer, op))
     return result
+
+
+def held_once(assembly: Assembly) -> Held:
+    """The worst moment of a single micro-batch on a single stage, whose gradients come into being in its backward."""
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    chunk = assembly.chunks[0]
+    parts = memories.parts(chunk)
+    due = float(assembly.local_params(chunk)) * assembly.job.software.itemsize
+    whole = chunk_peaks(parts)
+    worst = Held(whole.saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", due)
+    saved, per_block = whole.saved, assembly.block.n_params * assembly.job.software.itemsize
+    for at in range(len(parts) - 1, -1, -1):
+        count, part = parts[at]
+        for _ in range(count):
+            moment = Held(saved, part.backward.bytes - part.saved, f"backward of {part.backward.op}", due)
+            worst = max(worst, moment, key=lambda held: held.beside_bytes)
+            saved -= part.saved
+            ends = at == len(parts) - 1
+            due -= memories.head_gradient if ends else per_block
+    return worst
+
+
+def buffered(assembly: Assembly) -> frozenset[str]:
+    """Tensors that Megatron keeps in its grow-only buffer instead of allocating them."""
+    if not assembly.job.software.comm_buffer:
+        return frozenset()
+    return frozenset(
+        name
+        for part in (assembly.block, assembly.head)
+        for name in part.sizes
+        if name.endswith(".gathered") or name == "attn.core.scores.out"
+    )
+
+
+def kept_dummies(assembly: Assembly) -> float:
+    """One dummy weight gradient per shape, made at the first backward and kept."""
+    if assembly.job.software.dummy_wgrads != "kept" or not assembly.job.software.grad_accumulation_fusion:
+        return 0.0
+    tp, itemsize = assembly.block.tp, assembly.job.software.itemsize
+    weights = {p.shape: p for p in (*assembly.block.params, *assembly.head.params) if len(p.shape) == 2}
+    return itemsize * sum(local_elements(p, tp) for p in weights.values())
 
 
 def comm_buffer_bytes(assembly: Assembly) -> float:
@@ -135,6 +210,5 @@ def comm_buffer_bytes(assembly: Assembly) -> float:
     """
     if not assembly.job.software.comm_buffer:
         return 0.0
-    sizes = assembly.block.sizes
-    gathered = [size for name, size in sizes.items() if name.endswith(".gathered")]
-    return max([sizes.get("attn.core.scores.out", 0.0), *gathered])
+    sizes = assembly.block.sizes | assembly.head.sizes
+    return max((sizes[name] for name in buffered(assembly)), default=0.0)

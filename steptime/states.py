@@ -122,3 +122,28 @@ def bucket_size(job: Job, elements: float) -> float:
     if p.bucket_size_mb is not None:
         return p.bucket_size_mb * 1e6 / software.bytes_of(software.main_grad_dtype)
     return max(software.bucket_elements, software.bucket_elements_per_dp * p.dp * p.cp)
+
+
+class PartialGradients(NamedTuple):
+    """All-reduces over tp in a step: how many, and the bytes of one (the mean where each parameter goes by itself)."""
+
+    calls: float
+    bytes: float
+
+
+def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> PartialGradients:
+    """Gradients that sequence parallelism leaves partial: those of one stage's parameters that tp does not split.
+
+    Megatron flattens them into one all-reduce a step (megatron/core/distributed/finalize_model_grads.py). `one_by_one`: FSDP2
+    redistributes each parameter's before every reduce-scatter (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+    _get_grad_inner_tensor).
+    """
+    job, chunks = assembly.job, assembly.stages[stage]
+    block = [p.elements for p in assembly.block.params if not p.shard]
+    ends = [p.elements for p in assembly.head.params if not p.shard] if any(c.head for c in chunks) else []
+    layers = sum(c.layers for c in chunks)
+    elements = float(sum(block) * layers + sum(ends))
+    if not one_by_one:
+        return PartialGradients(1.0, elements * state_bytes(job).gradients)
+    tensors = len(block) * layers + len(ends)
+    return PartialGradients(float(tensors * job.microbatches), elements * job.software.itemsize / tensors)

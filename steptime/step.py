@@ -100,8 +100,8 @@ class Estimate:
 
     @cached_property
     def fixes(self) -> list[Fix]:
-        """The cheapest single changes that make a job fit that does not."""
-        return [] if self.memory.verdict != "does_not_fit" else fixes.cheapest(self.job, self.step_s)
+        """The cheapest single changes that make a job fit that does not, or only just."""
+        return [] if self.memory.fits else fixes.cheapest(self.job, self.step_s)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:

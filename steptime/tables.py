@@ -10,9 +10,11 @@ from steptime.cost import compute
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass, peak_dtype
 from steptime.cost.parts import CommCall
+from steptime.data_parallel import Reduction
 from steptime.estimate import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.job import Job
 from steptime.ops import Gemm
+from steptime.recompute import find_segments, replayed
 
 if TYPE_CHECKING:
     from steptime.stage_time import StepTime
@@ -93,12 +95,13 @@ def replayed_blocks(timing: StepTime, stage: int) -> float:
 
 def is_replayed(timing: StepTime, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
-    plan = timing.job.recompute
-    if plan.granularity == "full":
-        return True
-    return (op.name.startswith("attn.core") and "core_attn" in plan.modules) or (
-        op.name.startswith("mlp.") and "mlp" in plan.modules
-    )
+    job, ops = timing.job, timing.assembly.block.ops
+    early = job.software.recompute_stops_early
+    if job.recompute.granularity == "full":
+        again = replayed(ops, 0, len(ops) - 1, stops_early=early)
+        return any(ops[i] is op for i in again)
+    segments = find_segments(ops, job.recompute.modules)
+    return any(ops[i] is op for s in segments for i in replayed(ops, s.first, s.last, stops_early=early))
 
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
@@ -144,9 +147,9 @@ def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     elif fsdp.applies(timing.job):
         rows += fsdp_rows(assembly, timing)
     if timing.job.sp:
-        cost = timing.norm_reduce
-        ranks = timing.job.parallelism.tp
-        rows.append(row("norm gradients", "all_reduce", "tp", ranks, timing.norm_grad_bytes, 1.0, cost, cost.time_s))
+        cost, (calls, bytes_) = timing.norm_reduce, timing.norm_grads
+        ranks, exposed = timing.job.parallelism.tp, timing.norm_reduce_s
+        rows.append(row("norm gradients", "all_reduce", "tp", ranks, bytes_, calls, cost, exposed))
     if assembly.tied_copy:
         cost = timing.embedding_reduce
         name, bytes_ = "embedding gradients", timing.embedding_grad_bytes
@@ -198,37 +201,54 @@ def tensor_parallel_rows(assembly: Assembly, timing: StepTime) -> list[Collectiv
 
 
 def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
-    """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk."""
+    """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk.
+
+    The exposed seconds are the busiest stage's, shared out by what each boundary sends.
+    """
     p, m = timing.job.parallelism, timing.job.microbatches
-    bytes_ = timing.assembly.boundary_bytes
+    costs = timing.boundary_costs
+    counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
+    total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
+    exposed = timing.time.parts_s.get("pp_comm", 0.0)
     rows = []
-    for boundary, cost in enumerate(timing.boundary_costs):
-        last = boundary == p.pp - 1
-        crossings = p.vpp - 1 if last else p.vpp
-        if crossings:
-            name = f"stage {boundary} to {0 if last else boundary + 1}"
-            exposed = timing.sends[boundary] * 2.0 * crossings * m
-            rows.append(row(name, "send_recv", "pp", 2, bytes_, 2.0 * crossings * m, cost, exposed))
+    for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True)):
+        if count:
+            name, share = f"stage {boundary} to {(boundary + 1) % p.pp}", exposed * count * cost.time_s / total
+            rows.append(row(name, "send_recv", "pp", 2, timing.assembly.boundary_bytes, count, cost, share))
     return rows
 
 
 def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
-    """Buckets of the busiest stage, alike ones together; the exposed time of all of them is on the first row."""
+    """Buckets of the stage that sends the most, alike ones together; exposed seconds shared out by what each takes."""
     assert timing.dp is not None
     rows: list[CollectiveRow] = []
-    for calls, exposed in (
-        (timing.dp.reductions, timing.dp.reduce_exposed_s),
-        (timing.dp.gathers, timing.dp.gather_exposed_s),
-    ):
-        mine = [call for chunk in calls[timing.busiest] for call in chunk] if calls else []
-        total = sum(call.cost.time_s for call in mine)
+    both = ((timing.dp.reductions, timing.dp.reduce_exposed_s), (timing.dp.gathers, timing.dp.gather_exposed_s))
+    for calls, exposed in both:
+        stages = [[call for chunk in stage for call in chunk] for stage in calls]
+        mine = max(stages, key=seconds_of, default=[])
+        total = seconds_of(mine)
         for bytes_ in dict.fromkeys(call.bytes for call in mine):
             alike = [call for call in mine if call.bytes == bytes_]
+            share = exposed * seconds_of(alike) / total if total else 0.0
             one = alike[0]
-            share = exposed * one.cost.time_s * len(alike) / total if total else 0.0
-            ranks = timing.dp.group.ranks
-            rows.append(row(one.name, one.kind, "dp", ranks, bytes_, float(len(alike)), one.cost, share))
+            rows.append(
+                row(
+                    one.name,
+                    one.kind,
+                    "dp",
+                    timing.dp.group.ranks,
+                    bytes_,
+                    float(len(alike) * one.times),
+                    one.cost,
+                    share,
+                )
+            )
     return rows
+
+
+def seconds_of(calls: list[Reduction]) -> float:
+    """Seconds of calls one after the other."""
+    return float(sum(call.cost.time_s * call.times for call in calls))
 
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:

@@ -18,7 +18,10 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     """
     job = assembly.job
     walked = [fsdp.held(assembly)] if fsdp.applies(job) else stages.held(assembly)
-    walked = [max(held, in_step(job, state), key=total) for held, state in zip(walked, states, strict=True)]
+    walked = [
+        max(held, in_step(job, state), key=lambda moment: moment.beside_bytes)
+        for held, state in zip(walked, states, strict=True)
+    ]
     rows = [stage_row(i, state, held) for i, (state, held) in enumerate(zip(states, walked, strict=True))]
     worst = max(rows, key=lambda row: row.reserved_bytes)
     over = overhead(job)
@@ -31,11 +34,6 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     return Memory(rows, allocated, worst.reserved_bytes, over, capacity, verdict, verdict == "fits", worst.stage)
 
 
-def total(held: stages.Held) -> float:
-    """All that lives beside the states."""
-    return held.activations_bytes + held.transient_bytes
-
-
 def in_step(job: Job, state: States) -> stages.Held:
     """The optimizer step: no activations, but the temporaries of an update that does not work in place."""
     moments = state_bytes(job).moments
@@ -45,12 +43,13 @@ def in_step(job: Job, state: States) -> stages.Held:
 
 def stage_row(stage: int, state: States, held: stages.Held) -> StageMemory:
     """One stage's states, activations and transients."""
-    fixed = state.params_bytes + state.gradients_bytes + state.optimizer_bytes
+    gradients = state.gradients_bytes - held.due_bytes
+    fixed = state.params_bytes + gradients + state.optimizer_bytes
     moving = held.activations_bytes + held.transient_bytes
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,
-        gradients_bytes=state.gradients_bytes,
+        gradients_bytes=gradients,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=held.activations_bytes,
         transient_bytes=held.transient_bytes,

@@ -63,10 +63,16 @@ def test_text_is_as_recorded(run, golden, name):
     golden(f"{name}.txt", out)
 
 
-def test_json_is_as_recorded(run, golden):
+def test_json_is_as_recorded(run, update_golden):
     code, out, err = run(PLAN, "--json")
     assert (code, err) == (0, "")
-    golden("llama3_70b.json", out)
+    path = ROOT / "tests" / "golden" / "llama3_70b.json"
+    if update_golden:
+        path.write_text(out, encoding="utf-8")
+    # sum() of floats rounds otherwise from Python 3.12 on: the last digits are not part of the record
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    assert list(json.loads(out)) == list(recorded)
+    assert _close(json.loads(out), recorded), "the JSON changed; if that is right: pytest --update-golden"
 
 
 KEYS = {
@@ -154,9 +160,20 @@ def test_check_says_no_with_exit_code_1(run):
     assert run(PLAN, "--check")[0] == 0
     code, out, err = run(PLAN, "--check", *NEVER_FITS)
     assert code == 1
-    assert err == "check: does not fit (does_not_fit)\n"
+    assert err == "check: does not fit\n"
     assert "DOES NOT FIT" in out
     assert run(PLAN, *NEVER_FITS)[0] == 0  # without --check it is an answer like any other
+
+
+def test_a_tight_job_is_no_job_that_fits(run):
+    memory = json.loads(run(PLAN, "--json")[1])["memory"]
+    beside = sum(memory["overhead_bytes"].values())
+    usable = beside + (memory["peak_allocated_bytes"] + memory["peak_reserved_bytes"]) / 2
+    hardware = f"hardware={{node_type: p5.48xlarge, overrides: {{accelerator.usable_memory_bytes: {usable:.0f}}}}}"
+    code, out, err = run(PLAN, "--check", "--set", hardware)
+    assert code == 1
+    assert "TIGHT" in out
+    assert err == "check: tight: fits as allocated, not as the allocator reserves\n"
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.01", 0), ("1%", 0), ("0.99", 1), ("99%", 1)])
@@ -363,9 +380,12 @@ def test_configs_obey_the_schema(run):
     validator.check_schema(schema)
     for config in sorted((ROOT / "configs").rglob("*.yaml")):
         validator.validate(yaml.safe_load(config.read_text(encoding="utf-8")))
-    wrong = yaml.safe_load(PLAN.read_text())
-    wrong["parallelism"]["tpp"] = 8
-    assert not validator.is_valid(wrong)
+    plan = yaml.safe_load(PLAN.read_text())
+    shape = {"n_layers": 2, "hidden_sz": 64, "inter_sz": 256, "n_q_heads": 4, "vocab_sz": 100, "dropout": False}
+    for model in (shape, {"preset": "llama3-70b", "n_layers": 40}, {"hf": "config.json"}):
+        validator.validate(plan | {"model": model, "hardware": {"node_type": "dgx-h100"}})
+    assert not validator.is_valid(plan | {"model": {"n_layers": 2}})
+    assert not validator.is_valid(plan | {"parallelism": {"tp": 8, "pp": 1, "dp": 1, "tpp": 8}})
 
 
 def test_scale_gives_weak_and_strong(run):

@@ -219,7 +219,7 @@ def test_assumptions_say_what_was_unsaid():
         ({"tp": 4, "pp": 1, "dp": 4}, None),
         ({"tp": 4, "pp": 1, "dp": 32}, None),
         ({"tp": 4, "pp": 5, "dp": 1}, "note: 20 devices do not fill nodes of 8; the last node is partly used"),
-        ({"tp": 16, "pp": 1, "dp": 1}, "note: tp 16 spans 2 nodes, so its collectives leave the node"),
+        ({"tp": 16, "pp": 1, "dp": 1}, "note: tp 16 is wider than nvlink (8 devices), so its collectives leave it"),
     ],
 )
 def test_notes_are_no_errors(layout, note):

@@ -321,10 +321,10 @@ def test_one_device_has_no_stage_and_no_pipeline():
 
 def test_gemms_are_listed_once_for_equal_stages():
     rows = details.gemms(made()).rows
-    assert rows[0] == ["attn.qkv: 1,280 calls a step"]
-    assert rows[1] == ["  forward", "8,192", "1,280", "8,192", "172", "128", "20.0", "20.0", "344", "88.1", "350"]
+    assert rows[0] == ["attn.qkv (us): 1,280 calls a step"]
+    assert rows[1] == [" forward", "8,192", "1,280", "8,192", "172", "128", "20.0", "20.0", "344", "88.1", "350"]
     assert [row[0].strip() for row in rows[1:4]] == ["forward", "dgrad", "wgrad"]
-    assert rows[4] == ["head: 64 calls a step, on stage 3 only"]
+    assert rows[4] == ["head (us): 64 calls a step, on stage 3 only"]
 
 
 def test_brief_reports_touch_no_lazy_part():

@@ -6,24 +6,33 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.machine import Accelerator
-from steptime.num import Num, ceil, maximum
+from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
 from steptime.performance import ITEMSIZE, Software
 
 TILE_M, TILE_N = 128.0, 256.0
 """Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix
 Multiplication Background User's Guide, section "Wave quantization")."""
-K_OVERHEAD = 50.0
-"""A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 50) of its asymptote. With WAVE_LOSS and a
-fixed time of 4 us it fits 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 5 % (mean absolute
-log error; microsoft/vidur@7d47513 data/profiling)."""
-WAVE_LOSS = 0.5
+K_OVERHEAD = 200.0
+"""A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 200) of its asymptote. With WAVE_LOSS and
+a fixed time of 4 us it meets 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 6 % (mean
+absolute log error; microsoft/vidur@7d47513 data/profiling). Isolated GEMMs alone would have 50 to 100; small layers in training
+runs want more (rows marked fit)."""
+WAVE_LOSS = 0.25
 """The part of a half-empty last wave that is lost; kernels with smaller tiles or split-k win back the rest (same fit)."""
 WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
+CAUSAL_RAMP = 450.0
+"""Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
+figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
+(Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+RATED_LENGTH = 4096.0
+"""Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
+HEAD_64 = 0.87
+"""Rate at head size 64 over that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
 """Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 
@@ -56,6 +65,8 @@ class Rates:
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+    accumulate_bytes: float = 0.0
+    """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -66,23 +77,40 @@ def peak_dtype(accelerator: Accelerator, precision: str) -> str:
     return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
 
 
-def rates(accelerator: Accelerator, software: Software) -> Rates:
-    """Sustained rates of a device under a software profile."""
+def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
+    """Sustained rates of a device under a software profile.
+
+    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where a single micro-batch's
+    gradient becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+    """
     dtype = peak_dtype(accelerator, software.precision)
     peak = accelerator.peak_flops[dtype]
+    main = software.bytes_of(software.main_grad_dtype)
+    attention = attention_efficiency(accelerator, software)
+    becomes = microbatches == 1 and not software.gradients_persist
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype),
-        attention_forward_flops=peak * accelerator.attention_forward_efficiency,
-        attention_backward_flops=peak * accelerator.attention_backward_efficiency,
+        attention_forward_flops=peak * attention[0],
+        attention_backward_flops=peak * attention[1],
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency,
         gemm_kernel_s=software.gemm_kernel_s,
         move_kernel_s=software.move_kernel_s,
         sm_count=float(accelerator.sm_count or 1),
-        grad_itemsize=software.bytes_of(software.main_grad_dtype)
-        if software.grad_accumulation_fusion
-        else software.itemsize,
+        grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
+        accumulate_bytes=0.0 if software.grad_accumulation_fusion or becomes else software.itemsize + 2.0 * main,
     )
+
+
+def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
+    """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
+    if (
+        software.attention_kernel == "fa2"
+        and accelerator.fa2_forward_efficiency
+        and accelerator.fa2_backward_efficiency
+    ):
+        return accelerator.fa2_forward_efficiency, accelerator.fa2_backward_efficiency
+    return accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
@@ -128,7 +156,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         if moved is None:
             read = total(sizes[name] for name in op.inputs) + param_bytes(op)
             moved = read + total(t.bytes for t in op.outputs) + total(t.bytes for t in op.stats)
-        return move_pass(moved, op.kernels, r)
+        return move_pass(moved / op.efficiency, op.kernels, r)._replace(bytes=moved)
     return NOTHING
 
 
@@ -144,7 +172,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         if moved is None:
             read = total(t.bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
             moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
-        return move_pass(moved, op.kernels, r), NOTHING
+        return move_pass(moved / op.efficiency, op.kernels, r)._replace(bytes=moved), NOTHING
     return NOTHING, NOTHING
 
 
@@ -158,18 +186,29 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + out + grad, WGRAD_RATE)
 
 
-def bias_gradient(op: Op, r: Rates) -> Pass:
-    """Backward of a projection's bias: the output's gradient summed over tokens, one read of it."""
-    if not isinstance(op, Gemm) or not any(len(p.shape) == 1 for p in op.params):
-        return NOTHING
-    return move_pass(gemm_bytes(op)[2], 1.0, r)
+def parameter_gradients(op: Op, r: Rates) -> Num:
+    """Seconds of the kernels that finish a projection's gradients.
+
+    A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
+    does not do so itself.
+    """
+    if not isinstance(op, Gemm) or not op.params:
+        return 0.0
+    seconds: Num = 0.0
+    if any(len(p.shape) == 1 for p in op.params):
+        seconds = seconds + move_pass(gemm_bytes(op)[2], 1.0, r).time_s
+    if r.accumulate_bytes:
+        seconds = seconds + move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
+    return seconds
 
 
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:
     """A flash kernel: arithmetic against q, k, v and output read and written `passes` times."""
     per_token = op.n_q_heads * (op.d_qk + op.d_v) + op.n_kv_heads * (op.d_qk + op.d_v)
     bytes_ = op.batch * op.q_len * per_token * op.itemsize * passes
-    compute, bandwidth = flops / rate, bytes_ / r.bytes_per_s
+    ramp = op.kv_len / (op.kv_len + CAUSAL_RAMP) * ((RATED_LENGTH + CAUSAL_RAMP) / RATED_LENGTH)
+    reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
+    compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
 
 

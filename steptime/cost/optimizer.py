@@ -9,11 +9,12 @@ from steptime.states import state_bytes
 def adam_bytes_per_param(job: Job) -> float:
     """Bytes that Adam moves per parameter it owns: gradient read, master and moments read and written, parameter written.
 
-    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. Without a master the parameter is read too.
+    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. The parameter is read too where it is
+    its own master, or the upper half of one.
     """
     size = state_bytes(job)
-    master = 2.0 * size.master if size.master else size.params
-    return size.gradients + master + 2.0 * size.moments + size.params
+    read = 0.0 if job.software.master_dtype == "fp32" else size.params
+    return size.gradients + read + 2.0 * size.master + 2.0 * size.moments + size.params
 
 
 def clip_bytes_per_param(job: Job) -> float:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from steptime.machine import Tier
+from steptime.mesh import Group, members_per_domain
 from steptime.num import Num, minimum
 from steptime.performance import Share
 
 CONTENTION = 0.15
 """Share of hidden communication that comes back as slower compute: NVLink collectives take 15 % of the processor
 (calculon-ai/calculon@caa4b11 systems/a100_80g.json, processor_usage)."""
+
+NIC_CONTENTION = 0.02
+"""The same of InfiniBand, 2 % (calculon-ai/calculon@caa4b11 systems/a100_80g.json)."""
 
 
 def hidden_s(comm_s: Num, compute_s: Num, share: Share | None, pieces: Num = 1.0) -> Num:
@@ -30,6 +37,11 @@ def hidden_s(comm_s: Num, compute_s: Num, share: Share | None, pieces: Num = 1.0
 def beside_s(comm_s: Num, compute_s: Num) -> Num:
     """Seconds of an asynchronous collective that run beside one kernel, as far as that lasts, less what they slow it down."""
     return minimum(comm_s, compute_s) * (1.0 - CONTENTION)
+
+
+def contention(group: Group, tiers: Sequence[Tier]) -> float:
+    """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group."""
+    return CONTENTION if members_per_domain(group, tiers[0].size) > 1 else NIC_CONTENTION
 
 
 def exposed_after(ready_s: list[float], comm_s: list[float], end_s: float) -> float:

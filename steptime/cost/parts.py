@@ -120,14 +120,27 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
 
 
 def nearby_gemm(ops: list[Op], i: int) -> int | None:
-    """The projection beside a collective: after one that enters the tensor-parallel region, before one that leaves it."""
-    order = range(i + 1, len(ops)) if enters(ops[i]) else range(i - 1, -1, -1)
+    """The projection beside a collective: after one that enters the tensor-parallel region, before one that leaves it.
+
+    Other collectives wait for what they reduce or gather (the loss's sums, a projection cut finer than its heads).
+    """
+    if enters(ops[i]):
+        order = range(i + 1, len(ops))
+    elif leaves(ops[i]):
+        order = range(i - 1, -1, -1)
+    else:
+        return None
     return next((j for j in order if isinstance(ops[j], Gemm)), None)
 
 
 def enters(op: Op) -> bool:
     """Whether a collective stands before a column-parallel projection."""
     return op.name.endswith((".gather", ".copy"))
+
+
+def leaves(op: Op) -> bool:
+    """Whether a collective stands after a row-parallel projection."""
+    return op.name.endswith((".scatter", ".reduce"))
 
 
 def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:
@@ -143,7 +156,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
         if not isinstance(op, Comm):
             for done in passes[i]:
                 work.add(op, done)
-            work.memory_s += compute.bias_gradient(op, context.rates).time_s
+            work.memory_s += compute.parameter_gradients(op, context.rates)
         elif op.backward is not None:
             near = nearby_gemm(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)

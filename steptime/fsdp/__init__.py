@@ -12,7 +12,7 @@ from steptime.fsdp.groups import (
     states,
 )
 from steptime.fsdp.memory import held
-from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, rows
+from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
 
 __all__ = [
     "Buffers",
@@ -25,6 +25,7 @@ __all__ = [
     "group_seconds",
     "groups",
     "held",
+    "micro_batch_exposed",
     "options",
     "rows",
     "sharded_elements",

@@ -55,9 +55,11 @@ class Groups(NamedTuple):
 
 
 def options(assembly: Assembly) -> Fsdp:
-    """What the job says of FSDP; torch's defaults where it only names ZeRO-3."""
+    """What the job says of FSDP; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
-    return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3)
+    dtype = job.software.main_grad_dtype
+    own = job.software.precision if dtype == "compute" else dtype
+    return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
 
 
 def group_of(params: list[Param], tp: int, ranks: int) -> ParamGroup:

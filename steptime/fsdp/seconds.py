@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from steptime.assembly import Assembly
 from steptime.cost.comm import collective
+from steptime.cost.compute import Rates
+from steptime.cost.overlap import contention
 from steptime.cost.parts import PartTime
 from steptime.estimate import CollectiveRow
-from steptime.fsdp.groups import buffers, groups, options
+from steptime.fsdp.groups import ParamGroup, buffers, groups, options
+from steptime.job import Job
 from steptime.machine import Tier
-from steptime.mesh import group
+from steptime.mesh import Group, group
 
 
 class CommSeconds(NamedTuple):
@@ -20,10 +23,12 @@ class CommSeconds(NamedTuple):
     gather_s: float
     compute_s: float
     reduce_s: float = 0.0
+    copy_s: float = 0.0
+    """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
 
 
 def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
-    """Seconds by which groups in a row outlast their compute.
+    """Seconds by which groups in a row outlast their compute, copies included.
 
     Compute and network are one stream each. The gather of the group `prefetch` ahead is queued when a group's compute starts, its
     reduce-scatter when that ends; a group waits for its own gather.
@@ -45,50 +50,89 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
         start = max(clock, arrived[i])
         while len(arrived) < min(i + 1 + prefetch, len(groups_s)):
             gather(start)
-        clock = start + of.compute_s
+        clock = start + of.compute_s + of.copy_s
         if of.reduce_s:
             network = max(network, clock) + of.reduce_s
     return max(clock, network) - sum(of.compute_s for of in groups_s)
 
 
+def micro_batch_exposed(
+    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
+) -> float:
+    """Seconds that one micro-batch's collectives and copies add: by the two streams, all, or a share, as `overlap.dp` says.
+
+    What hides slows the compute that it hides under.
+    """
+    share = assembly.job.software.overlap.dp
+    every = [of for groups_s in directions for of in groups_s]
+    network, copies = sum(of.gather_s + of.reduce_s for of in every), sum(of.copy_s for of in every)
+    if share is True:
+        walked = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions)
+        return walked + contention(shard_group(assembly.job), tiers) * max(0.0, network - (walked - copies))
+    return copies + network * (1.0 - float(share or 0.0))
+
+
+def shard_group(job: Job) -> Group:
+    """The ranks that share one copy of the model."""
+    return group(job.parallelism, "shards", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+
+
+def copy_group(job: Job) -> Group:
+    """The ranks that hold the same shard (HSDP)."""
+    return group(job.parallelism, "replicas", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+
+
+def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Rates) -> CommSeconds:
+    """Seconds of one group's collectives and copies.
+
+    The reduction includes the replicas' all-reduce behind it (_fsdp_collectives.py, foreach_reduce). `copy_s` reads the gathered
+    flat output and writes the parameters; `compute_s` reads the gradients and writes the reduction's input.
+    """
+    if not of.padded:
+        return CommSeconds(0.0, 0.0)
+    sizes, job = buffers(assembly, of), assembly.job
+    reduce_s = collective("reduce_scatter", sizes.reduce_input, shard_group(job), tiers).time_s
+    reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
+    return CommSeconds(
+        collective("all_gather", sizes.gathered, shard_group(job), tiers).time_s,
+        (sizes.gradients + sizes.reduce_input) / rates.bytes_per_s,
+        reduce_s,
+        (sizes.gathered + sizes.unsharded) / rates.bytes_per_s,
+    )
+
+
 def group_seconds(
-    assembly: Assembly, tiers: tuple[Tier, ...], parts: tuple[PartTime, PartTime, PartTime], replay_s: float
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    parts: tuple[PartTime, PartTime, PartTime],
+    replay_s: float,
+    rates: Rates,
 ) -> tuple[list[CommSeconds], list[CommSeconds]]:
     """Groups of a micro-batch in forward and in backward order, collectives priced.
 
-    The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward. With replicas (HSDP) an
-    all-reduce of the shard between them follows each reduce-scatter (_fsdp_collectives.py, foreach_reduce).
+    The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward.
     """
-    job = assembly.job
-    over = group(job.parallelism, "shards", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
     g = groups(assembly)
-    copies = group(job.parallelism, "replicas", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
-    root, block = (
-        [
-            collective("all_gather", b.gathered, over, tiers).time_s,
-            collective("reduce_scatter", b.reduce_input, over, tiers).time_s
-            + collective("all_reduce", b.reduce_output, copies, tiers).time_s,
-        ]
-        for b in (buffers(assembly, g.root), buffers(assembly, g.block))
-    )
+    root, block = price(assembly, tiers, g.root, rates), price(assembly, tiers, g.block, rates)
     embedding, blocks, head = parts
-    again = block[0] if options(assembly).reshard_after_forward else 0.0
-    forward = [CommSeconds(root[0], embedding.forward.seconds)]
-    forward += [CommSeconds(block[0], blocks.forward.seconds)] * g.n_blocks
+    reshard = options(assembly).reshard_after_forward
+    again = (block.gather_s, block.copy_s) if reshard else (0.0, 0.0)
+    forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
+    forward += [CommSeconds(block.gather_s, blocks.forward.seconds, 0.0, block.copy_s)] * g.n_blocks
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back = [CommSeconds(0.0, head.backward.seconds)]
-    back += [CommSeconds(again, blocks.backward.seconds + replay_s, block[1])] * g.n_blocks
-    back.append(CommSeconds(0.0, embedding.backward.seconds, root[1]))
+    middle = CommSeconds(again[0], blocks.backward.seconds + replay_s, block.reduce_s, again[1] + block.compute_s)
+    back += [middle] * g.n_blocks
+    back.append(CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s))
     return forward, back
 
 
 def rows(
     assembly: Assembly, tiers: tuple[Tier, ...], exposed: float, row: Callable[..., CollectiveRow]
 ) -> list[CollectiveRow]:
-    """Collectives per step: parameters gathered once or twice per micro-batch, gradients reduced once."""
+    """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
     job = assembly.job
-    over = group(job.parallelism, "shards", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
-    copies = group(job.parallelism, "replicas", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+    over, copies = shard_group(job), copy_group(job)
     g, m = groups(assembly), float(job.microbatches)
     again = 2.0 if options(assembly).reshard_after_forward else 1.0
     made = []

@@ -83,7 +83,7 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
     if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
-    whole = Tensor("attn.qkv.gathered", elements, shard.itemsize)
+    whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
     gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
     return [gather], whole.name
 
@@ -118,10 +118,12 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
     out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
     own = shard.software.rope_impl == "own_tables"
+    fused = shard.software.rope_impl == "fused"
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
-    moved = 2.0 * (out_q.bytes + out_k.bytes)
+    # eager: rotate half (2 passes), two products (2 each), their sum (3)
+    moved = (2.0 if fused else 9.0) * (out_q.bytes + out_k.bytes)
     saves = tuple(t.name for t in tables)
-    op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=2.0)
+    op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)
     return [op], out_q.name, out_k.name
 
 

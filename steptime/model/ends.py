@@ -29,8 +29,13 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     if shard.split and shard.software.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
     moved = found.bytes * 2.0
+    main = shard.software.bytes_of(shard.software.main_grad_dtype)
+    # a dense gradient of the table: zeroed, scattered into, read and added to the main one
+    dense = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
     names = tuple(t.name for t in kept)
-    ops: list[Op] = [Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved)]
+    ops: list[Op] = [
+        Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved + dense)
+    ]
     x = found.name
     if shard.split:
         made, x = reduce_embedding(model, shard, found)
@@ -83,26 +88,53 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
 
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     """Cross entropy; with a split vocabulary three all-reduces of one fp32 value per token (max, target logit, sum)."""
-    ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
-    wide = shard.software.loss_impl == "composite"
-    kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
-    masks = (Tensor("loss.mask", shard.tokens, BOOL),) if shard.software.vocab_parallel else ()
-    # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast
-    forward = logits.bytes + (3.0 * kept.bytes if wide else kept.bytes)
-    backward = kept.bytes + logits.bytes + (2.0 * kept.bytes if wide else 0.0)
-    move = Move(
-        "loss",
-        (logits.name,),
-        (),
-        (kept.name, ids.name, *(t.name for t in masks)),
-        (kept, ids, *masks),
-        forward_bytes=forward,
-        backward_bytes=backward,
-        kernels=4.0,
-        forward_temp_bytes=kept.bytes if wide else 0.0,
-    )
-    ops: list[Op] = [move]
+    ops = [vocab_parallel_loss(shard, logits)] if shard.software.vocab_parallel else torch_loss(shard, logits)
     if shard.split:
         per_token = shard.tokens * FP32
         ops += [Comm(f"loss.{what}", kind="all_reduce", bytes=per_token) for what in ("max", "target", "sum")]
     return ops
+
+
+def torch_loss(shard: Shard, logits: Tensor) -> list[Op]:
+    """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
+
+    Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
+    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss).
+    """
+    ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
+    x, beside, ops = logits, 0.0, list[Op]()
+    if shard.software.loss_impl == "composite" and logits.itemsize < FP32:
+        x = Tensor("loss.upcast", logits.elements, FP32)
+        beside = logits.bytes  # a training loop holds the logits until it has the loss
+        ops.append(Move("loss.cast", (logits.name,), (x,)))
+    log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
+    ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=beside))
+    picked = shard.tokens * (TOKEN_ID + x.itemsize)
+    nll = Move(
+        "loss.nll", (log_probs.name,), (), (ids.name,), (ids,), forward_bytes=picked, backward_bytes=log_probs.bytes
+    )
+    return [*ops, nll]
+
+
+def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
+    """Megatron's and TransformerEngine's cross entropy over a split vocabulary.
+
+    The upcast logits become the softmax, and that the gradient, in place; a cast down follows.
+    """
+    ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
+    wide = shard.software.loss_impl == "composite"
+    kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
+    mask = Tensor("loss.mask", shard.tokens, BOOL)
+    # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast
+    forward = logits.bytes + (3.0 * kept.bytes if wide else kept.bytes)
+    backward = kept.bytes + logits.bytes + (2.0 * kept.bytes if wide else 0.0)
+    return Move(
+        "loss",
+        (logits.name,),
+        (),
+        (kept.name, ids.name, mask.name),
+        (kept, ids, mask),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        kernels=4.0,
+    )

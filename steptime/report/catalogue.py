@@ -134,6 +134,8 @@ def schema() -> dict[str, Any]:
     named: dict[str, Any] = {"type": "object", "required": ["preset"], "properties": {"preset": {"type": "string"}}}
     from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
+    model = document["$defs"]["Model"]["properties"]
+    model["dropout"] = {"anyOf": [model["dropout"], {"type": "boolean"}]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def _fine_unit(largest: float) -> Unit:
-    """A unit of time for a column whose small values matter too: the one that gives the largest at most six digits."""
-    return TIME[1] if largest < 0.2 else TIME[2] if largest < 200.0 else TIME[3]
+    """A unit of time for one call whose parts matter too: the largest part has at most four digits, or it is in seconds."""
+    return TIME[1] if largest < 0.01 else TIME[2] if largest < 10.0 else TIME[3]
 
 
 def gemms(estimate: Estimate) -> Table:
@@ -39,14 +39,14 @@ def gemms(estimate: Estimate) -> Table:
     for row in estimate.gemms:
         by_name.setdefault(row.name, []).append(row)
     listed = {row.stage for row in estimate.gemms}
-    size = _fine_unit(max((row.time_s for row in estimate.gemms), default=0.0))
     rows: list[list[str]] = []
     for name, all_rows in by_name.items():
-        rows.append([f"{name}: {_calls(all_rows, listed)}"])
+        unit = _fine_unit(max(row.time_s for row in all_rows))
+        rows.append([f"{name} ({unit.name}): {_calls(all_rows, listed)}"])
         shapes = {(row.pass_, *row[4:]): row for row in all_rows}
-        rows += [_gemm_cells(row, size.size) for row in shapes.values()]
+        rows += [_gemm_cells(row, unit.size) for row in shapes.values()]
     header = ["", "m", "n", "k", "GFLOP", "in", "weight", "out", "math", "memory", "time"]
-    title = f"matrix multiplies, per call on one device (MiB; {size.name})"
+    title = "matrix multiplies, one call on one device (MiB)"
     notes = [
         "in, weight, out are the bytes that pass reads and writes; time is the larger of math and memory, and launch"
     ]
@@ -58,7 +58,7 @@ def _gemm_cells(row: GemmRow, size: float) -> list[str]:
     shape = [whole(row.m), whole(row.n), whole(row.k)]
     moved = [number(x / 2.0**20) for x in (row.input_bytes, row.weight_bytes, row.output_bytes)]
     took = [number(x / size) for x in (row.compute_s, row.bandwidth_s, row.time_s)]
-    return ["  " + row.pass_, *shape, number(row.flops / 1e9), *moved, *took]
+    return [" " + row.pass_, *shape, number(row.flops / 1e9), *moved, *took]
 
 
 def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
@@ -71,7 +71,7 @@ def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
     at = {row.stage for row in rows}
     where = "" if at == listed else f", on stage {stage_range(sorted(at))} only"
     noun = "call" if (backward or forward) == "1" else "calls"
-    again = "" if forward == backward or not backward else f" ({forward} forward, recomputation included)"
+    again = "" if forward == backward or not backward else f" (forward {forward}: recomputed)"
     return f"{backward or forward} {noun} a step{again}{where}"
 
 
@@ -90,12 +90,12 @@ def collectives(estimate: Estimate) -> Table:
         groups.setdefault((row.axis, row.ranks, row.tier), []).append(row)
     rows: list[list[str]] = []
     for (axis, ranks, tier), members in groups.items():
-        unit = _fine_unit(20.0 * max(row.time_s for row in members))
-        rows.append([f"{axis}: {ranks:,} ranks over {tier} ({unit.name} a call)"])
+        unit = _fine_unit(max(row.time_s for row in members))
+        rows.append([f"{axis} ({unit.name}): {ranks:,} ranks over {tier}"])
         rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
     notes = ["MiB: the whole tensor of one call; a call is latency, wire and the ramp between them"]
-    return Table("collectives (exposed: ms of the step)", header, rows, notes, left=2)
+    return Table("collectives, one call (exposed: ms of the step)", header, rows, notes, left=2)
 
 
 def _boundaries(rows: Sequence[CollectiveRow]) -> list[tuple[CollectiveRow, int]]:

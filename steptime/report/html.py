@@ -27,7 +27,8 @@ def short(estimate: Estimate) -> str:
 
 def estimate_html(estimate: Estimate) -> str:
     """The report as an HTML fragment without scripts or styles of its own: a notebook's `_repr_html_`."""
-    parts = [f"<p><b>{escape(' '.join(headline(estimate)))}</b></p>"]
+    heading = "<br>".join(escape(" ".join(line.split())) for line in headline(estimate))
+    parts = [f"<p><b>{heading}</b></p>"]
     parts += [table(section) for section in sections(estimate)]
     if estimate.assumptions:
         items = "".join(f"<li>{escape(text)}</li>" for text in estimate.assumptions)
@@ -41,7 +42,7 @@ def table(section: Section) -> str:
 
     title = f"<p><b>{escape(section.title)}</b></p>" if section.title else ""
     if isinstance(section, Facts):
-        rows = [[fact.label, line] for fact in section.facts for line in fact.lines]
+        rows = [[fact.label if i == 0 else "", line] for fact in section.facts for i, line in enumerate(fact.lines)]
         return title + str(tabulate(rows, tablefmt="html", disable_numparse=True))
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in section.notes)
     if not section.header:

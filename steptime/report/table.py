@@ -6,12 +6,11 @@ Sections of a report are built once as `Table` or `Facts`; text and HTML lay out
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 WIDTH = 80
 Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]
@@ -56,22 +55,20 @@ class Fact(NamedTuple):
     tone: Tone = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Labelled lines, one under the other."""
 
     title: str
     facts: list[Fact]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Rows of text under a header. A row of one cell heads those after it; an empty row is a rule."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
     left: int = 1
     """How many leading columns are aligned left."""
 

@@ -202,8 +202,7 @@ def walk(
         microbatches: micro-batches per step.
         forward_s: [pp][vpp] seconds of one forward.
         backward_s: [pp][vpp] seconds of one backward, recomputation included.
-        send_s: [pp] exposed seconds from stage r to stage r + 1; the last is the wrap-around to stage 0, which may be left
-            out when vpp is 1 and counts nothing when pp is 1.
+        send_s: [pp] exposed seconds from stage r to r + 1; the last, the wrap-around to stage 0, may be left out when vpp is 1.
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modelled.)
         group: as in `order`.

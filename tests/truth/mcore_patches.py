@@ -37,7 +37,8 @@ def _softmax(x, scale):
 
 
 def _softmax_back(grad, probs, scale):
-    return torch.ops.aten._softmax_backward_data(grad, probs, -1, probs.dtype) * scale
+    """In place, as apex's scaled_upper_triang_masked_softmax backward is."""
+    return grad.copy_(torch.ops.aten._softmax_backward_data(grad, probs, -1, probs.dtype) * scale)
 
 
 def device_and_random():
@@ -45,6 +46,7 @@ def device_and_random():
     from megatron.core.tensor_parallel import random
 
     torch.cuda.current_device = lambda: "cpu"
+    torch.Tensor.cuda = lambda self, *_, **__: self
     torch.cuda.get_rng_state = lambda *_, **__: torch.zeros(1)
     random.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     random._get_all_rng_states = lambda: (torch.get_rng_state(), None, None)
@@ -80,7 +82,6 @@ def optimizer_types():
         return name.replace("torch.", "torch.cuda.", 1) if isinstance(name, str) and "cuda" not in name else name
 
     torch.Tensor.type = cuda_name
-    torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 class CudaIsCpu(TorchFunctionMode):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,14 @@ def tensors(a):
     return [t for x in a for t in tensors(x)] if isinstance(a, list | tuple) else []
 
 
+class Kept:
+    """What autograd holds in place of a saved tensor: it dies when its graph does."""
+
+    def __init__(self, tensor, module):
+        self.tensor, self.module = tensor, module
+        self.saver = caller() if "MCORE_TRACE" in os.environ else ""
+
+
 class Saved:
     """Storages saved for backward that are not parameters, with the module that was running when each was first saved."""
 
@@ -57,19 +66,26 @@ class Saved:
         self.params = {p.untyped_storage()._cdata for p in model.parameters()}
         self.names = {m: name for name, m in model.named_modules()}
         self.stack = [""]
-        self.kept = {}
+        self.kept = []
 
     def pack(self, t):
-        key = t.untyped_storage()._cdata
-        if key not in self.params:
-            row = self.kept.setdefault(key, (t.untyped_storage(), self.stack[-1], list(t.shape), str(t.dtype)[6:], []))
-            if "MCORE_TRACE" in os.environ:
-                row[4].append(caller())
-        return t
+        kept = Kept(t, self.stack[-1])
+        self.kept.append(weakref.ref(kept))
+        return kept
 
     def rows(self):
-        """[module, shape, dtype, bytes, savers]: bytes as of now, so a storage discarded for recomputation counts 0."""
-        return [[module, shape, dtype, s.nbytes(), savers] for s, module, shape, dtype, savers in self.kept.values()]
+        """[module, shape, dtype, bytes, savers] of each storage that autograd still holds.
+
+        Bytes are those of now: a storage discarded for recomputation counts 0.
+        """
+        rows = {}
+        for kept in filter(None, (reference() for reference in self.kept)):
+            t = kept.tensor
+            storage = t.untyped_storage()
+            if storage._cdata not in self.params:
+                row = [kept.module, list(t.shape), str(t.dtype).removeprefix("torch."), storage.nbytes(), []]
+                rows.setdefault(storage._cdata, row)[4].append(kept.saver)
+        return list(rows.values())
 
     @contextlib.contextmanager
     def watch(self):
@@ -77,7 +93,7 @@ class Saved:
         enter = nn.register_module_forward_pre_hook(lambda m, _: self.stack.append(self.names.get(m, self.stack[-1])))
         leave = nn.register_module_forward_hook(lambda *_: self.stack.__delitem__(-1), always_call=True)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.tensor):
                 yield
         finally:
             enter.remove()

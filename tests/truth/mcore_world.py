@@ -22,6 +22,7 @@ warnings.filterwarnings("ignore")
 import mcore_patches as patches  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from mcore_peak import Live  # noqa: E402
 from mcore_record import Collectives, Saved  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
@@ -119,12 +120,16 @@ def forward(model, core, c, world):
 
 
 def run(c, world):
-    """One forward and backward of a model: its parameters, saved storages and collectives."""
+    """One forward and backward of a model: its parameters, saved storages, collectives, and Megatron's shared buffer."""
+    from megatron.core import parallel_state
+
     model = model_of(c, world)
     if c.get("grad_accumulation_fusion"):
         for p in model.parameters():
             p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape), False
     saved, ahead, back = Saved(model), Collectives(), Collectives()
+    shared = parallel_state.get_global_memory_buffer().buffer
+    shared.clear()
     with patches.bool_dropout_masks() if c.get("bool_masks", True) else contextlib.nullcontext():
         with saved.watch(), ahead:
             out = forward(model, model, c, world)
@@ -132,7 +137,32 @@ def run(c, world):
         with back:
             out.sum().backward()
     params = [[name, list(p.shape)] for name, p in model.named_parameters()]
-    return {"params": params, "saved": rows, "forward": ahead.calls, "backward": back.calls}
+    return {
+        "params": params,
+        "saved": rows,
+        "forward": ahead.calls,
+        "backward": back.calls,
+        "buffer_bytes": sum(t.nbytes for t in shared.values()),
+    }
+
+
+def peak(c, world):
+    """The most bytes alive in a forward and in the backward after it, of one micro-batch; and Megatron's shared buffer."""
+    from megatron.core import parallel_state
+
+    model = model_of(c, world)
+    for p in model.parameters():
+        p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape), True
+        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))  # as DistributedDataParallel does
+    shared = parallel_state.get_global_memory_buffer().buffer
+    shared.clear()
+    live = Live([*model.parameters(), *(p.main_grad for p in model.parameters())])
+    live.fuse()
+    with patches.bool_dropout_masks(), live:
+        loss = forward(model, model, c, world).sum()
+        ahead = live.restart()
+        loss.backward()
+    return {"forward": ahead, "backward": live.restart(), "buffer_bytes": sum(t.nbytes for t in shared.values())}
 
 
 def train(c, world):
@@ -224,7 +254,7 @@ def main():
     world = {k: request.get(k, v) for k, v in (("tp", 1), ("pp", 1), ("dp", 1), ("rank", 0))}
     start(**world)
     torch.set_num_threads(1)
-    tasks = {"run": run, "train": train, "buckets": buckets}
+    tasks = {"run": run, "peak": peak, "train": train, "buckets": buckets}
     answers = []
     for c in request["configs"]:
         try:

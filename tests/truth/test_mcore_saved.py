@@ -5,9 +5,10 @@ the embedding, each block, and final norm with head and loss; every collective o
 model is Megatron-Core 0.16.1 with its local layer spec: unfused attention, torch's norms, Megatron's fused activations.
 
 Not proved, because it needs a GPU or TransformerEngine: what TransformerEngine's LayerNormLinear and flash attention keep, fp8,
-TransformerEngine's cross entropy, rotary fusion, user-buffer overlap. The fused softmax and gradient-accumulation GEMM are
-Megatron's autograd functions over a stand-in for the CUDA kernel, so what is kept is proved, the kernel is not. Dropout masks
-are those of torch's `native_dropout` (bool, as on CUDA); LayerNorm's statistics are counted in fp32, which only CUDA keeps.
+TransformerEngine's cross entropy, rotary fusion, user-buffer overlap; and what torch.compile, Megatron's jit_fuser, makes of
+functions that run eagerly here. The fused softmax and gradient-accumulation GEMM are Megatron's autograd functions over a
+stand-in for the CUDA kernel, so what is kept is proved, the kernel is not. Dropout masks are those of torch's `native_dropout`
+(bool, as on CUDA); LayerNorm's statistics are counted in fp32, which only CUDA keeps.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from mcore_ask import ask, checked, model, part, shard
 
 from steptime.memory import tensor_bytes
 from steptime.ops import Comm, Tensor
 from steptime.recompute import find_segments, kept_names
-from tests.truth.mcore_ask import ask, model, part, shard
 
 SMALL = {"layers": 2, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 256}
 """Two kv heads: grouped-query attention on one rank, one group per rank on two."""
@@ -142,7 +143,7 @@ def their_saved(c, answer):
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_saved_bytes(layout, variant):
     c = config(layout, variant)
-    assert our_saved(c, LAYOUTS[layout][0]) == their_saved(c, answers(layout)[variant])
+    assert our_saved(c, LAYOUTS[layout][0]) == their_saved(c, checked(answers(layout)[variant]))
 
 
 def our_collectives(c, tp):
@@ -170,7 +171,7 @@ def their_collectives(calls, tp):
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_collectives(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
-    answer = answers(layout)[variant]
+    answer = checked(answers(layout)[variant])
     assert our_collectives(c, tp) == (
         their_collectives(answer["forward"], tp),
         their_collectives(answer["backward"], tp),
@@ -181,7 +182,7 @@ def test_collectives(layout, variant):
 def test_parameters(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
     split = [p.elements // tp if p.shard else p.elements for p in model(c).params(shard(c, tp))]
-    counted = [count(shape) for _, shape in answers(layout)[variant]["params"]]
+    counted = [count(shape) for _, shape in checked(answers(layout)[variant])["params"]]
     assert sum(split) == sum(counted)
 
 

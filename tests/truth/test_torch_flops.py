@@ -21,17 +21,23 @@ from steptime.ops import Attention, Gemm, Op
 BATCH, SEQLEN = 2, 16
 MODELS = {
     "gqa": Model(n_layers=2, hidden_sz=48, inter_sz=80, n_q_heads=6, n_kv_heads=2, head_dim=8, vocab_sz=101),
-    "mha gelu": Model(n_layers=3, hidden_sz=32, inter_sz=128, n_q_heads=4, vocab_sz=67, glu=False, bias=True, norm="layernorm"),
+    "mha gelu": Model(
+        n_layers=3, hidden_sz=32, inter_sz=128, n_q_heads=4, vocab_sz=67, glu=False, bias=True, norm="layernorm"
+    ),
     "wide heads, tied": Model(
         n_layers=1, hidden_sz=24, inter_sz=40, n_q_heads=4, n_kv_heads=1, head_dim=16, vocab_sz=50, tie_embeddings=True
     ),
-    "dropout": Model(n_layers=2, hidden_sz=32, inter_sz=96, n_q_heads=4, vocab_sz=67, glu=False, dropout=0.1, qk_norm=True),
+    "dropout": Model(
+        n_layers=2, hidden_sz=32, inter_sz=96, n_q_heads=4, vocab_sz=67, glu=False, dropout=0.1, qk_norm=True
+    ),
 }
 
 
 def flops(ops: list[Op]) -> float:
     """Forward FLOPs with attention in full."""
-    return sum(op.flops for op in ops if isinstance(op, Gemm)) + sum(op.full_flops for op in ops if isinstance(op, Attention))
+    return sum(op.flops for op in ops if isinstance(op, Gemm)) + sum(
+        op.full_flops for op in ops if isinstance(op, Attention)
+    )
 
 
 def counted(model: Model, kernels: Kernels) -> tuple[int, int]:
@@ -54,7 +60,11 @@ def test_forward_and_backward(model, attention):
         model = model.model_copy(update={"dropout": 0.0})  # the stand-in for flash with dropout multiplies nothing
     kernels = Kernels(attention=attention)
     shard = shard_of(model, kernels, BATCH, SEQLEN)
-    ours = model.n_layers * flops(model.block_ops(shard)) + flops(model.head_ops(shard)) + flops(model.embedding_ops(shard))
+    ours = (
+        model.n_layers * flops(model.block_ops(shard))
+        + flops(model.head_ops(shard))
+        + flops(model.embedding_ops(shard))
+    )
     assert counted(model, kernels) == (ours, 2 * ours)
 
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
-from torch_probes import Collective, Collectives, LiveBytes, Moment
+from torch_jobs import Layout, job
+from torch_probes import Collectives, LiveBytes, Moment
 
 from steptime.model.model import Model
+from steptime.step import estimate
 
 DP, SEQLEN, BATCH = 8, 32, 2
 MODEL = Model(n_layers=3, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251)
-TOKENS = torch.zeros(BATCH, SEQLEN, dtype=torch.long)
+SPLIT = MODEL.model_copy(update={"hidden_sz": 64, "inter_sz": 160, "n_q_heads": 8, "n_kv_heads": 4, "vocab_sz": 240})
 
 
 class Group(NamedTuple):
@@ -33,12 +35,9 @@ def groups(model: Model, dp: int = DP) -> tuple[Group, Group]:
     block = module.blocks[0]
     rest = torch.nn.ModuleList([module.tokens, module.norm, module.head])
     return tuple(
-        Group(padded(m, dp), sum(p.numel() for p in m.parameters()), list(m.parameters())[-1].numel()) for m in (block, rest)
+        Group(padded(m, dp), sum(p.numel() for p in m.parameters()), list(m.parameters())[-1].numel())
+        for m in (block, rest)
     )
-
-
-def name(dtype: str) -> str:
-    return str(DTYPES[dtype]).removeprefix("torch.")
 
 
 OPTIONS = {
@@ -55,21 +54,56 @@ OPTIONS = {
 }
 
 
+def issued(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str, int, float]]:
+    """What torch issues in a step: (kind, ranks, bytes of the full tensor)."""
+    with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
+        module = sharded(model, kernels, layout.fsdp, SEQLEN, mesh)
+        with Collectives() as seen:
+            run(module, BATCH, SEQLEN, layout.micro_batches, tp=layout.tp > 1)
+    return Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
+
+
+def stated(model: Model, kernels: Kernels, layout: Layout) -> Counter[tuple[str, int, float]]:
+    """What the estimate's table says."""
+    calls: Counter[tuple[str, int, float]] = Counter()
+    for row in estimate(job(model, kernels, SEQLEN, layout, BATCH)).collectives:
+        calls[row.kind, row.ranks, row.bytes] += row.count_per_step
+    return calls
+
+
 @pytest.mark.parametrize(("fsdp", "kernels", "micro_batches"), OPTIONS.values(), ids=OPTIONS)
-def test_collectives(fsdp, kernels, micro_batches):
-    """Per micro-batch: a block is gathered twice (once without resharding), the root once (twice if resharded), each reduced once."""
+def test_collectives_by_hand(fsdp, kernels, micro_batches):
+    """Per micro-batch a block is gathered twice (once without resharding), the root once unless resharded, each reduced once."""
     block, root = groups(MODEL)
     param, reduce = kernels.dtype.itemsize, DTYPES[fsdp.reduce].itemsize
-    expected: Counter[Collective] = Counter()
-    for group, count, again in ((block, MODEL.n_layers, fsdp.reshard_blocks is not False), (root, 1, bool(fsdp.reshard_root))):
-        gathers, reductions = count * (2 if again else 1), count
-        expected[Collective("all_gather", name(kernels.precision), DP, group.padded * param)] += gathers * micro_batches
-        expected[Collective("reduce_scatter", name(fsdp.reduce), DP, group.padded * reduce)] += reductions * micro_batches
-    with world(DP) as mesh:
-        module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
-        with Collectives() as seen:
-            run(module, TOKENS, micro_batches)
-    assert seen.calls == expected
+    expected: Counter[tuple[str, int, float]] = Counter()
+    for group, count, again in (
+        (block, MODEL.n_layers, fsdp.reshard_blocks is not False),
+        (root, 1, bool(fsdp.reshard_root)),
+    ):
+        gathers = count * (2 if again else 1)
+        expected["all_gather", DP, group.padded * param] += gathers * micro_batches
+        expected["reduce_scatter", DP, group.padded * reduce] += count * micro_batches
+    assert issued(MODEL, kernels, Layout(DP, 1, micro_batches, fsdp)) == expected
+
+
+LAYOUTS = {
+    "8 shards": Layout(8, fsdp=Fsdp()),
+    "no reshard, 3 micro-batches": Layout(8, micro_batches=3, fsdp=Fsdp(reshard_blocks=False)),
+    "bf16 reduction": Layout(8, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
+    "2 replicas of 4 shards": Layout(8, replicas=2, fsdp=Fsdp()),
+    "4 replicas of 2 shards, bf16": Layout(8, replicas=4, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
+    "4 shards, tp 2": Layout(4, tp=2, fsdp=Fsdp()),
+    "2 shards, tp 4, 2 micro-batches": Layout(2, tp=4, micro_batches=2, fsdp=Fsdp(reshard_blocks=False)),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_collectives(layout, recompute):
+    """FSDP's, the replicas' all-reduces, tensor parallelism's, and those of the norms' partial gradients."""
+    kernels = Kernels(recompute=recompute)
+    assert issued(SPLIT, kernels, layout) == stated(SPLIT, kernels, layout)
 
 
 class Buffers(NamedTuple):
@@ -141,5 +175,5 @@ def test_buffers_live_as_the_table_says(option):
     with world(DP) as mesh:
         module = sharded(MODEL, kernels, fsdp, SEQLEN, mesh)
         with LiveBytes(module.parameters(), log=True) as live:
-            run(module, TOKENS)
+            run(module, BATCH, SEQLEN)
     assert measured(live.moments) == table(fsdp, kernels, MODEL.n_layers)

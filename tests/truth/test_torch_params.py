@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_blocks import Kernels, Transformer
-
-from steptime.model.model import Model
-from steptime.model.model import params_of
 from torch_ours import shard_of
+
+from steptime.model.model import Model, params_of
 
 
 def module(model: Model, seqlen: int = 8) -> Transformer:
@@ -41,6 +40,7 @@ def models(draw: st.DrawFn) -> Model:
         glu=glu,
         norm=norm,
         bias=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
         norm_bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
         tie_embeddings=draw(st.booleans()),
@@ -69,9 +69,7 @@ def test_each_part(model):
     assert sum(p.elements for p in params_of(model.head_ops(shard))) == head
 
 
-LLAMA3_70B = Model(
-    n_layers=80, hidden_sz=8192, inter_sz=28672, n_q_heads=64, n_kv_heads=8, vocab_sz=128256
-)
+LLAMA3_70B = Model(n_layers=80, hidden_sz=8192, inter_sz=28672, n_q_heads=64, n_kv_heads=8, vocab_sz=128256)
 GPT2_SMALL = Model(
     n_layers=12,
     hidden_sz=768,
@@ -85,7 +83,7 @@ GPT2_SMALL = Model(
     max_positions=1024,
     tie_embeddings=True,
 )
-GPT2_NO_BIAS = GPT2_SMALL.model_copy(update={"bias": False, "norm_bias": False})
+GPT2_NO_BIAS = GPT2_SMALL.model_copy(update={"bias": False, "qkv_bias": False, "norm_bias": False})
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,7 @@ def saved_by_block(model: Model, kernels: Kernels, batch: int, seqlen: int) -> S
 CASES = [(s, n, k) for s, n, k in product(SIZES, KINDS, KERNELS) if k.recompute != "full"]
 
 
-@pytest.mark.parametrize(
-    ("size", "kind", "kernels"), CASES, ids=[f"{n} h{s[0]} {describe(k)}" for s, n, k in CASES]
-)
+@pytest.mark.parametrize(("size", "kind", "kernels"), CASES, ids=[f"{n} h{s[0]} {describe(k)}" for s, n, k in CASES])
 def test_block(size, kind, kernels):
     model = model_of(size, **KINDS[kind])
     seqlen, batch = size[5:]

@@ -1,4 +1,4 @@
-"""Tensor parallelism of torch.distributed.tensor, with and without sequence parallelism: collectives and saved storages, zero tolerance."""
+"""Tensor parallelism of torch.distributed.tensor, sequence-parallel or not: collectives and saved storages. Zero tolerance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from steptime.ops import Comm, Op
 BATCH, SEQLEN = 3, 32
 LLAMA = Model(n_layers=2, hidden_sz=72, inter_sz=160, n_q_heads=8, n_kv_heads=4, head_dim=16, vocab_sz=240)
 GPT = Model(
-    n_layers=2, hidden_sz=56, inter_sz=224, n_q_heads=8, head_dim=8, vocab_sz=128, glu=False, norm="layernorm", bias=True
+    n_layers=2,
+    hidden_sz=56,
+    inter_sz=224,
+    n_q_heads=8,
+    head_dim=8,
+    vocab_sz=128,
+    glu=False,
+    norm="layernorm",
+    bias=True,
 )
 CASES = {
     "llama": (LLAMA, Kernels()),
@@ -49,7 +57,9 @@ def forward(ops: list[Op]) -> Counter[tuple[str, float]]:
 
 def backward(ops: list[Op]) -> Counter[tuple[str, float]]:
     comms = [op for op in ops if isinstance(op, Comm) and op.backward]
-    return Counter((op.backward, op.bytes) for op in comms) + Counter(("all_gather", op.bytes) for op in comms if op.regather)
+    return Counter((op.backward, op.bytes) for op in comms) + Counter(
+        ("all_gather", op.bytes) for op in comms if op.regather
+    )
 
 
 @pytest.mark.parametrize("sp", [True, False], ids=["sp", "no sp"])

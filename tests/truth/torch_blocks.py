@@ -1,8 +1,8 @@
-"""A plain eager torch transformer, configured by the same words as `steptime.Model`: the thing the op lists are checked against.
+"""A plain eager torch transformer, configured by the words of `steptime.Model`: what the op lists are checked against.
 
 Where only a CUDA kernel shows what a GPU run saves, an `autograd.Function` or an aten op stands in for it: fused norms keep
-(x, statistics in fp32), dropout keeps a one-byte mask (`aten::native_dropout`, the op `F.dropout` runs on a GPU), a fused
-gated activation keeps its two inputs. Everything else is the torch function a user would write.
+(x, statistics in fp32), a rotary kernel nothing, dropout a one-byte mask (`aten::native_dropout`, which `F.dropout` runs on a
+GPU), a fused gated activation its two inputs. Everything else is the torch function a user would write.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_probes import LiveBytes
 
 from steptime.model.model import Model
 
+one_kernel = LiveBytes.one_kernel
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -42,20 +44,24 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, rms):
-        wide = x.float()
-        mean = None if rms else wide.mean(-1, keepdim=True)
-        centred = wide if rms else wide - mean
-        rstd = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+        with one_kernel("fused norm"):
+            wide = x.float()
+            mean = None if rms else wide.mean(-1, keepdim=True)
+            centred = wide if rms else wide - mean
+            rstd = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+            y = (centred * rstd).to(x.dtype) * weight
+            y = y if bias is None else y + bias
+            del wide, centred
         ctx.save_for_backward(x, weight, rstd, *(() if rms else (mean,)))
         ctx.has_bias = bias is not None
-        y = (centred * rstd).to(x.dtype) * weight
-        return y if bias is None else y + bias
+        return y
 
     @staticmethod
     def backward(ctx, grad):
         x, weight, *_ = ctx.saved_tensors
         rows = tuple(range(grad.dim() - 1))
-        return grad * weight, (grad * x).sum(rows), grad.sum(rows) if ctx.has_bias else None, None
+        with one_kernel("fused norm backward"):
+            return grad * weight, (grad * x).sum(rows), grad.sum(rows) if ctx.has_bias else None, None
 
 
 class FusedGlu(torch.autograd.Function):
@@ -64,12 +70,53 @@ class FusedGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up, act):
         ctx.save_for_backward(gate, up)
-        return act(gate) * up
+        with one_kernel("fused glu"):
+            return act(gate) * up
 
     @staticmethod
     def backward(ctx, grad):
         gate, up = ctx.saved_tensors
-        return grad * up, grad * gate, None
+        with one_kernel("fused glu backward"):
+            return grad * up, grad * gate, None
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary embedding of (b, s, heads, d), in halves, as one kernel: keeps the shared tables only."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        with one_kernel("rotary"):
+            return rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        with one_kernel("rotary backward"):
+            return rotated(grad, cos, -sin), None, None
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin
+
+
+class MaskedSoftmax(torch.autograd.Function):
+    """softmax(scale * scores + mask) as one kernel: keeps its output."""
+
+    @staticmethod
+    def forward(ctx, scores, scale, mask):
+        with one_kernel("masked softmax"):
+            probs = torch.softmax(scores * scale + mask, -1)
+        ctx.save_for_backward(probs)
+        ctx.scale = scale
+        return probs
+
+    @staticmethod
+    def backward(ctx, grad):
+        (probs,) = ctx.saved_tensors
+        with one_kernel("masked softmax backward"):
+            return torch._softmax_backward_data(grad, probs, -1, probs.dtype) * ctx.scale, None, None
 
 
 class FlashWithDropout(torch.autograd.Function):
@@ -98,7 +145,9 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.rms and self.kernels.norm == "composite":
             return F.rms_norm(x, (self.width,), self.weight, 1e-5)
-        if not self.rms and x.dtype == torch.float32:  # below fp32 the CPU's kernel keeps narrow statistics, CUDA's does not
+        if (
+            not self.rms and x.dtype == torch.float32
+        ):  # below fp32 the CPU's kernel keeps narrow statistics, CUDA's does not
             return F.layer_norm(x, (self.width,), self.weight, self.bias)
         return FusedNorm.apply(x, self.weight, self.bias, self.rms)
 
@@ -106,12 +155,6 @@ class Norm(nn.Module):
 def dropout(x: Tensor, p: float) -> Tensor:
     """What `F.dropout` runs on a GPU: the mask is one byte per element."""
     return torch.native_dropout(x, p, train=True)[0] if p else x
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of (b, s, heads, d), in halves."""
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat((-right, left), -1) * sin
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
@@ -125,8 +168,11 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, p: float) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5 + mask
-    return dropout(torch.softmax(scores, -1), p) @ v
+    scores, scale = q @ k.transpose(-1, -2), q.shape[-1] ** -0.5
+    del q, k  # what autograd does not keep goes
+    probs = MaskedSoftmax.apply(scores, scale, mask)
+    del scores
+    return dropout(probs, p) @ v
 
 
 class Attention(nn.Module):
@@ -134,9 +180,9 @@ class Attention(nn.Module):
         super().__init__()
         self.kernels, self.head_dim, self.p = kernels, model.head_dim, model.dropout
         q_width, kv_width = model.n_q_heads * model.head_dim, model.n_kv_heads * model.head_dim
-        self.q = nn.Linear(model.hidden_sz, q_width, bias=model.bias)
-        self.k = nn.Linear(model.hidden_sz, kv_width, bias=model.bias)
-        self.v = nn.Linear(model.hidden_sz, kv_width, bias=model.bias)
+        self.q = nn.Linear(model.hidden_sz, q_width, bias=model.qkv_bias)
+        self.k = nn.Linear(model.hidden_sz, kv_width, bias=model.qkv_bias)
+        self.v = nn.Linear(model.hidden_sz, kv_width, bias=model.qkv_bias)
         self.o = nn.Linear(q_width, model.hidden_sz, bias=model.bias)
         self.q_norm = Norm(model.head_dim, model, kernels) if model.qk_norm else None
         self.k_norm = Norm(model.head_dim, model, kernels) if model.qk_norm else None
@@ -152,7 +198,7 @@ class Attention(nn.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos is not None:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = Rotate.apply(q, cos, sin), Rotate.apply(k, cos, sin)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if self.kernels.recompute == "selective":
             out = checkpoint(self.core, q, k, v, mask, use_reentrant=False)
@@ -214,7 +260,9 @@ class Transformer(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens)
         if self.positions is not None:
-            ids = torch.arange(tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)  # (b, s), as loaders give them
+            ids = torch.arange(tokens.shape[1], device=tokens.device).repeat(
+                tokens.shape[0], 1
+            )  # (b, s), as loaders give them
             x = x + self.positions(ids)
         return dropout(x, self.model.dropout)
 

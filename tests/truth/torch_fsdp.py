@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -28,11 +28,11 @@ from steptime.model.model import Model
 
 
 @contextmanager
-def world(dp: int, tp: int = 1) -> Iterator[DeviceMesh]:
-    """A mesh (dp, tp) of which this process is rank 0."""
-    dist.init_process_group("fake", rank=0, world_size=dp * tp, store=FakeStore())
+def world(dp: int, tp: int = 1, replicas: int = 1) -> Iterator[DeviceMesh]:
+    """A mesh (replicas, dp, tp) of which this process is rank 0; `dp` here are the ranks that share one copy."""
+    dist.init_process_group("fake", rank=0, world_size=replicas * dp * tp, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+        yield init_device_mesh("cpu", (replicas, dp, tp), mesh_dim_names=("replicas", "dp", "tp"))
     finally:
         dist.destroy_process_group()
 
@@ -49,7 +49,9 @@ class Fsdp:
     wrap: str = "block"
 
 
-def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> Transformer:
+def sharded(
+    model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True
+) -> Transformer:
     """The model, each block and the root wrapped, tensor-parallel where the mesh is."""
     torch.set_default_dtype(DTYPES[fsdp.params])
     try:
@@ -59,10 +61,11 @@ def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: Devic
     if mesh["tp"].size() > 1:
         tensor_parallel(module, mesh["tp"], sp=sp)
     if mesh["dp"].size() > 1:
+        data = mesh["replicas", "dp"] if mesh["replicas"].size() > 1 else mesh["dp"]
         policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
         for block in module.blocks if fsdp.wrap == "block" else []:
-            fully_shard(block, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=fsdp.reshard_blocks)
-        fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=fsdp.reshard_root)
+            fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_blocks)
+        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_root)
     return module
 
 
@@ -74,7 +77,9 @@ def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -
         "head": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False),
     }
     inner: dict[str, ParallelStyle] = {
-        "attn": PrepareModuleInput(input_layouts=(rows, None, None, None), desired_input_layouts=(Replicate(), None, None, None)),
+        "attn": PrepareModuleInput(
+            input_layouts=(rows, None, None, None), desired_input_layouts=(Replicate(), None, None, None)
+        ),
         "attn.o": RowwiseParallel(output_layouts=rows),
         "mlp": PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(Replicate(),)),
         "mlp.down": RowwiseParallel(output_layouts=rows),
@@ -89,11 +94,14 @@ def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -
         parallelize_module(block, mesh, inner)
 
 
-def run(module: nn.Module, tokens: Tensor, micro_batches: int = 1, *, tp: bool = False) -> None:
-    """Forward and backward of some micro-batches; gradients stay."""
+def run(module: nn.Module, batch: int, seqlen: int, micro_batches: int = 1, *, tp: bool = False) -> None:
+    """Forward and backward of some micro-batches; gradients stay. Each batch is made here and held by nobody else."""
     for _ in range(micro_batches):
         with loss_parallel() if tp else nullcontext():
-            module(tokens, tokens.clone()).backward()
+            tokens = torch.zeros(batch, seqlen, dtype=torch.long)
+            loss = module(tokens, tokens)
+            del tokens
+            loss.backward()
 
 
 def padded(module: nn.Module, dp: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class SavedTensor(NamedTuple):
 
 
 class Saved(torch.autograd.graph.saved_tensors_hooks):
-    """Collects the storages saved for backward inside the `with`, each once; those of `exclude` (parameters, buffers) do not count."""
+    """The storages saved for backward inside the `with`, each once; those of `exclude` (parameters, buffers) do not count."""
 
     def __init__(self, exclude: Iterable[Tensor]) -> None:
         self._exclude = {local(t).untyped_storage()._cdata for t in exclude}
@@ -32,7 +33,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         self._alive: list[Any] = []  # a freed storage's address may come back
         super().__init__(self._pack, lambda t: t)
 
-    def __enter__(self) -> Saved:
+    def __enter__(self) -> Self:
         super().__enter__()
         return self
 
@@ -55,7 +56,10 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
 def local(tensor: Tensor) -> Tensor:
     """The plain tensor under a DTensor or an asynchronous collective's result."""
-    while type(tensor) is not Tensor and (inner := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None:
+    while (
+        type(tensor) is not Tensor
+        and (inner := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None
+    ):
         tensor = inner
     return tensor
 
@@ -162,9 +166,12 @@ class Moment(NamedTuple):
 class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
 
-    `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. What a kernel
-    allocates inside itself is not seen.
+    `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
+    count. What a kernel allocates inside itself is not seen, and `one_kernel` makes several ops look like one kernel.
     """
+
+    _active: ClassVar[list[LiveBytes]] = []
+    _inside_kernel: ClassVar[int] = 0
 
     def __init__(self, known: Iterable[Tensor] = (), *, log: bool = False) -> None:
         super().__init__()
@@ -198,12 +205,34 @@ class LiveBytes(TorchDispatchMode):
         if active_fake_mode() is None:
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor):
+                if isinstance(tensor, Tensor) and tensor.dim():
                     self._watch(tensor, name)
             for op, tensors, role in _ROLES:
                 if op == name:
                     for tensor in tensors(args, kwargs or {}):
                         storage = self._watch(local(tensor), name)
                         storage.role = storage.role if storage.role == "known" else role
-            self.look(name)
+            if not self._inside_kernel:
+                self.look(name)
         return out
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._active.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._active.remove(self)
+        super().__exit__(*exception)
+
+    @classmethod
+    @contextmanager
+    def one_kernel(cls, name: str) -> Iterator[None]:
+        """Ops that a GPU would run as one kernel: their temporaries are registers there, and no moment of memory."""
+        cls._inside_kernel += 1
+        try:
+            yield
+        finally:
+            cls._inside_kernel -= 1
+            for live in cls._active:
+                live.look(name)

@@ -1,0 +1,142 @@
+"""How fast: a whole `3dtrn` process against dlcalc 0.2.0 beside it, estimates per second, memory.
+
+    python benchmarks/estimate.py
+
+Installs both into environments of their own under a temporary directory (`pip install .`, `pip install dlcalc==0.2.0`), runs them
+in turn and compares. Without a network, or an index that has dlcalc, its column is empty. Needs a POSIX system.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+OURS = ROOT / "configs" / "llama3_70b.yaml"
+THEIRS = """
+model: {n_layers: 80, hidden_sz: 8192, inter_sz: 28672, n_q_heads: 64, n_kv_heads: 8, head_dim: 128, vocab_sz: 128256,
+  glu: true, rotary_embeds: true, dropout: false, tie_embeddings: false}
+parallelism: {tp: 8, pp: 4, dp: 32, vpp: 5, sp: true, zero_level: 1, n_param_buckets: 5}
+performance: {activation_checkpointing_type: selective}
+data: {gbs: 2048, seqlen: 8192, microbatch_sz: 1}
+hardware: {node_type: p5.48xlarge}
+"""
+"""The same job in the words that both programs read. dlcalc has no estimate without recomputation, so here it is selective."""
+RUNS = 21
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+"""Nothing that would put another steptime before the installed one."""
+
+
+class Process(NamedTuple):
+    """One run of a program."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = installed(Path(folder) / "ours", str(ROOT))
+        theirs = installed(Path(folder) / "theirs", "dlcalc==0.2.0")
+        if ours is None:
+            sys.exit("pip install . failed")
+        plan = Path(folder) / "plan.yaml"
+        plan.write_text(THEIRS, encoding="utf-8")
+        processes(ours, [str(OURS)], theirs, [str(plan)])
+    rates()
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\n{os.cpu_count()} cores, load {load}; Python {sys.version.split()[0]}")
+
+
+def installed(folder: Path, requirement: str) -> str | None:
+    """The `3dtrn` of a fresh environment that holds the requirement; None where pip cannot get it."""
+    venv.create(folder, with_pip=True)
+    done = subprocess.run(
+        [folder / "bin" / "pip", "install", "--quiet", requirement],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    if done.returncode:
+        sys.stderr.write(f"{requirement}: {(done.stderr.splitlines() or ['pip failed'])[-1]}\n")
+        return None
+    return str(folder / "bin" / "3dtrn")
+
+
+def processes(ours: str, our_args: list[str], theirs: str | None, their_args: list[str]) -> None:
+    """Both programs in turn, so that what else the machine does meets both."""
+    found: dict[str, list[Process]] = {"steptime": [], "dlcalc": []}
+    for _ in range(RUNS + 1):
+        found["steptime"].append(run([ours, *our_args]))
+        if theirs is not None:
+            found["dlcalc"].append(run([theirs, *their_args]))
+    mine, other = found["steptime"][1:], found["dlcalc"][1:]  # the first run warms the file cache
+    print(f"{f'one process, {RUNS} runs':34}{'steptime':>10}{'dlcalc':>10}{'ratio':>8}{'target':>16}")
+    wall = "under 0.2; 4 x"
+    show("wall s, best", *(min((p.wall_s for p in runs), default=None) for runs in (mine, other)), ".3f", wall)
+    show("wall s, median", *(median(p.wall_s for p in runs) if runs else None for runs in (mine, other)), ".3f")
+    show("CPU s, best", *(min((p.cpu_s for p in runs), default=None) for runs in (mine, other)), ".3f")
+    show("peak MB", *(max((p.peak_mb for p in runs), default=None) for runs in (mine, other)), ".1f", "under 60")
+
+
+def show(name: str, mine: float | None, other: float | None, form: str, target: str = "") -> None:
+    """One line of the table."""
+    ratio = f"{mine / other:.2f}" if mine and other else ""
+    columns = [f"{value:{form}}" if value is not None else "" for value in (mine, other)]
+    print(f"{name:34}{columns[0]:>10}{columns[1]:>10}{ratio:>8}{target:>16}".rstrip())
+
+
+def run(command: list[str]) -> Process:
+    """Run a program to its end, its output thrown away."""
+    start = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    _, status, usage = os.wait4(child.pid, 0)
+    wall = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {child.returncode}")
+    scale = 1e6 if sys.platform == "darwin" else 1e3  # ru_maxrss: bytes there, KiB on Linux
+    return Process(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * (1.0 if scale == 1e6 else 1.024) / scale)
+
+
+def rates() -> None:
+    """Estimates per second of one core: step, memory of every stage and verdict; each job is new to the estimate."""
+    seconds = {plan.stem: best_s(plan) for plan in sorted((ROOT / "configs").rglob("*.yaml"))}
+    slowest = max(seconds, key=seconds.__getitem__)
+    lines = {
+        f"the median of {len(seconds)} plans": 1.0 / median(seconds.values()),
+        "all of them in turn": len(seconds) / sum(seconds.values()),
+        f"the slowest, {slowest}": 1.0 / seconds[slowest],
+    }
+    print(f"\n{'estimates per CPU second':34}{'steptime':>10}{'':18}{'target':>16}")
+    for name, rate in lines.items():
+        print(f"{name:34}{rate:>10,.0f}{'':18}{'at least 1,000':>16}")
+
+
+def best_s(plan: Path) -> float:
+    """CPU seconds of one estimate, the best of several runs [s]."""
+    from steptime import Job, estimate
+
+    best = float("inf")
+    for _ in range(7):
+        jobs = [Job.load(plan) for _ in range(4)]
+        start = time.process_time()
+        for job in jobs:
+            answer = estimate(job)
+            _ = (answer.step_s, answer.memory.stages, answer.memory.verdict)
+        best = min(best, (time.process_time() - start) / len(jobs))
+    return best
+
+
+if __name__ == "__main__":
+    main()

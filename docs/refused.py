@@ -1,0 +1,41 @@
+"""The table of docs/limits.md: what a plan may ask for and is refused.
+
+python docs/refused.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from steptime.limits import MODELLED, NOT_MODELLED
+
+GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
+"""The value a message quotes; where it is a fixed word, that word."""
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Key, the words of it that are refused ("" for any), and what a plan is told."""
+    found = []
+    for path, told in NOT_MODELLED.items():
+        key, _, word = path.partition("=")
+        found.append((key, word, told))
+    for rule in MODELLED:
+        key, _, told = rule.text.partition(": ")
+        got = GOT.search(told)
+        found.append((key, got[2] if got and got[2] else "", GOT.sub("", told)))
+    return sorted(found)
+
+
+def main() -> None:
+    """Print the table: words of one key that are told the same share a row."""
+    words: dict[tuple[str, str], list[str]] = {}
+    for key, word, told in rows():
+        words.setdefault((key, told), []).append(f"`{word}`" if word else "")
+    sys.stdout.write("| key | words | a plan is told |\n|---|---|---|\n")
+    for (key, told), refused in words.items():
+        sys.stdout.write(f"| `{key}` | {', '.join(refused)} | {told} |\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The shape of the package: rooms, sizes, sources, lean imports. What the design fixes is enforced here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import steptime
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "steptime"
+FILES = sorted(PACKAGE.rglob("*.py"))
+DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
+
+ROOMS = [
+    *("num", "config", "units", "ops", "buckets", "estimate", "document", "mesh", "machine", "performance"),
+    *("schedule", "recompute", "memory", "model"),
+    *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
+    *("cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
+    *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
+    *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
+    *("search", "checkpoint", "launch", "bench", "validation"),
+    *("report", "commands", "cli"),
+]
+"""Bottom to top. A module imports from rooms before its own; within a room modules see each other."""
+
+UPWARD = {("fixes", "step"), ("scaling", "step"), ("step", "report")}
+"""Imports inside functions that look up: other jobs are estimated for fixes and scaling, and an estimate shows itself."""
+
+
+def module_of(path: Path) -> str:
+    """The dotted name inside the package; "" for the package itself."""
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return name.removesuffix("__init__").rstrip(".")
+
+
+def room_of(module: str) -> str:
+    """The room that a module belongs to: its own name, or the longest prefix that is a room."""
+    parts = module.split(".")
+    names = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    return next((name for name in names if name in ROOMS), "")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports(node: ast.AST, *, inside: bool = False):
+    """(module or package name, whether inside a function) of every import that runs; those for type checkers do not."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                full = f"{child.module}.{alias.name}"
+                known = full.removeprefix("steptime.") in MODULES
+                yield (full if known else str(child.module)), inside
+        else:
+            yield from imports(child, inside=inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
+# --- rooms ---
+
+
+def test_every_module_has_a_room():
+    assert [module for module in MODULES if module not in {"", "cost"} and not room_of(module)] == []
+    assert len(ROOMS) == len(set(ROOMS))
+
+
+@each_file
+def test_imports_point_downward(path):
+    module = module_of(path)
+    room = room_of(module)
+    if not room:  # the package itself imports names when they are asked for
+        return
+    for name, inside in imports(tree(path)):
+        if not name.startswith("steptime."):
+            continue
+        other = room_of(name.removeprefix("steptime."))
+        allowed = other == room or ROOMS.index(other) < ROOMS.index(room)
+        assert allowed or (inside and (room, other) in UPWARD), f"{module} looks up to {name}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "model").glob("*.py")), ids=lambda path: path.stem)
+def test_blocks_know_nothing_of_a_job(path):
+    """Not even a type: a block sees a Shard."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"steptime\.(job|assembly|step|stage_\w+|machine|cost)\b", text)
+
+
+ALLOWED = {"pydantic", "pydantic_core", "yaml"}
+LAZY = {"numpy", "tabulate"}
+HEAVY = {"torch", "safetensors", "h5py", "matplotlib"}
+
+
+@each_file
+def test_third_party_imports_are_few_and_lazy(path):
+    own_torch = room_of(module_of(path)) in {"bench", "checkpoint"}
+    for name, inside in imports(tree(path)):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {"steptime", *ALLOWED} or name == "None":
+            continue
+        assert top in LAZY or (own_torch and top in HEAVY), f"{top} is no dependency"
+        assert inside or own_torch, f"{top} must be imported where it is used"
+
+
+def test_importing_and_running_loads_neither_numpy_nor_torch():
+    """One interpreter imports the package, then runs a plan that is tensor and pipeline parallel, and one with FSDP."""
+    plans = [str(ROOT / "configs" / name) for name in ("llama3_70b.yaml", "llama3_8b_fsdp.yaml")]
+    code = (
+        "import sys, steptime\n"
+        "heavy = {'numpy', 'torch', 'tabulate', 'pydantic', 'yaml'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "from steptime.cli import main\n"
+        f"for plan in {plans!r}: assert main([plan]) == 0\n"
+        "assert not {'numpy', 'torch', 'tabulate'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("MFU") >= 2
+
+
+def test_the_public_names_are_there():
+    from steptime import Data, Estimate, Job, Machine, Model, Parallelism, Performance, estimate
+
+    job = Job(
+        model=Model(n_layers=2, hidden_sz=64, inter_sz=256, n_q_heads=4, vocab_sz=512),
+        parallelism=Parallelism(tp=1, pp=1, dp=1),
+        performance=Performance(software="torch"),
+        data=Data(gbs=1, seqlen=32, microbatch_sz=1),
+        hardware=Machine.load("h100"),
+    )
+    assert isinstance(estimate(job), Estimate)
+    assert set(steptime.__all__) <= set(dir(steptime))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = steptime.no_such_name
+
+
+# --- sizes and words ---
+
+
+@each_file
+def test_files_and_functions_are_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 45, f"{node.name} has {length} lines"
+
+
+def undocumented(node: ast.AST, prefix: str = ""):
+    """Public functions, classes and methods without a docstring; helpers inside functions speak through them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            if not ast.get_docstring(child):
+                yield prefix + child.name
+            if isinstance(child, ast.ClassDef):
+                yield from undocumented(child, f"{child.name}.")
+
+
+@each_file
+def test_everything_public_is_documented(path):
+    assert ast.get_docstring(tree(path))
+    assert list(undocumented(tree(path))) == []
+
+
+@each_file
+def test_no_leftovers(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|pdb)\b", text)
+    if room_of(module_of(path)) not in {"report", "commands", "cli"}:
+        words = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
+        assert not [word for word in words if isinstance(word, str) and "\x1b" in word]
+
+
+@each_file
+def test_only_the_top_rooms_print(path):
+    if room_of(module_of(path)) in {"report", "commands", "cli", "bench", "checkpoint"}:
+        return
+    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    assert not [call.lineno for call in calls if ast.unparse(call.func) in {"print", "sys.stdout.write"}]
+
+
+def test_no_test_is_skipped_or_expected_to_fail():
+    banned = re.compile(r"mark\.(skip|skipif|xfail)|pytest\.(skip|xfail|importorskip)\(")
+    assert [
+        p.name for p in sorted((ROOT / "tests").rglob("*.py")) if banned.search(p.read_text()) and p != Path(__file__)
+    ] == []
+
+
+def test_versions_agree():
+    """pyproject.toml takes the version from the package; a citation says the same."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "steptime/__init__.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", steptime.__version__)
+    cited = [yaml.safe_load(path.read_text())["version"] for path in ROOT.glob("CITATION.cff")]
+    assert set(cited) <= {steptime.__version__}
+    assert (PACKAGE / "py.typed").is_file()
+
+
+# --- data ---
+
+
+def bare_numbers(node, path=""):
+    """Dotted paths of numbers that stand without a source of their own."""
+    if isinstance(node, dict):
+        if node.keys() == {"value", "source"}:
+            assert str(node["source"]).strip(), path
+            return
+        for key, item in node.items():
+            yield from bare_numbers(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from bare_numbers(item, f"{path}.{i}")
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield path
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_figure_names_its_source(path):
+    """A source beside the figure, in the profile's own list, or for the whole file."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    bare = set(bare_numbers(document))
+    if bare and not document.get("source"):
+        sources = document.get("sources", document.get("provenance", {}))
+        missing = {key for key in bare if not str(sources.get(key, "")).strip()}
+        assert not missing
+    assert "recalled" not in path.read_text(encoding="utf-8").lower()

@@ -1,0 +1,238 @@
+"""Costs of single ops and of one layer, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from steptime.cost import compute
+from steptime.cost.compute import Rates, gemm_backward, move_pass, shape_efficiency
+from steptime.cost.optimizer import adam_bytes_per_param, optimizer_s
+from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
+from steptime.job import Job
+from steptime.machine import Machine
+from steptime.ops import Attention, Gemm, Move, Param, Tensor
+from steptime.step import estimate
+
+RATES = Rates(
+    gemm_flops=200e12,
+    attention_forward_flops=150e12,
+    attention_backward_flops=120e12,
+    bytes_per_s=1e12,
+    gemm_kernel_s=4e-6,
+    move_kernel_s=3e-6,
+    sm_count=100.0,
+    grad_itemsize=4.0,
+    fused_accumulation=True,
+)
+WEIGHT = (Param("w", (2560, 950)),)
+
+
+def llama3_70b(**changes) -> Job:
+    job = Job(
+        model="llama3-70b",
+        parallelism={"tp": 8, "pp": 4, "dp": 32},
+        data={"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    return job.replace(**changes)
+
+
+# --- one op by hand ---
+
+
+def test_a_product_bound_by_arithmetic():
+    """1280 x 800 by 800 x 2560: 10 x 10 tiles fill 100 SMs once, and a depth of 800 runs at 800/1000."""
+    op = Gemm("mlp.up", m=1280.0, n=2560.0, k=800.0, params=WEIGHT)
+    assert op.flops == 2 * 1280 * 2560 * 800
+    done = compute.forward(op, RATES, {})
+    assert done.compute_s == pytest.approx(op.flops / (200e12 * 0.8))
+    assert done.bytes == 2 * (1280 * 800 + 800 * 2560 + 1280 * 2560)
+    assert done.bandwidth_s == pytest.approx(done.bytes / 1e12)
+    assert done.time_s == pytest.approx(max(done.compute_s, done.bandwidth_s) + 4e-6)
+    assert done.compute_s > done.bandwidth_s
+
+
+def test_a_product_bound_by_memory():
+    """One row against a large weight: the weight's bytes set the time."""
+    op = Gemm("head.proj", m=1.0, n=25600.0, k=8192.0, params=WEIGHT)
+    done = compute.forward(op, RATES, {})
+    assert done.time_s == pytest.approx(2 * (8192 + 8192 * 25600 + 25600) / 1e12 + 4e-6)
+
+
+def test_waves_of_tiles():
+    """101 tiles on 100 SMs take two waves of which a quarter of the emptiness is lost: 3/4 + 1/4 * 101/200."""
+    assert shape_efficiency(128.0, 256.0 * 101, 800.0, 1.0, 100.0) == pytest.approx((0.75 + 0.25 * 101 / 200) * 0.8)
+    assert shape_efficiency(129.0, 256.0 * 50, 800.0, 1.0, 100.0) == pytest.approx(0.8)  # 2 x 50 tiles
+    assert shape_efficiency(128.0, 256.0, 800.0, 100.0, 100.0) == pytest.approx(0.8)  # a hundred products at once
+
+
+def test_backward_of_a_projection_is_two_products():
+    """dgrad reads the weight, wgrad reads and writes the fp32 main gradient: 8 bytes an element."""
+    op = Gemm("mlp.up", m=1280.0, n=2560.0, k=950.0, params=WEIGHT)
+    dgrad, wgrad = gemm_backward(op, RATES)
+    assert dgrad.flops == wgrad.flops == op.flops
+    assert dgrad.bytes == 2 * (1280 * 950 + 950 * 2560 + 1280 * 2560)
+    assert wgrad.bytes == 2 * (1280 * 950 + 1280 * 2560) + 8 * 950 * 2560
+    _, apart = gemm_backward(op, replace(RATES, fused_accumulation=False, grad_itemsize=2.0))
+    assert apart.bytes == 2 * (1280 * 950 + 1280 * 2560) + 2 * 950 * 2560
+
+
+def test_flash_attention_is_half_and_goes_back_with_five_products():
+    op = Attention(
+        "attn.core", batch=2.0, q_len=4096.0, kv_len=4096.0, n_q_heads=8.0, n_kv_heads=1.0, d_qk=128.0, d_v=128.0
+    )
+    whole = 4 * 2 * 8 * 4096 * 4096 * 128
+    assert op.full_flops == whole
+    done = compute.forward(op, RATES, {})
+    assert done.flops == whole / 2
+    assert done.bytes == 2 * 4096 * (8 * 256 + 1 * 256) * 2  # q and out, k and v, two bytes each
+    assert done.time_s == pytest.approx(whole / 2 / 150e12 + 4e-6)
+    back, nothing = compute.backward(op, RATES, {})
+    assert back.flops == whole / 2 * 2.5
+    assert back.bytes == 2 * done.bytes
+    assert back.time_s == pytest.approx(whole / 2 * 2.5 / 120e12 + 4e-6)
+    assert nothing.time_s == 0
+
+
+def test_a_move_reads_and_writes_what_it_names():
+    op = Move(
+        "mlp.norm",
+        ("x",),
+        (Tensor("out", 1e6, 2.0),),
+        ("x", "rstd"),
+        (Tensor("rstd", 1e3, 4.0),),
+        (Param("g", (8192,)),),
+    )
+    sizes = {"x": 2e6, "out": 2e6, "rstd": 4e3}
+    done = compute.forward(op, RATES, sizes)
+    assert done.bytes == 2e6 + 2 * 8192 + 2e6 + 4e3
+    assert done.time_s == pytest.approx(done.bytes / 1e12 + 3e-6)
+    back, _ = compute.backward(op, RATES, sizes)
+    assert back.bytes == 2e6 + (2e6 + 4e3) + 2e6 + 2 * 8192  # gradient, what was kept, the input's gradient, the weight
+    assert move_pass(5e6, 2.0, RATES).time_s == pytest.approx(5e-6 + 6e-6)
+
+
+def test_a_residual_costs_nothing_on_the_way_back():
+    op = Move("mlp.residual", ("x", "y"), (Tensor("z", 1e6, 2.0),), same_grad=True)
+    assert compute.backward(op, RATES, {"x": 2e6, "y": 2e6, "z": 2e6})[0].time_s == 0
+
+
+# --- the optimizer ---
+
+
+@pytest.mark.parametrize(
+    ("performance", "bytes_"),
+    [
+        ({}, 30),  # gradient 4, master 8, moments 16, parameter 2
+        ({"main_grad_dtype": "bf16"}, 28),
+        ({"software": "torch"}, 14),  # gradient 2, parameter read and written, moments 8
+        ({"software": "torch", "precision": "fp32"}, 28),
+        ({"param_dtype": "fp32"}, 28),  # its own master: gradient 4, parameter read and written, moments 16
+        ({"master_dtype": "remainder"}, 28),  # gradient 4, both halves of the master read and written, moments 16
+    ],
+)
+def test_bytes_that_adam_moves(performance, bytes_):
+    assert adam_bytes_per_param(llama3_70b(**{"parallelism.pp": 1, "performance": performance})) == bytes_
+
+
+def test_seconds_of_the_optimizer():
+    """30 for Adam and 12 for clipping (the norm, then scaling) of the owned, 4 to zero the gradient of the held."""
+    job = llama3_70b()
+    assert optimizer_s(job, 1e9, 32e9, 2e12) == pytest.approx((1e9 * 42 + 32e9 * 4) / 2e12)
+
+
+# --- overlap ---
+
+
+def test_what_hides():
+    assert hidden_s(8.0, 100.0, share=True, pieces=8.0) == pytest.approx(8 * 7 / 8 * (1 - CONTENTION))
+    assert hidden_s(8.0, 4.0, share=True, pieces=8.0) == pytest.approx(4 * 7 / 8 * (1 - CONTENTION))
+    assert hidden_s(8.0, 0.0, share=0.25) == 2.0
+    assert hidden_s(8.0, 100.0, share=False) == hidden_s(8.0, 100.0, share=None) == 0.0
+    assert beside_s(8.0, 4.0) == pytest.approx(4 * (1 - CONTENTION))
+
+
+def test_a_queue_outlasts_the_end():
+    """Ready at 1 and 4, two and three seconds long: done at 7, two after the end; the first alone would be done at 3."""
+    assert exposed_after([1.0, 4.0], [2.0, 3.0], 5.0) == 2.0
+    assert exposed_after([1.0], [2.0], 5.0) == 0.0
+    assert exposed_after([0.0, 0.0], [2.0, 3.0], 0.0) == 5.0
+
+
+# --- one layer, whole ---
+
+
+def test_shapes_of_a_layer_after_tensor_parallelism():
+    """Llama-3-70B, tp 8: 64 + 2 * 8 heads of 128, an MLP of 28,672, the vocabulary padded to 129,024."""
+    shapes = {row.name: (row.m, row.n, row.k) for row in estimate(llama3_70b()).gemms if row.pass_ == "forward"}
+    assert shapes == {
+        "attn.qkv": (8192, 80 * 128 / 8, 8192),
+        "attn.proj": (8192, 8192, 64 * 128 / 8),
+        "mlp.gate_up": (8192, 2 * 28672 / 8, 8192),
+        "mlp.down": (8192, 8192, 28672 / 8),
+        "head.proj": (8192, 129024 / 8, 8192),
+    }
+
+
+def test_passes_of_a_projection_in_the_table():
+    rows = {row.pass_: row for row in estimate(llama3_70b()).gemms if row.name == "mlp.gate_up" and row.stage == 0}
+    m, n, k = 8192, 7168, 8192
+    assert {name: (row.m, row.n, row.k) for name, row in rows.items()} == {
+        "forward": (m, n, k),
+        "dgrad": (m, k, n),
+        "wgrad": (k, n, m),
+    }
+    assert all(row.flops == 2 * m * n * k for row in rows.values())
+    assert all(row.count_per_step == 20 * 64 for row in rows.values())  # layers of the stage, micro-batches
+    moved = {name: (row.input_bytes, row.weight_bytes, row.output_bytes) for name, row in rows.items()}
+    assert moved["forward"] == (2 * m * k, 2 * k * n, 2 * m * n)
+    assert moved["dgrad"] == (2 * m * n, 2 * k * n, 2 * m * k)
+    assert moved["wgrad"] == (2 * m * k, 2 * m * n, 8 * k * n)
+    for row in rows.values():
+        total = row.input_bytes + row.weight_bytes + row.output_bytes
+        assert row.bandwidth_s == pytest.approx(total / (3350e9 * 0.887))
+        assert row.time_s == pytest.approx(max(row.compute_s, row.bandwidth_s) + 4e-6)
+
+
+A = 8192 * 8192 * 2
+"""Bytes of one activation of Llama-3-70B: 8,192 tokens of 8,192 values."""
+
+
+@pytest.mark.parametrize(
+    ("sp", "forward", "backward"),
+    [
+        (True, {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 2}),
+        (False, {"all_reduce": 2}, {"all_reduce": 2}),
+    ],
+)
+def test_collectives_of_a_layer(sp, forward, backward):
+    """megatron-core 0.16.1's own counts, forward and backward; with sp the input is gathered again for wgrad."""
+    block = estimate(llama3_70b(**{"parallelism.sp": sp})).timing.block
+    for work, counts in ((block.forward, forward), (block.backward, backward)):
+        kinds = [call.kind for call in work.calls]
+        assert {kind: kinds.count(kind) for kind in set(kinds)} == counts
+        assert all(call.bytes == A for call in work.calls)
+
+
+def test_a_ring_and_a_send_by_hand():
+    """Eight ranks in a node pass 7/8 of the tensor at NVLink's rate; a stage's shard crosses one NIC."""
+    answer = estimate(llama3_70b())
+    tiers = Machine.load("dgx-h100").tiers
+    gather = next(row for row in answer.collectives if row.kind == "all_gather" and row.axis == "tp")
+    assert gather.bandwidth_s == pytest.approx(7 / 8 * A / (tiers[0].bytes_per_s * tiers[0].efficiency))
+    send = next(row for row in answer.collectives if row.axis == "pp")
+    assert send.bytes == A / 8
+    assert send.bandwidth_s == pytest.approx(A / 8 / (tiers[1].bytes_per_s * tiers[1].efficiency))
+    assert send.latency_s == pytest.approx(4.5e-6 + tiers[1].latency_s)
+    assert send.count_per_step == 2 * 64  # every micro-batch, there and back
+
+
+def test_only_collectives_beside_a_projection_hide_under_it():
+    """The loss's three sums wait for the logits and for each other."""
+    timing = estimate(llama3_70b(**{"performance.overlap": {"tp": True}})).timing
+    hidden = {call.name: call.hidden_s for call in timing.head.forward.calls}
+    assert hidden.keys() == {"head.gather", "loss.max", "loss.target", "loss.sum"}
+    assert hidden.pop("head.gather") > 0
+    assert set(hidden.values()) == {0.0}

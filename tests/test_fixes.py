@@ -1,0 +1,129 @@
+"""Fixes: what is proposed makes the job fit, as the command line takes it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptime.config import ConfigError
+from steptime.fixes import candidates, word
+from steptime.job import Job
+from steptime.step import estimate
+
+CONFIG = """
+model: {model}
+parallelism: {{tp: {tp}, pp: {pp}, dp: {dp}}}
+data: {{gbs: {gbs}, seqlen: {seqlen}, microbatch_sz: {batch}}}
+hardware: {machine}
+"""
+
+
+def text(model="llama3-8b", tp=2, pp=1, dp=4, gbs=64, seqlen=8192, batch=4, machine="dgx-h100") -> str:
+    return CONFIG.format(model=model, tp=tp, pp=pp, dp=dp, gbs=gbs, seqlen=seqlen, batch=batch, machine=machine)
+
+
+def settings_of(fix: str) -> list[str]:
+    """The arguments of the `--set` options as a shell would hand them over."""
+    words = shlex.split(fix)
+    assert words[::2] == ["--set"] * (len(words) // 2)
+    return words[1::2]
+
+
+def test_a_job_that_fits_needs_none():
+    answer = estimate(Job.load(text(batch=1)))
+    assert answer.memory.fits
+    assert answer.fixes == answer.to_dict()["memory"]["fixes"] == []
+
+
+def test_fixes_are_three_at_most_cheapest_first_and_work_as_they_are_printed():
+    config = text()
+    answer = estimate(Job.load(config))
+    assert answer.memory.verdict == "does_not_fit"
+    fixes = answer.fixes
+    assert 1 <= len(fixes) <= 3
+    assert [fix.step_s for fix in fixes] == sorted(fix.step_s for fix in fixes)
+    for fix in fixes:
+        fixed = estimate(Job.load(config, settings_of(fix.set)))
+        assert fixed.memory.verdict == "fits"
+        assert fixed.step_s == pytest.approx(fix.step_s)
+        assert fixed.memory.peak_reserved_bytes == pytest.approx(fix.peak_reserved_bytes)
+        assert fix.step_change == pytest.approx(fixed.step_s / answer.step_s - 1)
+        assert fixed.job.parallelism.devices == answer.devices
+        assert fixed.job.data.gbs == answer.job.data.gbs
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(["llama3-8b", "gpt2-xl", "qwen2.5-14b", "llama2-13b"]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["dgx-a100-40", "dgx-h100", "dgx-1v"]),
+)
+def test_every_fix_of_every_job_is_runnable(model, tp, pp, dp, batch, machine):
+    config = text(model, tp, pp, dp, 8 * dp * batch, 1024, batch, machine)
+    try:
+        answer = estimate(Job.load(config, ["performance.precision=fp16"]))
+    except ConfigError:
+        return
+    for fix in answer.fixes:
+        fixed = estimate(Job.load(config, ["performance.precision=fp16", *settings_of(fix.set)]))
+        assert fixed.memory.verdict == "fits", fix.set
+        assert fixed.step_s == pytest.approx(fix.step_s)
+
+
+def test_no_change_helps_a_model_that_is_far_too_large():
+    answer = estimate(Job.load(text("megatron-1t", tp=1, dp=1, gbs=1, seqlen=2048, batch=1)))
+    assert answer.memory.verdict == "does_not_fit"
+    assert answer.fixes == []
+
+
+def test_a_tight_job_is_told_what_makes_it_fit():
+    """Allocated memory fits; only what the allocator holds does not."""
+    answer = estimate(Job.load(text(batch=1)))
+    room = answer.memory.peak_reserved_bytes + sum(answer.memory.overhead_bytes) - 1
+    less = [f"hardware.overrides={{accelerator.usable_memory_bytes: {room}}}"]
+    tight = estimate(Job.load(text(batch=1), less))
+    assert tight.memory.verdict == "tight"
+    assert tight.fixes
+    for fix in tight.fixes:
+        assert estimate(Job.load(text(batch=1), [*less, *settings_of(fix.set)])).memory.fits
+
+
+def test_candidates_change_one_thing_and_keep_the_devices():
+    job = Job.load(text())
+    changes = list(candidates(job))
+    assert len(changes) == len({str(change) for change in changes})
+    for change in changes:
+        degrees = change.keys() & {"parallelism.tp", "parallelism.pp"}
+        assert len(change) == (2 if degrees else 1)
+        if degrees:
+            layout = job.parallelism.model_dump() | {key.partition(".")[2]: value for key, value in change.items()}
+            assert layout["tp"] * layout["pp"] * layout["dp"] == job.parallelism.devices
+    kinds = {key for change in changes for key in change}
+    assert kinds == {
+        "performance.activation_checkpointing_type",
+        "performance.recompute",
+        "data.microbatch_sz",
+        "parallelism.zero_level",
+        "parallelism.tp",
+        "parallelism.pp",
+        "parallelism.dp",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (True, "true"),
+        (8, "8"),
+        ("full", "full"),
+        ({"granularity": "full", "n_layers": 2}, "'{granularity: full, n_layers: 2}'"),
+    ],
+)
+def test_words(value, said):
+    assert word(value) == said

@@ -1,0 +1,135 @@
+"""The peak of a whole step (forward, backward, Adam) against the storages alive in torch. Zero tolerance.
+
+With Adam's states, the optimizer's temporaries, gradients as they appear, the cross entropy's three copies, replays, and FSDP2's
+buffers. Left out, and known: under full recomputation a linear layer's bias gradient is summed after its input has gone (ours
+is larger by that bias); under tensor parallelism DTensor holds copies of its own (there the bytes per layer are compared).
+"""
+
+from __future__ import annotations
+
+import pytest
+from torch_blocks import Kernels
+from torch_fsdp import Fsdp
+from torch_jobs import Layout, held, job
+
+from steptime.estimate import StageMemory
+from steptime.model.model import Model
+from steptime.step import estimate
+
+SHAPES = {
+    "wide mlp": {
+        "n_layers": 3,
+        "hidden_sz": 64,
+        "inter_sz": 512,
+        "n_q_heads": 8,
+        "n_kv_heads": 8,
+        "head_dim": 8,
+        "vocab_sz": 80,
+    },
+    "large vocabulary": {"n_layers": 1, "hidden_sz": 32, "inter_sz": 64, "n_q_heads": 4, "vocab_sz": 1000},
+    "gqa": {
+        "n_layers": 2,
+        "hidden_sz": 48,
+        "inter_sz": 160,
+        "n_q_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 16,
+        "vocab_sz": 251,
+    },
+}
+KINDS = {
+    "llama": {},
+    "tied qwen": {"qk_norm": True, "tie_embeddings": True},
+    "relu mlp": {
+        "glu": False,
+        "activation": "relu",
+        "norm": "layernorm",
+        "dropout": 0.1,
+        "learned_positions": True,
+        "max_positions": 64,
+    },
+}
+KERNELS = {
+    "flash": Kernels(),
+    "native loss": Kernels(loss="native", activation="fused"),
+    "unfused": Kernels(attention="unfused"),
+    "core attention recomputed": Kernels(attention="unfused", recompute="selective"),
+    "fully recomputed": Kernels(recompute="full"),
+    "fp32": Kernels(precision="fp32"),
+}
+
+
+def allocated(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> StageMemory:
+    return estimate(job(model, kernels, seqlen, layout)).memory.stages[0]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_device(shape, kind, kernels, micro_batches):
+    model, layout = Model(**SHAPES[shape], **KINDS[kind]), Layout(micro_batches=micro_batches)
+    torch_holds, ours = held(model, kernels, 64, layout), allocated(model, kernels, 64, layout)
+    assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_biases(bias):
+    """Linear biases, without recomputation."""
+    model = Model(**SHAPES["wide mlp"], glu=False, norm="layernorm", bias=bias)
+    for micro_batches in (1, 2):
+        layout = Layout(micro_batches=micro_batches)
+        assert allocated(model, Kernels(), 64, layout).allocated_bytes == held(model, Kernels(), 64, layout).peak
+
+
+FSDP = {
+    "default": Fsdp(),
+    "no reshard": Fsdp(reshard_blocks=False),
+    "bf16 reduction": Fsdp(reduce="bf16"),
+    "bf16 parameters": Fsdp(params="bf16", reduce="bf16"),
+}
+
+
+@pytest.mark.parametrize(("micro_batches", "seqlen"), [(1, 8), (2, 32), (1, 128)])
+@pytest.mark.parametrize("kernels", ["flash", "fully recomputed", "fp32"])
+@pytest.mark.parametrize("fsdp", FSDP.values(), ids=FSDP)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fsdp(shape, fsdp, kernels, micro_batches, seqlen):
+    """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss. 251 rows are padded to 256."""
+    if fsdp.params == "bf16" and kernels == "fp32":
+        fsdp = Fsdp(reshard_root=None, reduce="fp32", params="fp32", reshard_blocks=True)
+    model, layout = Model(**SHAPES[shape]), Layout(dp=8, micro_batches=micro_batches, fsdp=fsdp)
+    torch_holds = held(model, KERNELS[kernels], seqlen, layout)
+    ours = allocated(model, KERNELS[kernels], seqlen, layout)
+    assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
+
+
+OTHERS = {
+    "one group": Layout(8, fsdp=Fsdp(wrap="model")),
+    "one group, bf16 reduction": Layout(8, fsdp=Fsdp(wrap="model", reduce="bf16")),
+    "2 replicas": Layout(8, replicas=2, fsdp=Fsdp()),
+    "4 replicas, bf16 reduction": Layout(8, replicas=4, fsdp=Fsdp(reduce="bf16")),
+    "2 replicas, 2 micro-batches, bf16 reduction": Layout(8, replicas=2, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
+}
+
+
+@pytest.mark.parametrize("seqlen", [8, 128])
+@pytest.mark.parametrize("layout", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("shape", ["wide mlp", "gqa"])
+def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
+    model = Model(**SHAPES[shape])
+    torch_holds = held(model, Kernels(), seqlen, layout)
+    assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("kernels", [Kernels(), Kernels(precision="fp32")], ids=["bf16", "fp32"])
+def test_fsdp_with_tensor_parallelism_layer_by_layer(kernels):
+    """What two more layers add: saved activations with the gathered inputs that torch keeps, and the sharded states."""
+    layout = Layout(dp=4, tp=2, micro_batches=2, fsdp=Fsdp())
+    peaks = []
+    for layers in (2, 4):
+        model = Model(**{**SHAPES["large vocabulary"], "n_layers": layers})
+        torch_holds, ours = held(model, kernels, 64, layout), allocated(model, kernels, 64, layout)
+        peaks.append((torch_holds.peak, ours.allocated_bytes))
+    (torch_2, ours_2), (torch_4, ours_4) = peaks
+    assert torch_4 - torch_2 == ours_4 - ours_2

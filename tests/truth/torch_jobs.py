@@ -1,0 +1,94 @@
+"""A `Job` that says what `torch_blocks` and `torch_fsdp` build, and the bytes that torch holds while it runs a step of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch_blocks import Kernels
+from torch_fsdp import Fsdp, run, sharded, world
+from torch_ours import built
+from torch_probes import LiveBytes
+
+from steptime.job import Job
+from steptime.model.model import Model
+
+
+class Layout(NamedTuple):
+    """How a small job is spread: ranks, micro-batches, and FSDP where it is used."""
+
+    dp: int = 1
+    """Data-parallel ranks, all copies together."""
+    tp: int = 1
+    micro_batches: int = 1
+    fsdp: Fsdp | None = None
+    replicas: int = 1
+
+
+def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Job:
+    """The job as a config would say it; the machine is of no matter here."""
+    performance = {
+        "software": "torch" if layout.fsdp is None else "fsdp2",
+        "precision": kernels.precision,
+        "attention_impl": kernels.attention,
+        "norm_impl": kernels.norm,
+        "activation_impl": kernels.activation,
+        "loss_impl": "composite" if kernels.loss == "fp32" else "fused",
+        "activation_checkpointing_type": kernels.recompute,
+    }
+    parallelism = {"tp": layout.tp, "pp": 1, "dp": layout.dp, "replicas": layout.replicas}
+    if layout.fsdp is not None:
+        dtype = layout.fsdp.params
+        performance |= {"param_dtype": dtype, "main_grad_dtype": dtype, "moment_dtype": dtype}
+        parallelism["fsdp"] = {
+            "reshard_after_forward": layout.fsdp.reshard_blocks is not False,
+            "reduce_dtype": layout.fsdp.reduce,
+            "wrap": layout.fsdp.wrap,
+        }
+    return Job(
+        model=model,
+        parallelism=parallelism,
+        performance=performance,
+        data={"gbs": batch * layout.dp * layout.micro_batches, "seqlen": seqlen, "microbatch_sz": batch},
+        hardware="dgx-h100",
+    )
+
+
+class Held(NamedTuple):
+    """Bytes of torch's storages: the most in a whole step, and of the Adam states alone."""
+
+    peak: int
+    optimizer: int
+    op: str
+
+
+def held(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int = 1) -> Held:
+    """A whole step of the second kind, when Adam's states are there: forward, backward, optimizer."""
+    if layout.fsdp is None:
+        return step(built(model, kernels, seqlen), batch, seqlen, layout)
+    with world(layout.dp // layout.replicas, layout.tp, layout.replicas) as mesh:
+        return step(sharded(model, kernels, layout.fsdp, seqlen, mesh), batch, seqlen, layout)
+
+
+def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
+    """Run a step to make the states, then watch the next one. Buffers (rotary tables, mask) are not counted."""
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+    tp = layout.tp > 1
+    run(module, batch, seqlen, layout.micro_batches, tp=tp)
+    optimizer.step()
+    optimizer.zero_grad()
+    states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]
+    buffers = list(module.buffers())
+    with LiveBytes([*module.parameters(), *buffers, *states]) as live:
+        run(module, batch, seqlen, layout.micro_batches, tp=tp)
+        optimizer.step()
+        optimizer.zero_grad()
+    tables = sum(t.untyped_storage().nbytes() for t in buffers)
+    sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in map(plain, states)}
+    return Held(live.peak.total - tables, sum(sizes.values()), live.peak.op)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's local tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
