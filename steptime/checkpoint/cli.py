@@ -123,7 +123,8 @@ def _progress(done: int, total: int) -> None:
 
 
 def _paint(stream: object) -> Callable[[str, str], str]:
-    wanted = bool(getattr(stream, "isatty", bool)()) and not os.environ.get("NO_COLOR")
+    terminal = bool(getattr(stream, "isatty", bool)()) and os.environ.get("TERM") != "dumb"
+    wanted = not os.environ.get("NO_COLOR") and (terminal or bool(os.environ.get("FORCE_COLOR")))
     return (lambda words, colour: f"\x1b[{_COLOURS[colour]}m{words}\x1b[0m") if wanted else (lambda words, _: words)
 
 

@@ -200,7 +200,7 @@ def test_no_colour_in_a_pipe_and_ascii_terminals(make):
     name = "w\u00e9ight\u202e"
     header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     path = make.write("m.safetensors", make.raw_safetensors(header, bytes(4)))
-    done = run(path, env=os.environ | {"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"})
+    done = run(path, env=os.environ | {"PYTHONIOENCODING": "ascii", "FORCE_COLOR": ""})
     assert done.returncode == 0
     assert b"\x1b" not in done.stdout
     assert b"w\\xe9ight\\u202e" in done.stdout
@@ -212,7 +212,7 @@ def test_terminal_gets_colour_unless_told_not_to(make, model):
     def on_terminal(**environment):
         parent, child = pty.openpty()
         code = "import sys; from steptime.checkpoint.cli import main; sys.exit(main())"
-        plain = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+        plain = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(model)], stdout=child, cwd=ROOT, env=plain | environment
         )
@@ -232,6 +232,8 @@ def test_terminal_gets_colour_unless_told_not_to(make, model):
 
     assert b"\x1b[1m" in on_terminal()
     assert b"\x1b" not in on_terminal(NO_COLOR="1")
+    assert b"\x1b[1m" in run(model, env=os.environ | {"FORCE_COLOR": "1", "NO_COLOR": ""}).stdout
+    assert b"\x1b" not in run(model, env=os.environ | {"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
 
 
 def test_neither_torch_nor_numpy_nor_pydantic_is_imported(model):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
-BLOCK = re.compile(r"```console\n\$ summarize-ckpt (.*)\n(?:[^`]*)```")
+BLOCK = re.compile(r"```text\n\$ summarize-ckpt (.*)\n(?:[^`]*)```")
 
 
 class Malicious:
@@ -40,7 +40,7 @@ def examples(make, monkeypatch):
 def test_examples_are_what_the_command_prints(examples, command, request):
     def printed(match):
         out = command(*match[1].split())[1]
-        return f"```console\n$ summarize-ckpt {match[1]}\n{re.sub(r' in [0-9]+ ms', ' in 1 ms', out)}```"
+        return f"```text\n$ summarize-ckpt {match[1]}\n{re.sub(r' in [0-9]+ ms', ' in 1 ms', out)}```"
 
     page = PAGE.read_text(encoding="utf-8")
     fresh = BLOCK.sub(printed, page)

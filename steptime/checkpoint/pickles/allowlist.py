@@ -1,4 +1,4 @@
-"""The globals `torch.load(weights_only=True)` accepts without being told: `_get_allowed_globals` of torch 2.13.
+"""What `torch.load(weights_only=True)` of torch 2.13 accepts without being told: globals and opcodes.
 
 Generated from `torch._weights_only_unpickler`; a test compares it with the installed torch.
 """
@@ -46,3 +46,6 @@ _BY_MODULE: dict[str, str] = {
 ALLOWED: frozenset[str] = frozenset(
     f"{module}.{name}" for module, names in _BY_MODULE.items() for name in names.split()
 )
+
+OPCODES = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.")
+"""Those that `_weights_only_unpickler.Unpickler.load` knows."""

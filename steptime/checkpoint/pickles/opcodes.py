@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.pickles.allowlist import OPCODES
 from steptime.checkpoint.pickles.literals import (
     decimal,
     get,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from steptime.checkpoint.pickles.machine import Machine
 
     Op = Callable[[Machine, int], int]
-
-# The opcodes of torch 2.13 `_weights_only_unpickler.Unpickler.load`.
-TORCH_OPCODES = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.")
 
 
 class Stop(Exception):  # noqa: N818 - the end of the stream is no error
@@ -288,7 +286,7 @@ _OPS: dict[str, Op] = {
 
 def _noting_foreign(number: int, op: Op) -> Op:
     """Opcodes torch's weights_only unpickler does not know are remembered."""
-    if number in TORCH_OPCODES:
+    if number in OPCODES:
         return op
 
     def noted(m: Machine, i: int) -> int:
