@@ -15,7 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+State = dict[str, Any]
 
 PROBE = """
 import gc, json, re, sys, time
@@ -33,7 +40,7 @@ print(json.dumps({"first": times[0], "best": min(times), "cpu": min(cpu), "peak_
 """
 
 
-def llama_shapes(layers, hidden, inter, vocab, kv):
+def llama_shapes(layers: int, hidden: int, inter: int, vocab: int, kv: int) -> Iterator[tuple[str, Shape]]:
     yield "model.embed_tokens.weight", (vocab, hidden)
     for n in range(layers):
         p = f"model.layers.{n}."
@@ -54,14 +61,14 @@ SMALL = dict(llama_shapes(16, 2048, 5632, 32000, 512))  # 0.85 billion parameter
 LARGE = dict(llama_shapes(126, 16384, 53248, 128256, 1024))  # Llama 3.1 405B
 
 
-def size_of(shape):
+def size_of(shape: Shape) -> int:
     total = 2
     for n in shape:
         total *= n
     return total
 
 
-def sparse_safetensors(path, shapes):
+def sparse_safetensors(path: Path, shapes: Shapes) -> None:
     header, at = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at := at + size_of(shape)]}
@@ -71,7 +78,7 @@ def sparse_safetensors(path, shapes):
         file.truncate(8 + len(text) + at)
 
 
-def sparse_shards(folder, shapes, count):
+def sparse_shards(folder: Path, shapes: Shapes, count: int) -> None:
     folder.mkdir()
     names, total, weight_map = list(shapes), 0, {}
     size = -(-len(names) // count)
@@ -90,7 +97,7 @@ def sparse_shards(folder, shapes, count):
 
 
 @contextlib.contextmanager
-def fake():
+def fake() -> Iterator[ModuleType]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -98,13 +105,13 @@ def fake():
         yield torch
 
 
-def sparse_pt(path, shapes, wrap=lambda state: state):
+def sparse_pt(path: Path, shapes: Shapes, wrap: Callable[[State], State] = lambda state: state) -> None:
     with fake() as torch:
         state = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
         torch.save(wrap(state), path)
 
 
-def megatron(folder):
+def megatron(folder: Path) -> None:
     """TP 8 x PP 9, 253 tensors of a rank, each file 54 GB: written once, hard-linked 72 times as the ranks."""
     hidden, inter, layers = 16384, 53248, 27
     shapes = {"embedding.word_embeddings.weight": (16032, hidden)}
@@ -123,7 +130,7 @@ def megatron(folder):
     }
     args = argparse.Namespace(tensor_model_parallel_size=8, pipeline_model_parallel_size=9, num_layers=9 * layers)
 
-    def wrap(state):
+    def wrap(state: State) -> State:
         model = {name: state[name] for name in shapes}
         optimizer = {name: state[name] for name in states}
         return {"args": args, "iteration": 7, "checkpoint_version": 3.0, "model": model, "optimizer": optimizer}
@@ -139,7 +146,7 @@ def megatron(folder):
     first.unlink()
 
 
-def dcp_metadata(folder):
+def dcp_metadata(folder: Path) -> None:
     """3,400 tensors over 64 ranks: 217,600 chunks, 31 MB."""
     import torch
     from torch.distributed.checkpoint import metadata as md
@@ -163,14 +170,14 @@ def dcp_metadata(folder):
             file.truncate(3400 * 524288)
 
 
-def run(path, times):
+def run(path: Path, times: int) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(path), str(times)], capture_output=True, check=True, text=True
     )
     return json.loads(done.stdout)
 
 
-def torch_pickle_load(path):
+def torch_pickle_load(path: Path) -> tuple[float, ...]:
     code = (
         "import pickle, sys, time, torch.distributed.checkpoint; w, t = time.perf_counter(), time.process_time();"
         "pickle.load(open(sys.argv[1], 'rb')); print(time.perf_counter() - w, time.process_time() - t)"
@@ -181,7 +188,7 @@ def torch_pickle_load(path):
     return tuple(map(float, done.stdout.split()))
 
 
-def main():
+def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else scratch)
         sparse_safetensors(folder / "small.safetensors", SMALL)
