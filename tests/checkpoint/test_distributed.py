@@ -169,6 +169,17 @@ def test_deepspeed_with_a_partition_missing(make, summarize, codes):
     assert (summary.exit_code, codes(summary)) == (1, {"MISSING_RANK"})
 
 
+def test_deepspeed_pipeline_layers(make, summarize):
+    """Pipeline stages save each layer once, as a bare state dict, with its number in the file's name."""
+    for layer in range(3):
+        state = {"mlp.weight": torch.zeros(4, 5), "mlp.bias": torch.zeros(4)}
+        torch.save(state, make.folder / f"layer_{layer:02d}-model_00-model_states.pt")
+    torch.save({"module": None, "global_steps": 4, "dp_world_size": 1}, make.folder / "mp_rank_00_model_states.pt")
+    summary = summarize(make.folder)
+    assert (summary.params, summary.step, summary.exit_code) == (72, 4, 0)
+    assert {t.name for t in summary.model} == {f"layers.{n}.mlp.{w}" for n in range(3) for w in ("weight", "bias")}
+
+
 def test_deepspeed_universal(make, summarize, codes):
     for name, shape in {"a.weight": (4, 6), "b.bias": (5,)}.items():
         folder = make.folder / "global_step3_universal" / "zero" / name

@@ -17,6 +17,7 @@ import torch
 import zarr
 from safetensors import safe_open
 
+from steptime.checkpoint import summarize_checkpoint
 from steptime.checkpoint.dtypes import GGML, SAFETENSORS
 
 
@@ -299,6 +300,13 @@ def test_slow_file_systems_are_read_by_threads(make, summarize, monkeypatch):
     assert (summary.params, summary.exit_code) == (make.count(state), 0)
     assert most[0] > 4
     assert time.perf_counter() - start < 40 * 0.01 + 1
+
+
+def test_progress_is_told_file_by_file(make):
+    make.shards(make.llama(4), 4)
+    told = []
+    summarize_checkpoint(make.folder, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_bytes_decide_not_the_name(make, summarize):

@@ -98,6 +98,9 @@ def _check_ranks(section: Section, folder: Folder, wanted: list[str]) -> None:
 
 def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
     """Replace ZeRO-3's empty tensors by their true shapes and count what every data-parallel rank repeats once."""
+    for tensor in section.tensors:  # pipeline layers and experts are bare state dicts, without a key that says so
+        name = tensor.file.rpartition("/")[2]
+        tensor.role = tensor.role or ("model" if LAYER.match(name) or EXPERT.match(name) else "other")
     model = [t for t in section.tensors if t.role == "model"]
     empty = bool(model) and all(t.shape == (0,) for t in model if t.note == "") and any(t.shape == (0,) for t in model)
     shapes: list[tuple[str, Shape]] = next(
