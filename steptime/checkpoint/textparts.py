@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
@@ -81,7 +81,8 @@ def _detail(node: Node, room: int) -> str:
         only = next(iter(child.children.values())) if len(child.children) == 1 else child
         part = escaped(f"{name.removesuffix('.weight')} {_shape(only)}") if only.shape is not None else ""
         text = f"{text} {part}".strip() if len(text) + len(part) < room else text
-    return text
+    inside = len(node.children)
+    return text or f"{inside} part{'s' * (inside != 1)}"
 
 
 def _shape(node: Node) -> str:
@@ -123,15 +124,29 @@ def rank_table(summary: Summary, units: Units) -> list[str]:
         lines += ["", f"parallelism {' x '.join(known) or 'not recorded'}" + (f" (from {source})" if source else "")]
     if not main.ranks:
         return lines
+    lines += [] if lines else [""]
     lines.append(f"{'rank':24}{'tensors':>9}{'params':>17}{'weights':>11}{'optimizer':>12}")
-    for row in main.ranks[:MAX_RANKS]:
+    rows = _alike(main.ranks)
+    for row in rows[:MAX_RANKS]:
         label = escaped(str(row["name"]), 60)[:23]
         weights, other = units.size(row["model_bytes"]), units.size(row["optimizer_bytes"])
         params = "" if row["params"] is None else f"{row['params']:,}"
         lines.append(f"{label:24}{row['tensors']:9,}{params:>17}{weights:>11}{other:>12}")
-    if len(main.ranks) > MAX_RANKS:
-        lines.append(f"... {len(main.ranks) - MAX_RANKS} more (--json lists all)")
+    if len(rows) > MAX_RANKS:
+        lines.append(f"... {len(rows) - MAX_RANKS} more (--json lists all)")
     return lines
+
+
+def _alike(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours with equal figures as one row, "rank 0 .. rank 63"."""
+    rows: list[dict[str, Any]] = []
+    for rank in ranks:
+        same = rows and all(rows[-1][key] == value for key, value in rank.items() if key != "name")
+        if same:
+            rows[-1]["name"] = f"{rows[-1]['name'].partition(' .. ')[0]} .. {rank['name']}"
+        else:
+            rows.append(dict(rank))
+    return rows
 
 
 def sections(summary: Summary, units: Units, width: int) -> list[str]:

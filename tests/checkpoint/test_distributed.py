@@ -253,6 +253,37 @@ def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
     assert sum(v.size.numel() for v in tensors.values()) == sum(t.numel for t in summary.tensors)
 
 
+SHARDED = textwrap.dedent(
+    """
+    import os, sys, torch, torch.distributed as dist
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+    rank, folder, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
+    torch.save({"w": sharded_tensor.zeros(spec, 5, 4)}, f"{folder}/model.rank_{rank}.pth")
+    dist.destroy_process_group()
+    """
+)
+
+
+def test_sharded_tensors_of_two_ranks(make, summarize):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = [sys.executable, "-W", "ignore", "-c", SHARDED]
+    runs = [subprocess.Popen([*code, str(rank), str(make.folder), str(port)]) for rank in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    summary = summarize(make.folder)
+    assert (summary.params, summary.exit_code) == (20, 0)
+    assert [(t.shape, t.whole, t.offsets) for t in summary.tensors] == [
+        ((3, 4), (5, 4), (0, 0)), ((2, 4), (5, 4), (3, 0)),
+    ]  # fmt: skip
+
+
 def test_fsdp2_rank_files_hold_dtensors(fsdp2, summarize):
     import shutil
 
