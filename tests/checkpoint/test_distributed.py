@@ -200,9 +200,8 @@ FSDP2 = textwrap.dedent(
     import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.checkpoint.state_dict import get_state_dict
-    rank, folder, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group("gloo")
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     mesh = dist.init_device_mesh("cpu", (2,))
     model = torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3))
     for layer in model: fully_shard(layer, mesh=mesh)
@@ -212,7 +211,8 @@ FSDP2 = textwrap.dedent(
     states, optim = get_state_dict(model, optimizer)
     dcp.save({"model": states, "optim": optim}, checkpoint_id=f"{folder}/dcp")
     torch.save({"model": model.state_dict()}, f"{folder}/model_world_size_2_rank_{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # no teardown in which one rank could outlive the other
     """
 )
 
@@ -220,14 +220,9 @@ FSDP2 = textwrap.dedent(
 @pytest.fixture(scope="module")
 def fsdp2(tmp_path_factory):
     """A model saved by two gloo ranks, as one distributed checkpoint and as one file per rank."""
-    import socket
-
     folder = tmp_path_factory.mktemp("fsdp2")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     code = [sys.executable, "-W", "ignore", "-c", FSDP2]
-    runs = [subprocess.Popen([*code, str(rank), str(folder), str(port)]) for rank in range(2)]
+    runs = [subprocess.Popen([*code, str(rank), str(folder)]) for rank in range(2)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     return folder
 
@@ -258,24 +253,19 @@ SHARDED = textwrap.dedent(
     import os, sys, torch, torch.distributed as dist
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-    rank, folder, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group("gloo")
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
     torch.save({"w": sharded_tensor.zeros(spec, 5, 4)}, f"{folder}/model.rank_{rank}.pth")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # no teardown in which one rank could outlive the other
     """
 )
 
 
 def test_sharded_tensors_of_two_ranks(make, summarize):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     code = [sys.executable, "-W", "ignore", "-c", SHARDED]
-    runs = [subprocess.Popen([*code, str(rank), str(make.folder), str(port)]) for rank in range(2)]
+    runs = [subprocess.Popen([*code, str(rank), str(make.folder)]) for rank in range(2)]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (20, 0)
@@ -331,9 +321,8 @@ def test_metadata_that_runs_code_is_named(make, summarize, codes):
 MCORE = textwrap.dedent(
     """
     import os, sys, argparse, torch, torch.distributed as dist
-    folder, port = sys.argv[1], sys.argv[2]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo")
+    folder = sys.argv[1]
+    dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *a, **k: None
     from megatron.core import dist_checkpointing, parallel_state
@@ -347,19 +336,15 @@ MCORE = textwrap.dedent(
     state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
     os.makedirs(folder)
     dist_checkpointing.save(state, folder)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # no teardown in which one rank could outlive the other
     """
 )
 
 
 def test_megatron_core_writer(make, summarize):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folder = make.folder / "iter_0000030"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", MCORE, str(folder), str(port)], check=True, timeout=180)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", MCORE, str(folder)], check=True, timeout=180)
     summary = summarize(make.folder)
     assert summary.sections[0].format == "Megatron dist_checkpointing (torch_dist)"
     assert (summary.params, summary.step, summary.exit_code) == (64, 30, 0)

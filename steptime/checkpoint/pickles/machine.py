@@ -11,8 +11,8 @@ import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.pickles.opcodes import TABLE, Stop
-from steptime.checkpoint.pickles.values import Call, Pairs
+from steptime.checkpoint.pickles.opcodes import TABLE
+from steptime.checkpoint.pickles.values import Call, Pairs, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

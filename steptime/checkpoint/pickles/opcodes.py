@@ -22,7 +22,7 @@ from steptime.checkpoint.pickles.literals import (
     text,
     unpack,
 )
-from steptime.checkpoint.pickles.values import COMPUTED, Call, Opaque, Pairs, Pid, Ref
+from steptime.checkpoint.pickles.values import COMPUTED, Call, Opaque, Pairs, Pid, Ref, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from steptime.checkpoint.pickles.machine import Machine
 
     Op = Callable[[Machine, int], int]
-
-
-class Stop(Exception):  # noqa: N818 - the end of the stream is no error
-    """STOP was reached: `value` is the result, `at` the byte after it."""
-
-    def __init__(self, value: Any, at: int) -> None:
-        super().__init__()
-        self.value = value
-        self.at = at
 
 
 def _pop_mark(m: Machine) -> list[Any]:
@@ -67,6 +58,10 @@ def call(m: Machine, func: Any, args: Any, i: int) -> None:
         if func.is_size and len(args) == 1 and type(args[0]) is tuple:
             func.called = func.called or i - 1
             m.stack.append(args[0])
+            return
+        if func.is_getattr and len(args) == 2 and type(args[0]) is Ref and type(args[1]) is str:
+            func.resolved = True  # protocol 2 names nested classes so: the attribute is what counts
+            _ref(m, args[0].module, f"{args[0].name}.{args[1]}", i)
             return
         if not func.called:
             func.called = i - 1

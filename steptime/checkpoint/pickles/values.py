@@ -8,9 +8,13 @@ COMPUTED = "computed"  # module of a global whose name the stream computes
 
 
 class Ref:
-    """A global named by the stream: `module.name`. `at` is the byte of its first import; `called` of its first call."""
+    """A global named by the stream: `module.name`.
 
-    __slots__ = ("argc", "at", "called", "is_size", "module", "name")
+    `at` is the byte of its first import, `called` of its first call; `resolved` says that it is a getattr whose
+    calls were followed to the attribute they name.
+    """
+
+    __slots__ = ("argc", "at", "called", "is_getattr", "is_size", "module", "name", "resolved")
 
     def __init__(self, module: str, name: str, at: int) -> None:
         self.module = module
@@ -19,6 +23,8 @@ class Ref:
         self.called = 0
         self.argc = 0
         self.is_size = module == "torch" and name == "Size"
+        self.is_getattr = name == "getattr" and module in ("builtins", "__builtin__")
+        self.resolved = False
 
     @property
     def path(self) -> str:
@@ -66,6 +72,15 @@ class Opaque:
     def __init__(self, kind: str, size: int) -> None:
         self.kind = kind
         self.size = size
+
+
+class Stop(Exception):  # noqa: N818 - the end of the stream is no error
+    """STOP was reached: `value` is the result, `at` the byte after it."""
+
+    def __init__(self, value: Any, at: int) -> None:
+        super().__init__()
+        self.value = value
+        self.at = at
 
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:

@@ -106,12 +106,13 @@ def runs_code(path: str) -> bool:
         return False
     if root in sys.stdlib_module_names or path.startswith(RUNS_CODE):
         return True
-    # torch.serialization.os.system: a dotted name walks attributes into another module
-    return any(part in BLOCKED_MODULES or part in {"subprocess", "builtins", "eval", "exec"} for part in rest)
+    # torch.serialization.os.system, X.__init__.__globals__: a dotted name walks attributes out of its module
+    doors = {*BLOCKED_MODULES, "subprocess", "builtins", "eval", "exec"}
+    return any(part in doors or (part.startswith("__") and part.endswith("__")) for part in rest)
 
 
 def _danger(ref: Ref) -> Danger | None:
-    if not runs_code(ref.path):
+    if not runs_code(ref.path) or (ref.resolved and not ref.called):
         return None
     return Danger(ref.path, ref.called or ref.at, ref.argc if ref.called else None)
 
