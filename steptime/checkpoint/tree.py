@@ -65,18 +65,17 @@ def _fold(node: Node) -> None:
     numbered = [name for name in node.children if name.isdecimal()]
     if len(numbered) > 1:
         node.children = _grouped(node.children)
-    for name, child in list(node.children.items()):
-        _merge_chain(node, name, child)
+    merged = map(_merged, node.children.values())
+    node.children = {child.name: child for child in merged}
 
 
-def _merge_chain(parent: Node, name: str, child: Node) -> None:
+def _merged(child: Node) -> Node:
     """`model` with the one child `layers` becomes `model.layers`; a folded group keeps its own line."""
     only = next(iter(child.children.values())) if len(child.children) == 1 else None
-    if only is not None and child.repeat == 1 and child.shape is None:
-        merged = only
-        merged.name = f"{child.name}.{only.name}"
-        parent.children = {(merged.name if k == name else k): (merged if k == name else v)
-                           for k, v in parent.children.items()}  # fmt: skip
+    if only is None or child.repeat > 1 or child.shape is not None:
+        return child
+    only.name = f"{child.name}.{only.name}"
+    return only
 
 
 def _grouped(children: dict[str, Node]) -> dict[str, Node]:
