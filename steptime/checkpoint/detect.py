@@ -50,6 +50,8 @@ def _reader(source: Source) -> Reader:
     if source.size == 0:
         raise UnreadableError("EMPTY", "0 bytes", source.name)
     head = source.upto(0, 264)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= source.size - 8:
+        return safetensors.read  # first: a header of 640 bytes begins with 80 02, as a pickle does
     for magic, reader in _MAGIC:
         if head.startswith(magic):
             return reader

@@ -309,6 +309,14 @@ def test_progress_is_told_file_by_file(make):
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 0x91, 0x81])
+def test_header_lengths_that_look_like_other_formats(make, summarize, length):
+    """The bytes of these lengths are those that begin a pickle or a msgpack map."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode().ljust(length)
+    summary = summarize(make.write("m.bin", make.raw_safetensors(header, bytes(4))))
+    assert (summary.sections[0].format, summary.params, summary.exit_code) == ("safetensors", 1, 0)
+
+
 def test_bytes_decide_not_the_name(make, summarize):
     out = io.BytesIO()
     torch.save({"a": torch.ones(2)}, out)
