@@ -46,10 +46,13 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
 
 
 def _with_facts(found: list[Section]) -> list[Section]:
-    """Files without tensors are no section of their own; the step and arguments in them belong to the first one."""
+    """Files without tensors are no section of their own; what is in them belongs to the first one."""
     kept = [section for section in found if section.tensors or section.problems]
     for section in found:
         if kept and section not in kept:
+            kept[0].pickles += section.pickles
+            kept[0].files += section.files
+            kept[0].nbytes += section.nbytes
             for key in ("step", "args"):
                 if key in section.facts:
                     kept[0].facts.setdefault(key, section.facts[key])

@@ -302,6 +302,15 @@ def test_slow_file_systems_are_read_by_threads(make, summarize, monkeypatch):
     assert time.perf_counter() - start < 40 * 0.01 + 1
 
 
+def test_classes_that_training_arguments_need(make, summarize):
+    make.save_safetensors(make.llama(2), make.folder / "model.safetensors")
+    torch.save(argparse.Namespace(lr=0.1), make.folder / "training_args.bin")
+    document = summarize(make.folder).to_dict()
+    assert document["pickle"]["needs"] == ["argparse.Namespace"]
+    assert document["pickle"]["weights_only_loadable"] is False
+    assert [section["format"] for section in document["sections"]] == ["safetensors"]
+
+
 def test_progress_is_told_file_by_file(make):
     make.shards(make.llama(4), 4)
     told = []
