@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs side by side: settings, step, parts, memory",
     "explain": "one figure of a report, written out as formula and numbers",
+    "validate": "published or own measured runs beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -151,6 +152,26 @@ def _explain(made: argparse.ArgumentParser) -> None:
     )
 
 
+def _validate(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="measured runs of your own; else the shipped collection"
+    )
+    made.add_argument("--source", metavar="S", help="rows of this source, or with this in their id")
+    made.add_argument("--gpu", metavar="G", help="rows with this in their gpu")
+    made.add_argument(
+        "--split", default="all", metavar="fit|test|all", help="rows that constants may be fitted on, or the others"
+    )
+    made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
+    made.add_argument("--json", action="store_true", help="the summary and every row, raw")
+
+
+def _count(text: str) -> int:
+    """A number of rows, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: write 0, 10 ...")
+    return int(text)
+
+
 def _show(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
 
@@ -160,5 +181,6 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "scale": _scale,
     "diff": lambda made: _config(made, "A", "B"),
     "explain": _explain,
+    "validate": _validate,
     "show": _show,
 }

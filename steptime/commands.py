@@ -133,6 +133,27 @@ def explain(options: Namespace, out: Printer) -> int:
     return 0
 
 
+def validate(options: Namespace, out: Printer) -> int:
+    """Measured runs beside their estimates; bad input only where no row could be judged."""
+    from steptime.report import validation as report_validation
+    from steptime.validation.compare import judge
+    from steptime.validation.select import select
+    from steptime.validation.summary import summarise
+
+    rows = select(options.measurements, options.source, options.gpu, options.split)
+    judged = [judge(row) for row in rows]
+    if options.measurements:
+        sys.stderr.writelines(
+            f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
+        )
+    summary = summarise(judged, options.worst)
+    if options.json:
+        out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
+    else:
+        out.sections(report_validation.sections(summary))
+    return 0 if summary["judged"] else 2
+
+
 def machines(options: Namespace, out: Printer) -> int:
     """The table of shipped machines."""
     from steptime.report import catalogue

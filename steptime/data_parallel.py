@@ -15,12 +15,10 @@ from steptime.states import States, state_bytes
 
 
 class Reduction(NamedTuple):
-    """One bucket's collective on one stage, `times` times alike per step."""
+    """One bucket's collective, `times` times alike per step."""
 
     name: str
     kind: Kind
-    stage: int
-    virtual: int
     bytes: float
     cost: CommCost
     times: int
@@ -97,17 +95,15 @@ def data_parallel(
 
 def priced(name: str, kind: Kind, states: list[States], itemsize: float, net: Network, times: int) -> Calls:
     """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once."""
-    known: dict[int, CommCost] = {}
+    known: dict[int, Reduction] = {}
 
-    def call(stage: int, virtual: int, elements: int) -> Reduction:
+    def call(elements: int) -> Reduction:
         if elements not in known:
-            known[elements] = net.cost(kind, elements * itemsize)
-        return Reduction(name, kind, stage, virtual, elements * itemsize, known[elements], times)
+            bytes_ = elements * itemsize
+            known[elements] = Reduction(name, kind, bytes_, net.cost(kind, bytes_), times)
+        return known[elements]
 
-    return [
-        [[call(stage, virtual, elements) for elements in buckets] for virtual, buckets in enumerate(state.buckets)]
-        for stage, state in enumerate(states)
-    ]
+    return [[[call(elements) for elements in buckets] for buckets in state.buckets] for state in states]
 
 
 def repeated(calls: Calls, backward_s: list[list[float]], times: int) -> float:
@@ -145,6 +141,8 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
 
 def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
     """When each bucket of one chunk is complete, and its seconds: spread over the chunk's last backward by size."""
+    if len(calls) == 1:
+        return [(end_s, calls[0].cost.time_s)]
     total = sum(call.bytes for call in calls)
     timed, done = [], 0.0
     for call in calls:
@@ -156,15 +154,16 @@ def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tu
 def exposed_gather(calls: Calls, walk: Walk, forward_s: list[list[float]]) -> float:
     """Seconds by which parameter gathers hold up the first micro-batch's forward.
 
-    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the first
-    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input.
+    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the embedding's
+    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input. Buckets are in
+    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237).
     """
     delay = 0.0
     for stage, chunks in enumerate(calls):
         clock = 0.0
         for virtual, mine in enumerate(chunks):
             needed, spread = walk.first_forward_start[stage][virtual], forward_s[stage][virtual] / max(len(mine), 1)
-            for i, call in enumerate(mine):
+            for i, call in enumerate(reversed(mine)):
                 clock += call.cost.time_s
                 delay = max(delay, clock - needed - i * spread)
     return delay

@@ -84,10 +84,11 @@ def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str,
     stay = kept | {out}
     ledger = Ledger(sizes[x])
     for i, op in enumerate(ops):
-        ledger.add(sum(sizes[t.name] for t in op.made))
+        made = [t.name for t in op.made]
+        ledger.add(sum([sizes[name] for name in made]))
         ledger.mark(op.name, float(op.forward_temp_bytes) if isinstance(op, Move) else 0.0)
-        gone = {t.name for t in op.made if t.name not in last_use} | {n for n in op.inputs if last_use[n] == i}
-        ledger.add(-sum(sizes[name] for name in gone - stay))
+        gone = [name for name in made if name not in last_use] + [name for name in set(op.inputs) if last_use[name] == i]
+        ledger.add(-sum([sizes[name] for name in gone if name not in stay]))
     return ledger.peak
 
 
@@ -109,6 +110,9 @@ class BackwardWalk:
         for segment in segments:
             for name in segment.reads:
                 self.first_need[name] = min(segment.first, self.first_need.get(name, segment.first))
+        self.last_needed: dict[int, list[str]] = {}
+        for name, i in self.first_need.items():
+            self.last_needed.setdefault(i, []).append(name)
         self.grads: dict[str, list[float]] = {}
         """Gradient buffer of each tensor: [bytes, users]; an aliased buffer is shared by several names."""
 
@@ -144,9 +148,10 @@ class BackwardWalk:
             self.produce(op)
         for t in op.outputs:
             self.release(self.grads.pop(t.name, None))
-        for name in [n for n in self.saved if self.first_need.get(n, 0) == i]:
-            self.saved.discard(name)
-            self.ledger.add(-self.sizes[name])
+        for name in self.last_needed.get(i, ()):
+            if name in self.saved:
+                self.saved.discard(name)
+                self.ledger.add(-self.sizes[name])
 
     def share(self, op: Op, grad: list[float]) -> None:
         """Inputs take the output's gradient as it is."""

@@ -229,12 +229,16 @@ RULES = [*SANE, *MODELLED, *LAYOUT]
 
 
 def problems(facts: Facts) -> list[str]:
-    """One line per broken rule. Absurd numbers are told alone, and so is what is not modelled: the rest would be noise."""
-    for stage in (SANE, MODELLED, LAYOUT):
-        broken = [rule.text.format(f=facts) for rule in stage if not rule.holds(facts)]
-        if broken:
-            return broken
-    return []
+    """One line per broken rule. Absurd numbers and models that are not modelled are told alone: the rest would be noise."""
+
+    def broken(stage: list[Rule]) -> list[str]:
+        return [rule.text.format(f=facts) for rule in stage if not rule.holds(facts)]
+
+    absurd, unmodelled = broken(SANE), broken(MODELLED)
+    if absurd:
+        return absurd
+    strange = any(line.startswith("model.") for line in unmodelled)
+    return unmodelled if strange else [*unmodelled, *broken(LAYOUT)]
 
 
 def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:

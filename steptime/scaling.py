@@ -26,7 +26,8 @@ def weak(job: Job) -> list[WeakScaling]:
 
     Degrees that the layout cannot have (over several data centres, or with replicas) are left out.
     """
-    from steptime.step import estimate
+    from steptime.assembly import Assembly
+    from steptime.stage_time import StepTime
 
     p, data = job.parallelism, job.data
     rows: list[WeakScaling] = []
@@ -36,7 +37,7 @@ def weak(job: Job) -> list[WeakScaling]:
             other = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs}) if dp != p.dp else job
         except ConfigError:
             continue
-        step_s = estimate(other).step_s
+        step_s = StepTime(Assembly(other)).step_s
         first = rows[0].step_s if rows else step_s
         rows.append(WeakScaling(dp, other.parallelism.devices, gbs, step_s, first / step_s))
     return rows

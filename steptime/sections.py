@@ -124,9 +124,9 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def mend(data: dict[str, Any], problems: list[str]) -> dict[str, Any] | None:
-    """A copy of `data` with unknown keys renamed as suggested or dropped, and any machine for one that is unknown.
+    """A copy of `data` without its problems, or None where a required value is bad.
 
-    None where a problem is of another kind.
+    Unknown keys are renamed as suggested or dropped, bad optional values dropped, an unknown machine is any machine.
     """
     mended = {key: dict(section) if isinstance(section, dict) else section for key, section in data.items()}
     for problem in problems:
@@ -138,13 +138,26 @@ def mend(data: dict[str, Any], problems: list[str]) -> dict[str, Any] | None:
         node: Any = mended
         for part in parents:
             node = node[part] if isinstance(node, dict) and part in node else None
-        if not text.startswith(("unknown key", "not modelled yet; remove")) or not isinstance(node, dict):
+        unknown = text.startswith(("unknown key", "not modelled yet; remove"))
+        if not unknown and dropped(mended, path):
+            continue
+        if not unknown or not isinstance(node, dict):
             return None
         value = node.pop(key, None)
         suggestion = re.search(r"did you mean '([^']+)'", text)
         if suggestion:
             node.setdefault(suggestion[1], value)
     return mended
+
+
+def dropped(mended: dict[str, Any], path: str) -> bool:
+    """Take an optional setting out, whole, where the path lies in one; whether it did."""
+    section, _, rest = path.partition(".")
+    key = rest.partition(".")[0].partition("[")[0]
+    optional = section == "performance" or (section == "parallelism" and key not in {"tp", "pp", "dp"})
+    if not optional or not isinstance(mended.get(section), dict):
+        return False
+    return mended[section].pop(key, None) is not None
 
 
 def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:

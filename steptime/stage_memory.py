@@ -153,12 +153,13 @@ def held(assembly: Assembly) -> list[Held]:
     bwd = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
     p = job.parallelism
     worst = peaks(job.schedule, p.pp, p.vpp, job.microbatches, weights, fwd, bwd)
-    buffer = comm_buffer_bytes(assembly) + kept_dummies(assembly)
+    buffer = comm_buffer_bytes(assembly)
     result = []
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
-        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + buffer, op))
+        apart = buffer + kept_dummies(assembly, head=any(c.head for c in assembly.stages[stage]))
+        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + apart, op))
     return result
 
 
@@ -167,10 +168,13 @@ def held_once(assembly: Assembly) -> Held:
     memories = PartMemories(assembly, weight_grads_stay=True)
     chunk = assembly.chunks[0]
     parts = memories.parts(chunk)
-    due = float(assembly.local_params(chunk)) * assembly.job.software.itemsize
+    software = assembly.job.software
+    stored = software.bytes_of(software.main_grad_dtype)
+    due = float(assembly.local_params(chunk)) * stored
     whole = chunk_peaks(parts)
     worst = Held(whole.saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", due)
-    saved, per_block = whole.saved, assembly.block.n_params * assembly.job.software.itemsize
+    saved, per_block = whole.saved, assembly.block.n_params * stored
+    head = memories.head_gradient * stored / software.itemsize
     for at in range(len(parts) - 1, -1, -1):
         count, part = parts[at]
         for _ in range(count):
@@ -178,7 +182,7 @@ def held_once(assembly: Assembly) -> Held:
             worst = max(worst, moment, key=lambda held: held.beside_bytes)
             saved -= part.saved
             ends = at == len(parts) - 1
-            due -= memories.head_gradient if ends else per_block
+            due -= head if ends else per_block
     return worst
 
 
@@ -194,12 +198,14 @@ def buffered(assembly: Assembly) -> frozenset[str]:
     )
 
 
-def kept_dummies(assembly: Assembly) -> float:
-    """One dummy weight gradient per shape, made at the first backward and kept."""
+def kept_dummies(assembly: Assembly, *, head: bool) -> float:
+    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
     if assembly.job.software.dummy_wgrads != "kept" or not assembly.job.software.grad_accumulation_fusion:
         return 0.0
     tp, itemsize = assembly.block.tp, assembly.job.software.itemsize
-    weights = {p.shape: p for p in (*assembly.block.params, *assembly.head.params) if len(p.shape) == 2}
+    weights = {
+        p.shape: p for p in (*assembly.block.params, *(assembly.head.params if head else ())) if len(p.shape) == 2
+    }
     return itemsize * sum(local_elements(p, tp) for p in weights.values())
 
 

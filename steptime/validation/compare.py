@@ -1,0 +1,207 @@
+"""Predicted beside measured: every row judged, or skipped with its reason.
+
+Errors are signed, predicted / measured - 1: positive means that the estimate is too slow, or too large.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.estimate import Memory
+from steptime.job import Job
+from steptime.step import Estimate, estimate
+from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.rows import Mapped, to_config, to_job
+from steptime.validation.software import precision_family
+
+GIB = 2.0**30
+
+DOUBTFUL = {
+    **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
+    **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
+    **dict.fromkeys(("MBRIDGE-273", "MBRIDGE-297"), "impossible as printed"),
+}
+"""Published rows whose inputs are wrong or unknown though their quality says A or B."""
+
+
+class Metric(NamedTuple):
+    """What a peak memory was read from."""
+
+    name: str
+    """allocated, reserved, nvidia-smi, or unstated (compared with reserved)."""
+    unit_bytes: float
+
+
+class Judgement(NamedTuple):
+    """One row and what became of it; None where there is nothing to say."""
+
+    row: Row
+    skipped: str | None = None
+    apart: str | None = None
+    """Why a judged row stands beside the headline figures."""
+    assumed: tuple[str, ...] = ()
+    config: dict[str, Any] | None = None
+    accelerator: str = ""
+    precision: str = ""
+    framework: str = ""
+    measured_step_s: float | None = None
+    predicted_step_s: float | None = None
+    measured_bytes: float | None = None
+    predicted_bytes: float | None = None
+    metric: str = ""
+    verdict: str = ""
+
+    @property
+    def step_error(self) -> float | None:
+        """Signed error of the step time, a share."""
+        return _error(self.predicted_step_s, self.measured_step_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Signed error of the peak memory, a share."""
+        return _error(self.predicted_bytes, self.measured_bytes)
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the run ended out of memory."""
+        return self.row.file == "out_of_memory" or self.row.text("row_type") == "oom"
+
+    @property
+    def cell(self) -> tuple[str, ...]:
+        """Rows of one cell share one vote: model, accelerator, layout, batch, precision family."""
+        columns = ("model_name", "n_layers", "hidden", "n_gpus", "tp", "pp", "cp", "vpp")
+        batch = ("seq_len", "global_batch_size", "micro_batch_size")
+        return (self.accelerator, self.precision, *(self.row.text(column) for column in (*columns, *batch)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row of `3dtrn validate --json`."""
+        return {
+            "id": self.row.id,
+            "split": self.row.text("split"),
+            "source": self.row.group,
+            "gpu": self.row.text("gpu"),
+            "accelerator": self.accelerator,
+            "measured_step_s": self.measured_step_s,
+            "predicted_step_s": self.predicted_step_s,
+            "step_time_error": self.step_error,
+            "measured_memory_gib": None if self.measured_bytes is None else self.measured_bytes / GIB,
+            "predicted_memory_gib": None if self.predicted_bytes is None else self.predicted_bytes / GIB,
+            "memory_error": self.memory_error,
+            "memory_metric": self.metric or None,
+            "verdict": self.verdict or None,
+            "assumed": list(self.assumed),
+            "apart": self.apart,
+            "skipped": self.skipped,
+        }
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or measured is None else predicted / measured - 1.0
+
+
+def judge(row: Row) -> Judgement:
+    """One row against its estimate; trouble with the row is a reason, never an exception."""
+    measured = Judgement(row, precision=precision_family(row.text("precision")))
+    try:
+        step_s, (memory, metric) = measured_step_s(row), measured_memory(row)
+        measured = measured._replace(measured_step_s=step_s, measured_bytes=memory, metric=metric)
+        mapped = to_config(row)
+        job = to_job(mapped)
+    except SkipRowError as problem:
+        return measured._replace(skipped=str(problem))
+    if step_s is None and memory is None and not measured.ran_out:
+        return measured._replace(skipped="nothing measured: no step time, tokens/s or peak memory")
+    return _predict(measured, mapped, job)
+
+
+def _predict(measured: Judgement, mapped: Mapped, job: Job) -> Judgement:
+    """The row with its estimate beside it."""
+    found = estimate(job)
+    assumed = list(mapped.assumed)
+    if measured.metric and not measured.row.text("mem_metric") and not measured.row.published:
+        assumed.append("mem_metric: allocated, in GB of 1e9 bytes")
+    return measured._replace(
+        apart=apart(measured.row, mapped.assumed),
+        assumed=tuple(assumed),
+        config=mapped.config,
+        accelerator=job.machine.accelerator.name,
+        framework=mapped.framework.family,
+        predicted_step_s=None if measured.measured_step_s is None else found.step_s,
+        predicted_bytes=None if measured.measured_bytes is None else _predicted_bytes(measured, found),
+        verdict=found.memory.verdict,
+    )
+
+
+def measured_step_s(row: Row) -> float | None:
+    """Seconds of a step as measured, or from tokens/s per device; None where neither is there, or it times the host.
+
+    Raises:
+        SkipRowError: a bad number, or an average over a whole run.
+    """
+    if row.file == "nvidia_ci":
+        return None
+    rate, step_s = row.number("tokens_per_s_per_gpu"), row.number("step_time_s")
+    if re.search(r"end-to-end|average step|production average", row.text("row_type")):
+        raise SkipRowError("average over a whole run, stops included")
+    if step_s is None and rate is not None:
+        tokens = row.needed("global_batch_size") * row.needed("seq_len")
+        return tokens / (rate * row.needed("n_gpus"))
+    return step_s
+
+
+def measured_memory(row: Row) -> tuple[float | None, str]:
+    """Peak memory [B] and what it was read from: allocated, reserved, nvidia-smi or unstated.
+
+    Raises:
+        SkipRowError: a bad number.
+    """
+    value = row.number("peak_memory_gb")
+    if value is None:
+        return None, ""
+    metric = memory_metric(row)
+    return value * metric.unit_bytes, metric.name
+
+
+def memory_metric(row: Row) -> Metric:
+    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty."""
+    said = row.text("mem_metric").lower()
+    unit = GIB if "gib" in said else 1e9
+    if "not stated" in said:
+        return Metric("unstated", unit)
+    for word in ("nvidia-smi", "allocated", "reserved"):
+        if word in said:
+            return Metric(word, unit)
+    if not said and row.file in {"", "nvidia", "nvidia_ci"}:
+        return Metric("allocated", unit)
+    return Metric("unstated", unit)
+
+
+def _predicted_bytes(measured: Judgement, found: Estimate) -> float:
+    """The estimate of what was read; Megatron-LM logs the memory of the last rank, which is of the last stage."""
+    memory: Memory = found.memory
+    if measured.metric == "allocated":
+        last_only = measured.row.file in {"nvidia", "nvidia_ci"}
+        return memory.stages[-1].allocated_bytes if last_only else memory.peak_allocated_bytes
+    if measured.metric == "nvidia-smi":
+        return memory.peak_reserved_bytes + sum(memory.overhead_bytes)
+    return memory.peak_reserved_bytes
+
+
+def apart(row: Row, assumed: list[str]) -> str | None:
+    """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
+    if row.group == "vtrain-single":
+        return "vtrain-single: tiny models, bound by kernel launches"
+    if row.file == "nvidia_ci":
+        return "CI jobs: memory only"
+    if row.id in DOUBTFUL and row.published:
+        return f"inputs in doubt: {DOUBTFUL[row.id]}"
+    if row.published and row.text("task").lower() not in {"", "pretrain"}:
+        return "fine-tuning, packed samples"
+    if row.text("quality").upper() == "C":
+        return "quality C: an important unknown"
+    telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")
+    unknown = [item for item in assumed if item.startswith(telling)]
+    if row.published and unknown:
+        return f"{unknown[0].partition(':')[0]} not stated"
+    return None

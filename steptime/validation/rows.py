@@ -1,0 +1,206 @@
+"""A measured row as the config of a Job, through the door that every config takes; what it cannot say, and why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.config import ConfigError, build
+from steptime.job import Job
+from steptime.machine import Machine
+from steptime.validation.hardware import hardware_of, machine
+from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.software import Framework, framework_of, performance_of
+
+DROPOUT = 0.1
+"""Dropout of GPT on Megatron-LM of 2020-2022: its defaults (megatron/arguments.py, --hidden-dropout, --attention-dropout)."""
+
+
+class Mapped(NamedTuple):
+    """A row as a config: plain data that `3dtrn -` takes as it is."""
+
+    config: dict[str, Any]
+    assumed: list[str]
+    framework: Framework
+
+
+def to_config(row: Row) -> Mapped:
+    """The config of a row, and what was assumed for it.
+
+    Raises:
+        SkipRowError: the row lacks something needed, or has something that is not modelled.
+    """
+    if row.surplus:
+        raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
+    _refuse_what_is_not_modelled(row)
+    framework = framework_of(row)
+    assumed: list[str] = []
+    performance = performance_of(row, framework, assumed)
+    parallelism = _parallelism(row, framework, assumed)
+    data = {
+        "gbs": row.needed("global_batch_size"),
+        "seqlen": row.needed("seq_len"),
+        "microbatch_sz": row.needed("micro_batch_size"),
+    }
+    model = _model(row, framework, assumed)
+    hardware = hardware_of(row)
+    if replicas := _replicas(row, parallelism["dp"]):
+        parallelism["replicas"] = replicas
+    config = {
+        "model": model,
+        "parallelism": parallelism,
+        "performance": performance,
+        "data": data,
+        "hardware": hardware.section,
+    }
+    return Mapped(config, assumed + hardware.assumed, framework)
+
+
+def to_job(mapped: Mapped) -> Job:
+    """The Job of a mapped row; machines are built once for all rows that ran on them.
+
+    Raises:
+        SkipRowError: the layout cannot run, or a part of it is not modelled; all problems on one line.
+    """
+    hardware = mapped.config["hardware"]
+    built: Machine = machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
+    try:
+        return build(Job, mapped.config | {"hardware": {"node_type": built}})
+    except ConfigError as error:
+        raise SkipRowError("; ".join(error.problems)) from None
+
+
+def _refuse_what_is_not_modelled(row: Row) -> None:
+    """Raise for architectures, tasks and features that no config expresses yet."""
+    attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
+    precision = row.text("precision").lower()
+    refusals = (
+        (row.text("task").lower() == "lora", "LoRA"),
+        (bool(row.text("n_experts")) and row.text("n_experts") not in {"0", "1"}, "mixture of experts"),
+        (attention.startswith("mla"), "multi-head latent attention"),
+        ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
+        ("window" in attention, "sliding-window attention"),
+        ((row.whole("cp") or 1) > 1, "context parallelism"),
+        ("offload" in zero, "offloading"),
+        ("mcore" in zero, "Megatron-FSDP"),
+        ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
+        ("multimodal" in row.text("model_name").lower(), "multimodal models"),
+    )
+    for refused, what in refusals:
+        if refused:
+            raise SkipRowError(f"not modelled yet: {what}")
+
+
+def _parallelism(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """Degrees, states and how layers are spread."""
+    tp, pp, n_gpus = row.needed("tp"), row.needed("pp"), row.needed("n_gpus")
+    dp, rest = divmod(n_gpus, tp * pp)
+    if rest or dp == 0 or dp != (row.whole("dp") or dp):
+        raise SkipRowError("n_gpus: not the product of tp, pp and dp")
+    section: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
+    vpp = row.whole("vpp")
+    assumed += [f"{column}: 1" for column in ("vpp", "cp") if row.whole(column) is None]
+    if (vpp or 1) > 1:
+        section["vpp"] = vpp
+    sp = row.flag("sp")
+    if sp is not None:
+        section["sp"] = sp and tp > 1
+    elif tp > 1:
+        assumed.append(f"sp: as {framework.profile} has it")
+    section |= _sharding(row, framework, assumed, dp)
+    layers, chunks = row.needed("n_layers"), pp * (vpp or 1)
+    if layers % chunks and (layers + 2) % chunks == 0 and (vpp or 1) > 1:
+        section["embedding_and_loss_count_as_layers"] = True
+        assumed.append("embedding and loss count as layers, which makes the stages even")
+    elif layers % chunks:
+        section["layers_per_stage"] = "auto"
+        assumed.append("layers_per_stage: auto, as layers do not divide")
+    return section
+
+
+def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> dict[str, Any]:
+    """ZeRO level or FSDP options."""
+    said = row.text("zero_or_fsdp").lower()
+    if not said:
+        if dp > 1:
+            assumed.append(f"zero_level: as {framework.profile} has it")
+        return {"fsdp": {}} if framework.profile == "fsdp2" else {}
+    if framework.profile == "fsdp2":
+        notes = row.text("overlap_notes").lower()
+        fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
+        if "bf16 reduce" in notes:
+            fsdp["reduce_dtype"] = "bf16"
+        return {"fsdp": fsdp}
+    found = re.match(r"zero-?([0-3])", said)
+    if not found and said not in {"none", "ddp"}:
+        raise SkipRowError(f"not modelled yet: {said[:40]!r} with {framework.profile}")
+    return {"zero_level": int(found[1]) if found else 0}
+
+
+def _replicas(row: Row, dp: int) -> int:
+    """Copies of the shards, where a source says over how many ranks the states are sharded."""
+    found = re.search(r"over (\d+) ranks", row.text("zero_or_fsdp").lower())
+    if not found or dp % int(found[1]):
+        return 0
+    return dp // int(found[1])
+
+
+def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """Dimensions, and what a family of models has beside them."""
+    hidden, inner, heads = row.needed("hidden"), row.needed("ffn_hidden"), row.needed("n_heads")
+    glu, name = row.flag("glu"), row.text("model_name")
+    if glu is None:
+        glu = inner != 4 * hidden
+        assumed.append(f"glu: {'yes' if glu else 'no'}, by the width of the MLP")
+    model: dict[str, Any] = {
+        "n_layers": row.needed("n_layers"),
+        "hidden_sz": hidden,
+        "inter_sz": inner,
+        "n_q_heads": heads,
+        "n_kv_heads": row.whole("n_kv_heads") or heads,
+        "glu": glu,
+    }
+    model |= {"name": name} if name else {}
+    if head_dim := row.whole("head_dim"):
+        model["head_dim"] = head_dim
+    else:
+        assumed.append(f"head_dim: {hidden / heads:g}")
+    if row.whole("n_kv_heads") is None:
+        assumed.append(f"n_kv_heads: {heads}")
+    vocab = row.whole("vocab")
+    if vocab is None:
+        vocab = _usual_vocabulary(name, glu=glu)
+        assumed.append(f"vocab: {vocab}")
+    if framework.profile == "deepspeed" and "megatron" in row.text("framework").lower():
+        vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
+        assumed.append(f"vocab: padded to {vocab}, as Megatron-LM's model does")
+    model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)
+    tied = row.flag("tied_embeddings")
+    if tied is None:
+        tied = not glu
+        assumed.append(f"tied_embeddings: {'yes' if tied else 'no'}")
+    model["tie_embeddings"] = tied
+    return model
+
+
+def _usual_vocabulary(name: str, *, glu: bool) -> int:
+    """Vocabulary where the source is silent: GPT-2's as Megatron-LM pads it, Llama's of the third or first generation."""
+    if not glu:
+        return 51200
+    return 128256 if re.search(r"llama-?3", name.lower()) else 32000
+
+
+def _family(row: Row, framework: Framework, *, glu: bool) -> dict[str, Any]:
+    """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU (costed as ReLU); the rest is GPT's."""
+    name = row.text("model_name").lower()
+    if glu:
+        gelu = {"activation": "gelu"} if "gemma" in name else {}
+        return {"norm": "rmsnorm", "bias": False} | gelu
+    if "nemotron" in name:
+        return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu"}
+    family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
+    if "alibi" in row.text("attention_kind").lower() or "bloom" in name:
+        family = {"norm": "layernorm", "bias": True, "rotary_embeds": False}
+    if framework.profile == "megatron-2021":
+        family["dropout"] = DROPOUT
+    return family

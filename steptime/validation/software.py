@@ -1,0 +1,202 @@
+"""From the words of a measured row to the `performance` section: framework, precision, recomputation, overlap."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.performance import software_names
+from steptime.validation.measurements import Row, SkipRowError
+
+_NO_PROFILE = (
+    "maxtext", "paxml", "jax", "xla", "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
+    "litgpt", "lit-gpt", "gigatron", "sagemaker",
+)  # fmt: skip
+"""Frameworks whose kernels and schedules no profile describes."""
+
+
+class Framework(NamedTuple):
+    """A framework's words, the family it is reported under, and its profile."""
+
+    words: str
+    family: str
+    profile: str
+    own: bool = True
+    """False: the profile is the nearest, not its own."""
+
+
+FRAMEWORKS = (
+    Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
+    Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
+    Framework(r"megatron.*deepspeed|deepspeed.*megatron|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
+    Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-core"),
+    Framework(r"nemo megatron", "NeMo Megatron 2022", "megatron-2021"),
+    Framework(r"nemo", "NeMo", "megatron-core"),
+    Framework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
+    Framework(r"aleph alpha", "Aleph Alpha", "megatron-core", own=False),
+    Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
+    Framework(r"llm-foundry|composer", "llm-foundry", "fsdp2", own=False),
+    Framework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
+    Framework(r"internevo", "InternEvo", "megatron-core", own=False),
+    Framework(r"nanotron", "nanotron", "megatron-core", own=False),
+    Framework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
+)
+"""First match wins."""
+
+_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
+
+
+def framework_of(row: Row) -> Framework:
+    """The framework of a row.
+
+    Raises:
+        SkipRowError: no profile describes it.
+    """
+    said = row.text("framework").lower()
+    if found := next((word for word in _NO_PROFILE if word in said), ""):
+        raise SkipRowError(f"not modelled yet: framework {_title(found)}")
+    if said in software_names():
+        return Framework(said, said, said)
+    found_one = next((framework for framework in FRAMEWORKS if re.search(framework.words, said)), None)
+    if found_one is None:
+        profile = "fsdp2" if row.text("zero_or_fsdp").lower().startswith("fsdp") else "megatron-core"
+        return Framework("", said or "not stated", profile, own=False)
+    if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
+        return Framework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
+    if found_one.profile != "fsdp2" and row.text("zero_or_fsdp").lower().startswith("fsdp"):
+        return found_one._replace(profile="fsdp2", own=False)
+    return found_one
+
+
+def _title(word: str) -> str:
+    return "XLA (JAX, MaxText, PaxML)" if word in {"maxtext", "paxml", "jax", "xla", "levanter", "t5x"} else word
+
+
+def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """The `performance` section of a row; what was unsaid is added to `assumed`.
+
+    Raises:
+        SkipRowError: something in it is not modelled.
+    """
+    notes = row.text("overlap_notes").lower()
+    section: dict[str, Any] = {"software": framework.profile, "precision": precision_of(row, assumed)}
+    if not framework.own:
+        assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
+    section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    overlap = _overlap(notes, row.whole("tp") or 1)
+    if overlap:
+        section["overlap"] = overlap
+    if framework.profile == "fsdp2":
+        section.pop("overlap", None)
+    return section
+
+
+def precision_of(row: Row, assumed: list[str]) -> str:
+    """bf16, fp16 or fp32.
+
+    Raises:
+        SkipRowError: any other precision.
+    """
+    said = row.text("precision").lower()
+    if not said:
+        assumed.append("precision: bf16")
+        return "bf16"
+    if "ambiguous" in said:
+        raise SkipRowError("precision: ambiguous in the source")
+    word = re.split(r"[^a-z0-9]", said)[0]
+    if word not in _PRECISIONS:
+        raise SkipRowError(f"not modelled yet: {precision_family(said)}")
+    if "/" in said:
+        assumed.append(f"precision: {word} of {said!r}")
+    return _PRECISIONS[word]
+
+
+def precision_family(said: str) -> str:
+    """fp8, mxfp8, nvfp4, int8, bf16 ...: the precision without its recipe."""
+    said = said.lower()
+    if "mxfp8" in said:
+        return "mxfp8"
+    return re.split(r"[^a-z0-9]", said)[0] or "bf16"
+
+
+def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
+    """The keys that say what is recomputed.
+
+    Raises:
+        SkipRowError: a policy that cannot be expressed, or offloading.
+    """
+    said = row.text("recompute").lower()
+    if "offload" in said:
+        raise SkipRowError("not modelled yet: activation offloading")
+    if not said:
+        assumed.append("recompute: none")
+        return {}
+    if re.fullmatch(r"none( \(.*\))?", said):
+        return {"activation_checkpointing_type": "none"}
+    if re.fullmatch(r"full( ?\(.*\))?", said):
+        return {"activation_checkpointing_type": "full"}
+    if said == "selective" and profile.startswith("megatron"):
+        return {"activation_checkpointing_type": "selective"}
+    if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
+        chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
+        if int(found[1]) % chunks == 0:
+            return {"recompute": {"granularity": "full", "method": "block", "n_layers": int(found[1]) // chunks}}
+    if found := re.fullmatch(r"selective ?\(\[?([a-z_ ,+]+)\]?\)", said):
+        modules = re.split(r"[ ,+]+", found[1].strip())
+        if set(modules) <= _MODULES:
+            return {"recompute": {"granularity": "selective", "modules": modules}}
+    raise SkipRowError(f"not modelled yet: recompute {said[:60]!r}")
+
+
+def _dtypes(row: Row, notes: str) -> dict[str, Any]:
+    """Dtypes of gradients and states where the source names them."""
+    said = row.text("precision").lower()
+    section: dict[str, Any] = {}
+    if "fp32 grad" in said:
+        section["main_grad_dtype"] = "fp32"
+    if "bf16 grad" in said or "bf16 grad reduce" in notes:
+        section["main_grad_dtype"] = "bf16"
+    return section
+
+
+def _kernels(row: Row, notes: str) -> dict[str, Any]:
+    """Attention, norm and loss kernels where the source names them."""
+    section: dict[str, Any] = {}
+    if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:
+        section["attention_impl"] = "unfused"
+    elif "flash_attention" in notes or "flashattention" in notes or "flash attention" in row.text("framework").lower():
+        section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
+    if "kernel torch" in notes:
+        section["softmax_impl"] = "composite"
+    if "; kernel " in notes and "rms kernel" not in notes:
+        section["norm_impl"] = "composite"
+    if "ce fusion" in notes:
+        section["loss_impl"] = "fused"
+    return section
+
+
+_NO_DP_OVERLAP = re.compile(
+    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
+)
+
+
+def _overlap(notes: str, tp: int) -> dict[str, bool]:
+    """What the source says to be hidden, or not to be; the profile speaks for the rest.
+
+    Raises:
+        SkipRowError: the notes name a schedule that is not modelled.
+    """
+    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
+        raise SkipRowError(f"not modelled yet: schedule {found[1]}")
+    overlap: dict[str, bool] = {}
+    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
+        overlap["tp"] = True
+    if re.search(r"\bno tp overlap", notes):
+        overlap["tp"] = False
+    if _NO_DP_OVERLAP.search(notes):
+        overlap["dp"] = False
+    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
+        overlap["dp"] = True
+    return overlap
