@@ -1,0 +1,64 @@
+"""`summarize_checkpoint(path)`: the one way in, for Python and for the command."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from steptime.checkpoint import directory, smalljson
+from steptime.checkpoint.layouts import single
+from steptime.checkpoint.records import Contents, UnreadableError
+from steptime.checkpoint.scan import Folder, Scan
+from steptime.checkpoint.source import unreadable
+from steptime.checkpoint.summary import IO, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def summarize_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    everything: bool = False,
+    strict: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """What is in a checkpoint, from headers and metadata alone: no tensor data is read, nothing in it is executed.
+
+    `path` is a file or a directory; with `everything` all saves of a directory are read, not only the newest.
+    `progress` is called with (files done, files in this set). Never raises for bad input: a path of which nothing can
+    be summarised gives a `Summary` without sections, with `exit_code` 2 and the problem that says why.
+    """
+    start = time.perf_counter()
+    name = os.fspath(path)
+    scan = Scan(everything, progress)
+    try:
+        summary = _summarize(scan, name)
+    except UnreadableError as error:
+        summary = Summary(name, [], [error.problem])
+    summary.strict = strict
+    summary.io = IO(scan.files_opened, scan.bytes_read, time.perf_counter() - start)
+    return summary
+
+
+def _summarize(scan: Scan, path: str) -> Summary:
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - a str path stays a str
+    except (OSError, ValueError) as error:
+        raise unreadable(error, path) from None
+    if stat.S_ISDIR(mode):
+        return Summary(path, *directory.read(scan, path))
+    head, tail = os.path.split(path)
+    if tail == ".metadata" or tail.endswith(".index.json"):  # these speak for the directory they are in
+        return Summary(path, *directory.read(scan, head or "."))
+    folder = Folder(head or ".", "")
+    (result,) = scan.read(folder, [tail])
+    if not isinstance(result, Contents):
+        raise result
+    section = single.section(result)
+    config = smalljson.load(folder, "config.json")
+    if isinstance(config, dict):
+        section.facts.setdefault("config", config)
+    return Summary(path, [section])

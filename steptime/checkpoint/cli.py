@@ -1,0 +1,198 @@
+"""The command `summarize-ckpt`: parses, calls, prints, returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from fnmatch import fnmatchcase
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
+
+from steptime.checkpoint import compare, emit, identity, text
+from steptime.checkpoint.api import summarize_checkpoint
+from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.textparts import tensor_line
+from steptime.checkpoint.units import Units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.checkpoint.records import Tensor
+    from steptime.checkpoint.summary import Summary
+
+EPILOG = """exit codes: 0 summarised, 1 summarised with problems (with --diff: the structures differ, with --model: they
+disagree), 2 nothing could be summarised. Only headers and metadata are read; nothing in the checkpoint is executed."""
+_COLOURS = {"red": "31", "yellow": "33", "bold": "1"}
+MAX_DIFF = 200
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="summarize-ckpt", description="What is in a checkpoint, from its headers alone.", epilog=EPILOG
+    )
+    parser.add_argument("path", help="a checkpoint file or directory")
+    parser.add_argument("--depth", type=int, default=1, help="levels of the module tree (default 1)")
+    parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
+    parser.add_argument(
+        "--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)"
+    )
+    parser.add_argument("--emit-config", metavar="FILE", help="write the model: part of a 3dtrn job file")
+    parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn job file")
+    parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
+    parser.add_argument("--id", action="store_true", help="print only the structural hash")
+    parser.add_argument("--strict", action="store_true", help="warnings count as problems")
+    parser.add_argument("--all", action="store_true", help="read every save of a directory, not only the newest")
+    parser.add_argument("--units", choices=["iec", "si"], default="iec", help="GiB (iec) or GB (si)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns 0, 1 or 2. A reader that goes away (`| head`) is no error."""
+    options = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks is written as \x..
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(options)
+        sys.stdout.flush()
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _closed()
+        return _refuse(error)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _say(words: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Write a line; progress is shown at once."""
+    out = stream or sys.stdout
+    out.write(words + end)
+    if not end:
+        out.flush()
+
+
+def _closed() -> int:
+    """The reader went away: nothing more can be said, and nothing is wrong."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _refuse(error: Exception) -> int:
+    """A plan that cannot be read, or a file that cannot be written: one line per problem."""
+    for line in str(error).splitlines():
+        _say(f"summarize-ckpt: {escaped(line, 600)}", sys.stderr)
+    return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    summary = _summarize(options, options.path)
+    if options.json:
+        return _json(summary, options)
+    if not summary.sections:
+        _print_failure(summary)
+        return 2
+    if options.id:
+        _say(summary.id)
+        return summary.exit_code
+    if options.diff:
+        return _diff(summary, options)
+    if options.tensors:
+        _list(_matching(summary, options.tensors))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, 100)
+        _say(text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))
+    _emit(summary, options)
+    return max(summary.exit_code, _plan(summary, options))
+
+
+def _summarize(options: argparse.Namespace, path: str) -> Summary:
+    progress = _progress if sys.stderr.isatty() and not options.json else None
+    summary = summarize_checkpoint(path, everything=options.all, strict=options.strict, progress=progress)
+    if progress is not None:
+        _say("\r\x1b[K", sys.stderr, end="")
+    return summary
+
+
+def _progress(done: int, total: int) -> None:
+    if total > 64 and done % 32 == 0:
+        _say(f"\r{done} of {total} files", sys.stderr, end="")
+
+
+def _paint(stream: object) -> Callable[[str, str], str]:
+    terminal = bool(getattr(stream, "isatty", bool)()) and os.environ.get("TERM") != "dumb"
+    wanted = not os.environ.get("NO_COLOR") and (terminal or bool(os.environ.get("FORCE_COLOR")))
+    return (lambda words, colour: f"\x1b[{_COLOURS[colour]}m{words}\x1b[0m") if wanted else (lambda words, _: words)
+
+
+def _print_failure(summary: Summary) -> None:
+    for item in summary.all_problems:
+        where = escaped(item.file or summary.path)
+        _say(f"summarize-ckpt: {where}: {escaped(item.message, 600)} [{item.code}]", sys.stderr)
+
+
+def _matching(summary: Summary, pattern: str) -> list[Tensor]:
+    return [tensor for tensor in summary.tensors if fnmatchcase(tensor.name, pattern)]
+
+
+def _list(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        whole = f" of {list(tensor.global_shape)}" if tensor.global_shape not in (None, tensor.shape) else ""
+        notes = [tensor.role if tensor.role not in ("", "model") else "", tensor.note]
+        notes.append(f"= {tensor.alias_of}" if tensor.alias_of else "")
+        notes.append(tensor.file)
+        note = "  ".join(part for part in notes if part)
+        _say(tensor_line(tensor.name, f"{list(tensor.shape)}{whole}", tensor.dtype, note))
+
+
+def _json(summary: Summary, options: argparse.Namespace) -> int:
+    tensors = None
+    if options.tensors or options.json == "full":
+        tensors = _matching(summary, options.tensors or "*")
+    document = summary.to_dict(tensors)
+    if options.diff:
+        other = _summarize(options, options.diff)
+        document["diff"] = identity.difference(summary, other)
+        document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
+    if options.model and summary.sections:
+        found = compare.compare(summary, compare.load(options.model))
+        document["plan"] = found.to_dict()
+        document["exit_code"] = max(document["exit_code"], int(not found.agrees))
+    json.dump(document, sys.stdout, allow_nan=False, separators=(",", ":"))
+    _say("")
+    _emit(summary, options)
+    return int(document["exit_code"])
+
+
+def _diff(summary: Summary, options: argparse.Namespace) -> int:
+    other = _summarize(options, options.diff)
+    if not other.sections:
+        _print_failure(other)
+        return 2
+    lines = identity.difference(summary, other)
+    for line in lines[:MAX_DIFF]:
+        _say(escaped(line, 1000))
+    if len(lines) > MAX_DIFF:
+        _say(f"and {len(lines) - MAX_DIFF} more differences")
+    if not lines:
+        _say(f"same names, shapes and types: {len(summary.model)} tensors, id {summary.id}")
+    return max(summary.exit_code, other.exit_code, int(bool(lines)))
+
+
+def _plan(summary: Summary, options: argparse.Namespace) -> int:
+    """Compare with the plan, where asked for: 1 when they disagree."""
+    if not options.model:
+        return 0
+    found = compare.compare(summary, compare.load(options.model))
+    _say("\n".join(compare.lines(found)))
+    return int(not found.agrees)
+
+
+def _emit(summary: Summary, options: argparse.Namespace) -> None:
+    """Write the inferred model, where asked for."""
+    if options.emit_config and summary.sections:
+        with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
+            file.write(emit.model_yaml(summary))

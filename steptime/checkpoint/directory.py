@@ -1,0 +1,121 @@
+"""A directory: which iteration is meant, which sets of files are in it, and which of them repeat each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.checkpoint import smalljson
+from steptime.checkpoint.detect import SUFFIXES
+from steptime.checkpoint.layouts import dcp, deepspeed, iterations, megatron, nanotron, orbax, ranks, shards, single
+from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
+from steptime.checkpoint.scan import MAX_DEPTH, Folder, Scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Layout = Callable[[Scan, Folder, list[str]], tuple[list[Section], set[str]]]
+
+# In the order in which they may claim files and sub-directories ("name/") of a folder.
+_LAYOUTS: tuple[Layout, ...] = (
+    dcp.sections, megatron.sections, deepspeed.sections, ranks.sections, orbax.sections, nanotron.sections, shards.sections,
+)  # fmt: skip
+LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
+_TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
+
+
+def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]]:
+    """(sections, problems of the directory as a whole, other iterations). Raises `UnreadableError`."""
+    folder = scan.folder(path)
+    choice = iterations.choose(scan, folder)
+    problems = list(choice.problems)
+    found: list[Section] = []
+    for chosen in choice.folders:
+        for section in _sections(scan, chosen):
+            if choice.step is not None and not scan.everything:
+                section.facts.setdefault("step", choice.step)
+            found.append(section)
+    _config(found, choice.folders)
+    _mark_repeated(found)
+    found = _with_facts(found)
+    if not any(section.tensors or section.files for section in found):
+        problems += [problem for section in found for problem in section.problems]
+        if not problems:
+            raise UnreadableError("NOTHING_FOUND", f"no checkpoint found (looked for {LOOKED_FOR})", path)
+        return [], problems, choice.others
+    return found, problems, choice.others
+
+
+def _with_facts(found: list[Section]) -> list[Section]:
+    """Files without tensors are no section of their own; what is in them belongs to the first one."""
+    kept = [section for section in found if section.tensors or section.problems]
+    for section in found:
+        if kept and section not in kept:
+            kept[0].pickles += section.pickles
+            kept[0].files += section.files
+            kept[0].nbytes += section.nbytes
+            for key in ("step", "args"):
+                if key in section.facts:
+                    kept[0].facts.setdefault(key, section.facts[key])
+    return kept
+
+
+def _sections(scan: Scan, folder: Folder) -> list[Section]:
+    """All sets in `folder` and, up to a depth, below it."""
+    found: list[Section] = []
+    left = [*folder.files, *(f"{name}/" for name in folder.dirs)]
+    for layout in _LAYOUTS:
+        sections, used = layout(scan, folder, left)
+        found += sections
+        left = [name for name in left if name not in used]
+    found += _loose(scan, folder, [name for name in left if not name.endswith("/")])
+    for name in left:
+        if name.endswith("/") and folder.depth < MAX_DEPTH and not name.startswith("."):
+            try:
+                found += _sections(scan, scan.below(folder, name[:-1]))
+            except UnreadableError as error:
+                found.append(Section("directory", "directory", folder.named(name), problems=[error.problem]))
+    return found
+
+
+def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
+    """Files that belong to no set. Only those that look like weights by name are opened."""
+    found: list[Section] = []
+    wanted = [name for name in files if name.lower().endswith(SUFFIXES)]
+    for name in files:
+        if name.endswith(_TEMPORARY):
+            section = Section("unfinished", "directory", folder.named(name))
+            section.problem("LEFTOVER", "a temporary file of an unfinished save or download", folder.named(name))
+            found.append(section)
+    for name, result in zip(wanted, scan.read(folder, wanted), strict=True):
+        if isinstance(result, Contents):
+            found.append(single.section(result))
+        elif not (name.endswith(".model") and result.problem.code == "UNKNOWN_FORMAT"):  # tokenizers
+            found.append(Section("unreadable", "single file", folder.named(name), problems=[result.problem]))
+    return found
+
+
+def _config(found: list[Section], folders: list[Folder]) -> None:
+    """config.json beside the weights is what the names and shapes are checked against."""
+    for folder in folders:
+        if "config.json" not in folder.files:
+            continue
+        config = smalljson.load(folder, "config.json")
+        for section in found:
+            in_folder = section.path == folder.rel or section.path.rpartition("/")[0] == folder.rel
+            if isinstance(config, dict) and in_folder:
+                section.facts.setdefault("config", config)
+                break
+
+
+def _mark_repeated(found: list[Section]) -> None:
+    """The same tensor names in two formats are one model: the first is counted, the others point to it."""
+    owners: dict[frozenset[tuple[str, tuple[int, ...]]], str] = {}
+    order = sorted(found, key=lambda s: ("safetensors" not in s.format, s.path))
+    for section in order:
+        names = frozenset((t.name, t.whole) for t in section.tensors if t.role in ("", "model"))
+        if len(names) < 2:
+            continue
+        path = section.path or section.format
+        owner = owners.setdefault(names, path)
+        if owner != path:
+            section.same_as = owner

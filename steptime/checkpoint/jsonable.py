@@ -1,0 +1,128 @@
+"""The JSON document of a summary: schema summarize-ckpt/1, keys stable, integers exact, no NaN."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.records import Problem, Section, Tensor
+    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.tree import Node
+
+SCHEMA = "summarize-ckpt/1"
+PARALLEL_KEYS = ("tp", "pp", "ep", "vpp", "dp", "source", "agrees_with_args")
+
+
+def document(summary: Summary, tensors: list[Tensor] | None) -> dict[str, Any]:
+    """Everything in the summary as plain values; `tensors` is listed only when asked for."""
+    main = summary.counted[0] if summary.counted else None
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "path": summary.path,
+        "format": main.format if main else None,
+        "container": main.container if main else None,
+        "complete": bool(main) and summary.complete,
+        "step": summary.step,
+        "id": summary.id if main else None,
+        "totals": summary.totals,
+        "by_dtype": summary.by_dtype,
+        "by_role": summary.by_role,
+        "tree": [_node(child) for child in summary.tree.children.values()],
+        "parallelism": parallelism(main),
+        "ranks": main.ranks if main else [],
+        "architecture": summary.architecture,
+        "pickle": pickles(summary),
+        "sections": [_section(section) for section in summary.sections],
+        "other_iterations": summary.others,
+        "problems": [problem(item) for item in summary.all_problems],
+        "io": {
+            "files_opened": summary.io.files_opened,
+            "bytes_read": summary.io.bytes_read,
+            "seconds": round(summary.io.seconds, 6),
+        },
+        "exit_code": summary.exit_code,
+    }
+    if tensors is not None:
+        found["tensors"] = [tensor(item) for item in tensors]
+    return found
+
+
+def _node(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": node.name, "repeat": node.repeat, "params": node.params, "bytes": node.nbytes}
+    if node.shape is not None:
+        found |= {"shape": list(node.shape), "dtype": node.dtype}
+    return found | {"children": [_node(child) for child in node.children.values()]}
+
+
+def tensor(item: Tensor) -> dict[str, Any]:
+    """One stored piece."""
+    rank = item.rank or {}
+    return {
+        "name": item.name,
+        "role": item.role or None,
+        "shape": list(item.shape),
+        "dtype": item.dtype,
+        "bytes": item.nbytes,
+        "stored_in": item.file,
+        "storage": item.storage,
+        "alias_of": item.alias_of,
+        "global_shape": None if item.global_shape is None else list(item.global_shape),
+        "shard": {
+            "offsets": None if item.offsets is None else list(item.offsets),
+            "tp": rank.get("tp"),
+            "pp": rank.get("pp"),
+            "dp": rank.get("dp"),
+        },
+        "note": item.note or None,
+    }
+
+
+def parallelism(section: Section | None) -> dict[str, Any]:
+    """The degrees, null where the files do not tell."""
+    known = section.parallelism if section else {}
+    return {key: known.get(key) for key in PARALLEL_KEYS}
+
+
+def pickles(summary: Summary) -> dict[str, Any]:
+    """Globals of all streams together. `weights_only_loadable` is null when torch.load reads none of the files."""
+    facts = [item for section in summary.sections for item in section.pickles]
+    torch_files = [item for item in facts if item.torch_file]
+    dangers = [(item.where, danger) for item in facts for danger in item.dangerous]
+    return {
+        "globals": sorted({ref for item in facts for ref in item.refs}),
+        "dangerous": [
+            {"global": danger.path, "in": where, "byte": danger.at, "arguments": danger.argc}
+            for where, danger in dangers
+        ],
+        "needs": sorted({need for item in facts for need in item.needs}),
+        "weights_only_loadable": not any(item.refused for item in torch_files) if torch_files else None,
+        "refused_because": sorted({reason for item in torch_files for reason in item.refused}),
+        "executed": False,
+    }
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "format": section.format,
+        "container": section.container,
+        "path": section.path,
+        "files": len(section.files),
+        "tensors": len(section.tensors),
+        "file_bytes": section.nbytes,
+        "step": section.facts.get("step"),
+        "same_as": section.same_as,
+        "notes": section.notes,
+        "args": section.facts.get("args"),
+        "metadata": section.facts.get("metadata"),
+    }
+
+
+def problem(item: Problem) -> dict[str, Any]:
+    """One problem."""
+    return {
+        "code": item.code,
+        "severity": item.severity,
+        "file": item.file,
+        "tensor": item.tensor,
+        "message": item.message,
+    }

@@ -1,0 +1,174 @@
+"""torch.distributed.checkpoint directories (FSDP2, torchtitan, accelerate) and Megatron's dist_checkpointing on top.
+
+`.metadata` is written last, so a save without it did not finish. Megatron-Core adds `metadata.json` and `common.pt`
+(`megatron/core/dist_checkpointing/core.py`, `strategies/common.py`), newer versions a sharded object "common_state"
+inside a .distcp file, itself a torch zip that is read in place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import smalljson, zipdir
+from steptime.checkpoint.layouts import single
+from steptime.checkpoint.readers import dcp_metadata, torch_file
+from steptime.checkpoint.records import Section, UnreadableError
+from steptime.checkpoint.source import Source, Window
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.readers.dcp_metadata import Placement
+    from steptime.checkpoint.records import Contents
+    from steptime.checkpoint.scan import Folder, Scan
+
+PARTIAL = re.compile(r"^__\d+\.metadata$")
+DATA = re.compile(r"^__(\d+)_\d+\.distcp$")
+MAX_LINES = 10
+LAYERS = re.compile(r"(?:^|\.)layers\.(?!\d)")
+
+
+def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+    """The distributed checkpoint in `folder`, if there is one."""
+    data = [name for name in files if name.endswith(".distcp")]
+    metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
+    if not data and not metadata:
+        return [], set()
+    section = Section("torch DCP", f"{len(data)} data files", folder.rel)
+    used = {*data, *metadata, "metadata.json", "common.pt"}
+    if not metadata:
+        size = sum(_size(folder.join(name)) or 0 for name in data)
+        message = (
+            f"incomplete save: .metadata is missing (it is written last); {len(data)} .distcp files, {size:,} bytes"
+        )
+        section.problem("MISSING_METADATA", message, folder.named(".metadata"))
+        return [section], used
+    for name in metadata:
+        contents = _metadata(scan, folder, name, section)
+        if contents is not None:
+            _place(section, folder, contents.facts["placement"])
+    if any(name.endswith((".tmp", ".metadata.tmp")) for name in files):
+        section.problem("LEFTOVER", "a temporary file of an unfinished save is here", folder.rel or None)
+    _megatron(scan, folder, files, section)
+    return [section], used
+
+
+def _metadata(scan: Scan, folder: Folder, name: str, section: Section) -> Contents | None:
+    try:
+        with Source(folder.join(name), folder.named(name)) as source:
+            contents = dcp_metadata.read(source)
+            contents.read = source.read_bytes
+    except UnreadableError as error:
+        section.problems.append(error.problem)
+        return None
+    scan.files_opened += 1
+    scan.bytes_read += contents.read
+    section.absorb(contents)
+    for tensor in contents.tensors:
+        tensor.unique = tensor.numel
+    return contents
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - thousands of files
+    except (OSError, ValueError):
+        return None
+
+
+def _place(section: Section, folder: Folder, placement: Placement) -> None:
+    """Every data file must be there and reach as far as its last piece."""
+    wrong = 0
+    ranks: dict[str, dict[str, Any]] = {}
+    for path, end in placement.ends.items():
+        size = None
+        if "/" in path or "\\" in path or path in ("", ".", ".."):
+            section.problem("PATH_ESCAPE", f".metadata names {path}, outside this directory; it was not looked at")
+            continue
+        size = _size(folder.join(path))
+        if size is not None:
+            section.nbytes += size
+            section.files.append(folder.named(path))
+        if size is None or size < end:
+            wrong += 1
+            if wrong <= MAX_LINES:
+                text = "is missing" if size is None else f"has {size:,} bytes, .metadata points up to byte {end:,}"
+                section.problem("MISSING_FILE" if size is None else "SHORT_FILE", text, folder.named(path))
+        _row(ranks, path, placement)
+    if wrong > MAX_LINES:
+        section.problem("MISSING_FILE", f"{wrong - MAX_LINES} more data files are missing or too short")
+    section.ranks = list(ranks.values())
+    section.facts["objects"] = placement.objects
+
+
+def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> None:
+    match = DATA.match(path)
+    name = f"rank {match[1]}" if match else path
+    empty = {"name": name, "tensors": 0, "params": None, "model_bytes": 0, "optimizer_bytes": 0}
+    row = ranks.setdefault(name, empty)
+    sizes = placement.by_file.get(path, {})
+    row["tensors"] += placement.pieces.get(path, 0)
+    row["model_bytes"] += sizes.get("model", 0) + sizes.get("", 0)
+    row["optimizer_bytes"] += sizes.get("optimizer", 0) + sizes.get("master", 0)
+
+
+def _megatron(scan: Scan, folder: Folder, files: list[str], section: Section) -> None:
+    """metadata.json names the backend; args come from common.pt or from the common_state object."""
+    objects = section.facts.pop("objects", {})
+    config = smalljson.load(folder, "metadata.json") if "metadata.json" in files else None
+    if isinstance(config, dict) and "sharded_backend" in config:
+        section.format = f"Megatron dist_checkpointing ({config['sharded_backend']})"
+    common = next((key for key in objects if "common_state" in key), None)
+    if "common.pt" in files:
+        for contents in scan.absorb(section, folder, ["common.pt"], lambda c: single.facts_of(c.facts.get("root"))):
+            section.facts |= contents.facts["kept"]
+        section.tensors = [t for t in section.tensors if not t.file.endswith("common.pt")]
+    elif common is not None:
+        _common_object(folder, objects[common], section)
+    elif section.format.startswith("Megatron"):
+        section.problem("MISSING_FILE", "neither common.pt nor a common_state object: arguments are missing")
+    args = section.facts.get("args")
+    if isinstance(args, dict):
+        section.parallelism = parallelism(args)
+        if section.format == "torch DCP":
+            section.format = "Megatron fsdp_dtensor (torch DCP)"
+    _stacked(section)
+
+
+def _common_object(folder: Folder, where: tuple[str, int, int], section: Section) -> None:
+    path, offset, length = where
+    if "/" in path:
+        return
+    try:
+        with Source(folder.join(path), folder.named(path)) as source:
+            window = Window(source, offset, length)
+            directory = zipdir.read_directory(window)
+            if directory is not None:
+                contents = torch_file.read_zip(window, directory)
+                section.facts |= single.facts_of(contents.facts["root"])
+                section.problems += contents.problems
+                section.pickles += [contents.pickle] if contents.pickle else []
+    except UnreadableError as error:
+        section.problems.append(error.problem)
+
+
+def parallelism(args: dict[str, Any]) -> dict[str, Any]:
+    """The degrees in Megatron's arguments (`megatron/training/arguments.py`); virtual stages per pipeline stage as vpp."""
+    names = {
+        "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+        "ep": "expert_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size", "dp": "data_parallel_size",
+    }  # fmt: skip
+    found: dict[str, Any] = {key: args[name] for key, name in names.items() if type(args.get(name)) is int}
+    return found | {"source": "args"} if found else {}
+
+
+def _stacked(section: Section) -> None:
+    """Older Megatron saves stack equal layers: `decoder.layers.x` with a leading layer dimension."""
+    names = [t for t in section.tensors if t.role == "model" and LAYERS.search(t.name) and t.shape]
+    if not section.format.startswith("Megatron") or not names:
+        return
+    layers = {t.shape[0] for t in names}
+    if len(layers) == 1:
+        section.notes.append(
+            f"layers are stacked: each decoder.layers tensor has a leading dimension of {layers.pop()}"
+        )

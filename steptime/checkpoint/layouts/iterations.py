@@ -1,0 +1,94 @@
+"""Several saves under one root: which one is meant.
+
+Tracker files: Megatron `latest_checkpointed_iteration.txt` (checkpointing.py), DeepSpeed `latest`
+(runtime/engine.py). Without one the highest number is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from steptime.checkpoint.records import Problem, UnreadableError
+from steptime.checkpoint.source import Source
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.scan import Folder, Scan
+
+STEP_DIR = re.compile(
+    r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"
+)
+NAMED_DIRS = {"release"}
+TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest.txt")
+_UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
+
+
+@dataclass(slots=True)
+class Choice:
+    """The folders to summarise, the step they stand for, and the other saves by name."""
+
+    folders: list[Folder]
+    step: int | None = None
+    others: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def step_of(name: str) -> int | None:
+    """The training step in a directory's name, e.g. 5000 in iter_0005000."""
+    match = STEP_DIR.match(name)
+    return int(match[1]) if match else None
+
+
+def choose(scan: Scan, folder: Folder) -> Choice:
+    """The save `folder` means: itself, or the one of its sub-directories that a tracker or the highest number names."""
+    saves = [name for name in folder.dirs if step_of(name) is not None or name in NAMED_DIRS]
+    tracker, target = _tracker(folder)
+    if not saves:
+        own = Choice([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
+        if tracker and target:
+            message = f"{tracker} names {target}, which is not there"
+            own.problems.append(Problem("MISSING_ITERATION", message, tracker))
+        return own
+    if any(name.endswith((".safetensors", ".distcp", ".pt", ".bin", ".gguf")) for name in folder.files):
+        return Choice([folder])  # a model with its checkpoints beside it is all sections of one directory
+    return _among(scan, folder, saves, tracker, target)
+
+
+def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, target: str | None) -> Choice:
+    problems: list[Problem] = []
+    named = [name for name in saves if target is not None and (name == target or str(step_of(name)) == target)]
+    saves.sort(key=lambda name: step_of(name) or -1)
+    chosen = named[0] if named else saves[-1]
+    if target is not None and not named:
+        problems.append(Problem("MISSING_ITERATION", f"{tracker} names {target}, which is not there", tracker))
+    unfinished = "an unfinished save (never renamed to its final name)"
+    problems += [Problem("UNCOMMITTED", unfinished, name) for name in folder.dirs if _UNCOMMITTED.search(name)]
+    others = [name for name in saves if name != chosen]
+    if target is not None and named and step_of(chosen) is not None:
+        newer = [name for name in others if (step_of(name) or -1) > (step_of(chosen) or 0)]
+        if newer:
+            message = f"{', '.join(newer)} is newer than what {tracker} names: an unfinished save, or a rollback"
+            problems.append(Problem("NEWER_ITERATION", message, tracker, severity="warning"))
+    names = [chosen, *others] if scan.everything else [chosen]
+    folders = []
+    for name in names:
+        try:
+            folders.append(scan.below(folder, name))
+        except UnreadableError as error:
+            problems.append(error.problem)
+    return Choice(folders, step_of(chosen), [] if scan.everything else others, problems)
+
+
+def _tracker(folder: Folder) -> tuple[str | None, str | None]:
+    """(tracker file, what it names) where there is one."""
+    for name in TRACKERS:
+        if name not in folder.files:
+            continue
+        try:
+            with Source(folder.join(name), name) as source:
+                text = source.upto(0, 200).decode("utf-8", "replace").strip()
+        except UnreadableError:
+            continue
+        return name, str(int(text)) if text.isdecimal() and text.isascii() else text
+    return None, None

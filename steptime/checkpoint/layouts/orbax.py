@@ -1,0 +1,160 @@
+"""zarr arrays (one directory each, as Megatron's zarr backend and Orbax write them) and Orbax trees over OCDBT.
+
+Formats: zarr v2 specification (`.zarray`), zarr v3 (`zarr.json`); Orbax `orbax/checkpoint/_src/metadata/tree.py`
+(`_METADATA`: tree_metadata with write_shape). With OCDBT the `.zarray` documents live inside a key-value store:
+shapes and types are exact when tensorstore is installed, else only names and written shapes are known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import smalljson
+from steptime.checkpoint.dtypes import from_numpy, nbytes
+from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.records import Section, Tensor, UnreadableError
+from steptime.checkpoint.roles import optimizer_role
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.scan import Folder, Scan
+
+ARRAY_FILES = (".zarray", "zarr.json")
+EXTRA = "pip install 'steptime[checkpoint-formats]'"
+
+
+def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+    """An Orbax tree or a set of zarr arrays in `folder`."""
+    present = set(files)
+    if "manifest.ocdbt" in present:
+        return [_ocdbt(folder, present)], present
+    section = Section("Orbax (zarr)" if "_METADATA" in present else "zarr", "directory", folder.rel)
+    used: set[str] = set()
+    for name in ("", *(d for d in files if d.endswith("/"))):
+        if (name or present & set(ARRAY_FILES)) and _array(folder, name[:-1], section):
+            used.add(name)
+    if not section.tensors and "_METADATA" not in present:
+        return [], set()
+    scan.files_opened += len(section.tensors)
+    if "_METADATA" in present:
+        _compare(folder, section)
+    _committed(folder, present, section)
+    config = smalljson.load(folder, "metadata.json") if "metadata.json" in present else None
+    if isinstance(config, dict) and config.get("sharded_backend") == "zarr":
+        section.format = "Megatron dist_checkpointing (zarr)"
+    section.container = f"{len(section.tensors)} arrays"
+    section.files += [folder.named(name) for name in sorted(used)]
+    return [section], used | (present & {"_METADATA", "_sharding", "array_metadatas/", "d/", *ARRAY_FILES})
+
+
+def _array(folder: Folder, name: str, section: Section) -> bool:
+    """Record the array in sub-directory `name` ("" for the folder itself), if it is one."""
+    for file in ARRAY_FILES:
+        document = smalljson.load(folder, f"{name}/{file}" if name else file)
+        if isinstance(document, dict) and "shape" in document:
+            label = name or folder.rel.rpartition("/")[2] or "array"
+            return _record(section, label, document, folder.named(name))
+    return False
+
+
+def _record(section: Section, name: str, document: dict[str, Any], file: str) -> bool:
+    shape = shape_of(document.get("shape"))
+    dtype = document.get("dtype", document.get("data_type"))
+    if shape is None or not isinstance(dtype, str):
+        section.problem("INVALID_HEADER", f"array {name}: shape or dtype is not valid", file, name)
+        return False
+    dtype = from_numpy(dtype)
+    parts = name.split(".", 64)
+    role = ""
+    if parts[0].startswith(("opt", "optimizer")) or not {"exp_avg", "exp_avg_sq", "mu", "nu"}.isdisjoint(parts):
+        role = optimizer_role(parts)
+    elif parts[0] in ("params", "model"):
+        role, name = "model", ".".join(parts[1:]) or name
+    tensor = Tensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
+    tensor.unique = tensor.numel
+    section.tensors.append(tensor)
+    return True
+
+
+def _compare(folder: Folder, section: Section) -> None:
+    """Every leaf of `_METADATA` must have its array."""
+    known = {tensor.file.rpartition("/")[2] for tensor in section.tensors}
+    for name in _leaves(folder):
+        if name not in known:
+            section.problem("MISSING_TENSOR", f"array {name} of _METADATA is missing", folder.named(name), name)
+
+
+def _leaves(folder: Folder) -> dict[str, Any]:
+    """{name: written shape or None} of the tree metadata."""
+    document = smalljson.load(folder, "_METADATA")
+    tree = document.get("tree_metadata") if isinstance(document, dict) else None
+    found: dict[str, Any] = {}
+    for entry in tree.values() if isinstance(tree, dict) else ():
+        try:
+            name = ".".join(str(part["key"]) for part in entry["key_metadata"])
+            value = entry["value_metadata"]
+            if value.get("value_type") not in ("None", "Dict", "List", "Tuple"):
+                found[name] = shape_of(value.get("write_shape"))
+        except (KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _committed(folder: Folder, present: set[str], section: Section) -> None:
+    document = smalljson.load(folder, "_CHECKPOINT_METADATA") if "_CHECKPOINT_METADATA" in present else None
+    if (
+        isinstance(document, dict)
+        and document.get("init_timestamp_nsecs")
+        and not document.get("commit_timestamp_nsecs")
+    ):
+        section.problem(
+            "UNCOMMITTED", "no commit time in _CHECKPOINT_METADATA: the save did not finish", folder.rel or None
+        )
+
+
+def _ocdbt(folder: Folder, present: set[str]) -> Section:
+    section = Section("Orbax (OCDBT)", "key-value store", folder.rel, files=[folder.named("manifest.ocdbt")])
+    _committed(folder, present, section)
+    try:
+        tensorstore = importlib.import_module("tensorstore")
+    except ImportError:
+        _without_extra(folder, section)
+        return section
+    try:
+        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{_absolute(folder)}/"}).result()
+        keys = [key.decode("utf-8", "replace") for key in store.list().result()]
+        for key in keys:
+            if key.endswith(ARRAY_FILES):
+                document = json.loads(bytes(store.read(key).result().value))
+                _record(section, key.rpartition("/")[0], document, folder.named("manifest.ocdbt"))
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UnreadableError("INVALID_HEADER", f"tensorstore cannot read it: {reason}", section.files[0]) from None
+    _compare_ocdbt(folder, section)
+    return section
+
+
+def _absolute(folder: Folder) -> str:
+    return os.path.abspath(folder.path)  # noqa: PTH100
+
+
+def _compare_ocdbt(folder: Folder, section: Section) -> None:
+    stored = len(section.tensors)
+    named = len(_leaves(folder))
+    if named > stored:
+        section.problem(
+            "MISSING_TENSOR", f"_METADATA names {named} arrays, the store has {stored}", folder.named("_METADATA")
+        )
+
+
+def _without_extra(folder: Folder, section: Section) -> None:
+    """Names and written shapes only: the element types are inside the store."""
+    for name, shape in _leaves(folder).items():
+        tensor = Tensor(
+            name, shape or (), "unknown", 0, folder.named("_METADATA"), note="" if shape else "shape unknown"
+        )
+        tensor.unique = tensor.numel if shape else 0
+        section.tensors.append(tensor)
+    section.notes.append(f"element types are inside the OCDBT store: {EXTRA} reads them")

@@ -1,0 +1,47 @@
+"""Files that stand alone, and what the pickled object says about the run that wrote it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.pickles import walk
+from steptime.checkpoint.pickles.values import mapping
+from steptime.checkpoint.records import Section
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.records import Contents
+
+STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")
+ARGS_KEYS = ("args", "hyper_parameters", "model_args", "config", "cfg", "hparams", "opt")
+
+
+def facts_of(root: Any) -> dict[str, Any]:
+    """step, args and framework from the top level of a pickled object, where it has them."""
+    top = mapping(root)
+    found: dict[str, Any] = {}
+    step = next((top[key] for key in STEP_KEYS if type(top.get(key)) is int), None)
+    if step is not None:
+        found["step"] = step
+    if type(top.get("epoch")) is int:
+        found["epoch"] = top["epoch"]
+    args = next((walk.plain(top[key]) for key in ARGS_KEYS if walk.plain(top.get(key))), None)
+    if args:
+        found["args"] = args
+    version = top.get("pytorch-lightning_version")
+    if type(version) is str:
+        found["framework"] = f"Lightning {version}"
+    elif "checkpoint_version" in top and "iteration" in top:
+        found["framework"] = "Megatron-LM"
+    return found
+
+
+def section(contents: Contents) -> Section:
+    """The section of one file that stands alone."""
+    root = contents.facts.pop("root", None)
+    found = Section(contents.format, "single file", contents.file)
+    found.facts |= contents.facts | facts_of(root)
+    framework = found.facts.get("framework")
+    if framework:
+        found.format = f"{contents.format} ({framework})"
+    found.absorb(contents)
+    return found

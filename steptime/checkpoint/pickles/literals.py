@@ -1,0 +1,154 @@
+"""Opcodes that carry a literal, and the memo: what stands in the stream itself, with every length checked against it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.pickles.values import Opaque
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.checkpoint.pickles.machine import Machine
+
+    Op = Callable[[Machine, int], int]
+
+KEEP_BYTES = 4096  # longer byte strings are tensor data or images: only their length matters here
+KEEP_DIGITS = 40
+
+
+def need(m: Machine, i: int, length: int) -> int:
+    """The byte behind the next `length`. Raises ValueError, with both numbers, where the stream has fewer."""
+    left = len(m.data) - i
+    if length > left:
+        raise ValueError(f"opcode at {i} wants {length} bytes, {max(left, 0)} left")
+    return i + length
+
+
+def put(m: Machine, k: int) -> None:
+    """Store the top of the stack as memo entry `k`; entries far out of order go to a dict."""
+    if k < 0:
+        raise ValueError("negative memo index")
+    if k < len(m.memo):
+        m.memo[k] = m.stack[-1]
+    elif k == len(m.memo) and k not in m.far:
+        m.memo.append(m.stack[-1])
+    else:
+        m.far[k] = m.stack[-1]
+
+
+def get(m: Machine, k: int) -> None:
+    """Push memo entry `k`."""
+    if k >= len(m.memo) and k not in m.far:
+        raise ValueError(f"memo entry {k} was never written")
+    m.stack.append(m.memo[k] if 0 <= k < len(m.memo) else m.far[k])
+
+
+def readline(m: Machine, i: int) -> tuple[bytes, int]:
+    """The text up to the next newline, and the byte behind it."""
+    end = m.data.find(b"\n", i)
+    if end < 0:
+        raise IndexError
+    return m.data[i:end], end + 1
+
+
+def new(make: Callable[[], Any]) -> Op:
+    """An opcode that pushes a new value."""
+
+    def op(m: Machine, i: int) -> int:
+        m.stack.append(make())
+        return i
+
+    return op
+
+
+def unpack(code: str) -> Op:
+    """An opcode that pushes a number of fixed width."""
+    reader = struct.Struct(code)
+
+    def op(m: Machine, i: int) -> int:
+        m.stack.append(reader.unpack_from(m.data, i)[0])
+        return i + reader.size
+
+    return op
+
+
+def sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
+    """A length of `width` bytes, then that many bytes; those of `kind` longer than is useful stay unread."""
+
+    def op(m: Machine, i: int) -> int:
+        start = need(m, i, width)
+        length = int.from_bytes(m.data[i:start], "little")
+        end = need(m, start, length)
+        big = kind and length > KEEP_BYTES
+        m.stack.append(Opaque(kind, length) if big else keep(m.data[start:end]))
+        return end
+
+    return op
+
+
+def text(data: bytes) -> str:
+    """UTF-8, lone surrogates let through as the unpickler does."""
+    return str(data, "utf-8", "surrogatepass")
+
+
+def integer(data: bytes) -> Any:
+    """A little-endian signed integer; one longer than anybody needs is not built."""
+    return int.from_bytes(data, "little", signed=True) if len(data) <= KEEP_DIGITS else Opaque("int", len(data))
+
+
+def lined(keep: Callable[[bytes], Any]) -> Op:
+    """An opcode whose literal ends at a newline."""
+
+    def op(m: Machine, i: int) -> int:
+        raw, j = readline(m, i)
+        m.stack.append(keep(raw))
+        return j
+
+    return op
+
+
+def decimal(line: bytes) -> Any:
+    """A decimal integer or the old spelling of a bool; a very long one is not built."""
+    if line in (b"00", b"01"):
+        return line == b"01"
+    digits = line.rstrip(b"L")
+    return int(digits) if len(digits) <= KEEP_DIGITS else Opaque("int", len(digits))
+
+
+def memo_text(act: Callable[[Machine, int], None]) -> Op:
+    """A memo opcode whose index is a line of text."""
+
+    def op(m: Machine, i: int) -> int:
+        raw, j = readline(m, i)
+        act(m, int(raw))
+        return j
+
+    return op
+
+
+def memo_binary(act: Callable[[Machine, int], None], width: int) -> Op:
+    """A memo opcode whose index has `width` bytes."""
+
+    def op(m: Machine, i: int) -> int:
+        end = need(m, i, width)
+        act(m, int.from_bytes(m.data[i:end], "little"))
+        return end
+
+    return op
+
+
+def memoize(m: Machine, i: int) -> int:
+    """MEMOIZE: the next free entry."""
+    put(m, len(m.memo) + len(m.far))
+    return i
+
+
+def skip(width: int) -> Op:
+    """FRAME is only a hint for buffering: its length may be anything."""
+
+    def op(m: Machine, i: int) -> int:
+        return need(m, i, width)
+
+    return op

@@ -1,0 +1,248 @@
+"""Tensor records in a pickled object graph: each rebuild function of torch and numpy, read as shape, dtype and bytes.
+
+Layout of the records: torch 2.13 `torch/_utils.py` (_rebuild_*), `torch/_tensor.py` (_reduce_ex_internal,
+_rebuild_from_type_v2), `torch/distributed/tensor`, `torch/distributed/_shard/sharded_tensor`; numpy
+`numpy/_core/src/multiarray/methods.c` (array_reduce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
+from steptime.checkpoint.pickles.values import Call, Opaque, Pid, Ref, mapping
+from steptime.checkpoint.records import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.checkpoint.records import Shape
+
+MAX_DIMS = 64
+Args = Sequence[Any]
+
+
+def shape_of(value: Any) -> Shape | None:
+    """A shape: a tuple or list of integers that are not negative, else None."""
+    if type(value) in (tuple, list) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value):
+        return tuple(value)
+    return None
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if type(value) is bytes else value if type(value) is str else ""
+
+
+def storage_of(value: Any) -> tuple[str, str, int, bool] | None:
+    """(key, dtype, bytes, typed) of a torch storage id; the element count of an UntypedStorage is in bytes."""
+    pid = value.value if type(value) is Pid else None
+    if type(pid) is not tuple or len(pid) < 5 or _text(pid[0]) != "storage" or type(pid[1]) is not Ref:
+        return None
+    name = pid[1].name
+    key, numel = pid[2], pid[4]
+    dtype = TORCH_STORAGES.get(name)
+    if dtype is None or type(numel) is not int:
+        return None
+    key = str(key) if type(key) is int else _text(key)
+    return key, dtype, numel * itemsize(dtype), name != "UntypedStorage"
+
+
+def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> Tensor | None:
+    found = storage_of(storage)
+    shape = shape_of(size)
+    if found is None or shape is None or type(offset) is not int:
+        return None
+    key, own, stored, _ = found
+    dtype = dtype or own
+    width = itemsize(dtype)
+    span = 0
+    if 0 not in shape:
+        steps = stride if type(stride) in (tuple, list) and len(stride) == len(shape) else _row_major(shape)
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True) if type(s) is int)
+    return Tensor(
+        "", shape, dtype, nbytes(shape, dtype) or 0, storage=key, storage_nbytes=stored,
+        start=offset * width, extent=span * width,
+    )  # fmt: skip
+
+
+def _row_major(shape: Shape) -> tuple[int, ...]:
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _v2(args: Args) -> Tensor | None:
+    return _dense(*args[:4]) if len(args) >= 4 else None
+
+
+def _dtype_name(value: Any) -> str:
+    return value.name if type(value) is Ref else ""
+
+
+def _v3(args: Args) -> Tensor | None:
+    return _dense(args[0], args[1], args[2], args[3], _dtype_name(args[6])) if len(args) >= 7 else None
+
+
+def _inner(args: Args) -> Tensor | None:
+    return _decode(args[0]) if args else None
+
+
+def _quantised(args: Args) -> Tensor | None:
+    found = _v2(args)
+    if found is not None:
+        found.note = "quantised"
+    return found
+
+
+def _meta(args: Args) -> Tensor | None:
+    shape = shape_of(args[1]) if len(args) >= 2 else None
+    if shape is None:
+        return None
+    return Tensor("", shape, _dtype_name(args[0]), 0, note="meta")
+
+
+def _sparse(args: Args) -> Tensor | None:
+    """COO (indices, values, size) or compressed (crow, col, values, size); the values are the parameters."""
+    parts = args[1] if len(args) >= 2 and type(args[1]) is tuple else ()
+    shape = next((s for s in map(shape_of, parts) if s is not None), None)
+    pieces = [t for t in map(_decode, parts) if t is not None]
+    if shape is None or not pieces:
+        return None
+    values = pieces[-1]
+    stored = sum(t.nbytes for t in pieces)
+    return Tensor(
+        "", values.shape, values.dtype, stored, storage=values.storage, storage_nbytes=values.storage_nbytes,
+        start=values.start, extent=values.extent, global_shape=shape, note="sparse",
+    )  # fmt: skip
+
+
+def _wrapper(args: Args) -> Tensor | None:
+    shape = shape_of(args[2]) if len(args) >= 3 else None
+    if shape is None:
+        return None
+    return Tensor("", shape, _dtype_name(args[1]), 0, note="wrapper")
+
+
+def _from_type(args: Args) -> Tensor | None:
+    """(func, type, args, state): a DTensor or ShardedTensor keeps its local piece in the state."""
+    if len(args) < 4 or type(args[0]) is not Ref or type(args[2]) is not tuple:
+        return None
+    build = _REBUILD.get(args[0].path)
+    found = build(args[2]) if build else None
+    kind = _dtype_name(args[1])
+    if kind == "DTensor" and found is not None:
+        return _dtensor(found.shape, args[3])
+    if kind == "ShardedTensor" and found is not None:
+        return _sharded(found.shape, args[3])
+    if found is not None and found.note == "wrapper":  # another wrapper subclass: its tensors are in the state
+        parts = [t for t in (_decode(v) for v in mapping(args[3]).values()) if t is not None]
+        found.nbytes = sum(t.nbytes for t in parts)
+        found.note = kind
+    return found
+
+
+def _dtensor(shape: Shape, state: Any) -> Tensor | None:
+    fields = mapping(state)
+    local = _decode(fields.get("_local_tensor"))
+    if local is None:
+        return None
+    placements = mapping(fields.get("_spec")).get("placements")
+    local.global_shape = shape
+    local.note = "DTensor " + _placements(placements)
+    return local
+
+
+def _placements(value: Any) -> str:
+    names = []
+    for item in value if type(value) in (tuple, list) else ():
+        dim = mapping(item).get("dim") if type(item) is Call else None
+        args = item.args if type(item) is Call and type(item.args) is tuple else ()
+        name = item.path.rsplit(".", 1)[-1] if type(item) is Call else "?"
+        dim = dim if dim is not None else next((a for a in args if type(a) is int), None)
+        names.append(name if dim is None else f"{name}({dim})")
+    return ", ".join(names)
+
+
+def _sharded(shape: Shape, state: Any) -> Tensor | None:
+    shards = state[0] if type(state) is tuple and state else None
+    for shard in shards if type(shards) is list else ():
+        fields = mapping(shard)
+        local = _decode(fields.get("tensor"))
+        if local is not None:
+            local.global_shape = shape
+            local.offsets = shape_of(mapping(fields.get("metadata")).get("shard_offsets"))
+            local.note = "ShardedTensor"
+            return local
+    return None
+
+
+def _nested(args: Args) -> Tensor | None:
+    found = _inner(args)
+    if found is not None:
+        found.note = "nested"
+    return found
+
+
+def numpy_array(call: Call) -> Tensor | None:
+    """A numpy array: shape and dtype are in its BUILD state (version, shape, dtype, order, bytes)."""
+    state = call.state
+    if type(state) is not tuple or len(state) < 5:
+        return None
+    shape = shape_of(state[1])
+    descr = state[2].args[0] if type(state[2]) is Call and state[2].args else ""
+    dtype = from_numpy(_text(descr))
+    if shape is None:
+        return None
+    raw = state[4]
+    length = raw.size if type(raw) is Opaque else len(raw) if type(raw) is bytes else 0
+    return Tensor("", shape, dtype, nbytes(shape, dtype) or length, note="numpy")
+
+
+_T = "torch._utils."
+_REBUILD: dict[str, Callable[[Args], Tensor | None]] = {
+    f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
+    f"{_T}_rebuild_parameter": _inner, f"{_T}_rebuild_parameter_with_state": _inner,
+    f"{_T}_rebuild_qtensor": _quantised, f"{_T}_rebuild_meta_tensor_no_storage": _meta,
+    f"{_T}_rebuild_sparse_tensor": _sparse, f"{_T}_rebuild_sparse_csr_tensor": _sparse,
+    f"{_T}_rebuild_wrapper_subclass": _wrapper, f"{_T}_rebuild_nested_tensor": _nested,
+    f"{_T}_rebuild_device_tensor_from_numpy": _inner, f"{_T}_rebuild_device_tensor_from_cpu_tensor": _inner,
+    f"{_T}_rebuild_xla_tensor": _inner, "torch.tensor._rebuild_from_type": _from_type,
+    "torch._tensor._rebuild_from_type_v2": _from_type, "torch.nn.parameter.Parameter": _inner,
+}  # fmt: skip
+_NUMPY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """The tensor a record describes (its name is the caller's to set), or None when it is none.
+
+    Rebuild functions wrap one another; a hostile stream nests them without end, which is then no tensor.
+    """
+    try:
+        return _decode(value)
+    except RecursionError:
+        return None
+
+
+def _decode(value: Any) -> Tensor | None:
+    if type(value) is Pid:
+        return _bare_storage(value)
+    if type(value) is not Call or type(value.args) is not tuple:
+        return None
+    path = value.path
+    if path in _NUMPY:
+        return numpy_array(value)
+    build = _REBUILD.get(path)
+    if build is not None:
+        return build(value.args)
+    if path.startswith("torch.") and path.endswith("Tensor") and type(value.state) is tuple:
+        return _v2(value.state)  # torch before 0.4: FloatTensor() then BUILD (storage, offset, size, stride)
+    return None
+
+
+def _bare_storage(value: Pid) -> Tensor | None:
+    found = storage_of(value)
+    if found is None:
+        return None
+    key, dtype, size, _ = found
+    count = size // max(1, itemsize(dtype))
+    return Tensor("", (count,), dtype, size, storage=key, storage_nbytes=size, extent=size, note="storage")

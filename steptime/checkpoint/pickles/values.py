@@ -1,0 +1,102 @@
+"""Inert records that stand for what a pickle would have built. None of them is hashed, compared, called or imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COMPUTED = "computed"  # module of a global whose name the stream computes
+
+
+class Ref:
+    """A global named by the stream: `module.name`.
+
+    `at` is the byte of its first import, `called` of its first call; `resolved` says that it is a getattr whose
+    calls were followed to the attribute they name.
+    """
+
+    __slots__ = ("argc", "at", "called", "is_getattr", "is_size", "module", "name", "resolved")
+
+    def __init__(self, module: str, name: str, at: int) -> None:
+        self.module = module
+        self.name = name
+        self.at = at
+        self.called = 0
+        self.argc = 0
+        self.is_size = module == "torch" and name == "Size"
+        self.is_getattr = name == "getattr" and module in ("builtins", "__builtin__")
+        self.resolved = False
+
+    @property
+    def path(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+
+class Pairs(list[Any]):
+    """A dict, as the flat list key, value, key, value ... in stream order, since keys may not be hashable."""
+
+    __slots__ = ()
+
+
+class Call:
+    """`func(*args)` followed by BUILD with `state`; `items` holds what SETITEMS (Pairs) or APPENDS (list) added."""
+
+    __slots__ = ("args", "func", "items", "state")
+
+    def __init__(self, func: Any, args: Any) -> None:
+        self.func = func
+        self.args = args
+        self.state: Any = None
+        self.items: Any = None
+
+    @property
+    def path(self) -> str:
+        """Full name of what would be called, or "" when it is itself the result of a call."""
+        return self.func.path if type(self.func) is Ref else ""
+
+
+class Pid:
+    """A persistent id; torch writes ("storage", class, key, location, numel)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Opaque:
+    """A value that is not kept: large bytes or a long integer, with its size in bytes or digits."""
+
+    __slots__ = ("kind", "size")
+
+    def __init__(self, kind: str, size: int) -> None:
+        self.kind = kind
+        self.size = size
+
+
+class Stop(Exception):  # noqa: N818 - the end of the stream is no error
+    """STOP was reached: `value` is the result, `at` the byte after it."""
+
+    def __init__(self, value: Any, at: int) -> None:
+        super().__init__()
+        self.value = value
+        self.at = at
+
+
+def pairs(value: Any) -> list[tuple[Any, Any]]:
+    """(key, value) of anything dict-like: a dict, an OrderedDict, an object's attributes; [] for the rest."""
+    flat = [*_flat(value.items), *_flat(value.state)] if type(value) is Call else _flat(value)
+    return list(zip(flat[::2], flat[1::2], strict=False))
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The string-keyed part of `pairs(value)`; later keys win, as in a dict."""
+    return {key: item for key, item in pairs(value) if type(key) is str}
+
+
+def _flat(value: Any) -> list[Any]:
+    if type(value) is Pairs:
+        return value
+    if type(value) is tuple:  # (dict state, slots state), pickle protocol 2 and later
+        return [item for part in value if type(part) is Pairs for item in part]
+    return []

@@ -1,0 +1,1 @@
+"""Single files: one module per format, each reading headers and metadata only."""

@@ -1,0 +1,171 @@
+"""The `.metadata` file of torch.distributed.checkpoint: every tensor's shape, type and chunks, and where they lie.
+
+Layout: torch 2.13 `torch/distributed/checkpoint/metadata.py` (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
+MetadataIndex) and `filesystem.py` (_StorageInfo; read there with plain `pickle.load`, which runs what it names).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import roles
+from steptime.checkpoint.dtypes import nbytes
+from steptime.checkpoint.pickles.machine import Machine, MalformedError
+from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.pickles.values import Call, Pairs, Ref, mapping, pairs
+from steptime.checkpoint.pickles.verdict import judge
+from steptime.checkpoint.pickles.walk import key_text
+from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
+from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.source import Source
+
+MAX_LINES = 10
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where the pieces are: per file the byte behind its last piece and the bytes by role; objects that are no tensors."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    by_file: dict[str, dict[str, int]] = field(default_factory=dict)
+    pieces: dict[str, int] = field(default_factory=dict)
+    objects: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
+def read(source: Source) -> Contents:
+    """One `.metadata`; the placement is in facts["placement"]. Raises `UnreadableError`."""
+    contents = Contents(source.name, "torch DCP", nbytes=source.size)
+    if source.size > MAX_PICKLE:
+        raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
+    machine = Machine(source.exactly(0, source.size))
+    try:
+        root = machine.run()
+    except MalformedError as error:
+        contents.pickle = judge(machine, source.name, torch_file=False)
+        dangers = "".join(f"; before that: {d.text(source.name)}" for d in contents.pickle.dangerous[:1])
+        raise UnreadableError("MALFORMED_PICKLE", f"{error}{dangers}", source.name) from None
+    contents.pickle = judge(machine, source.name, torch_file=False)
+    note_dangers(contents, contents.pickle)
+    fields = mapping(root)
+    if "state_dict_metadata" not in fields:
+        raise UnreadableError("NOT_DCP", "not the metadata of a distributed checkpoint", source.name)
+    _fill(contents, fields)
+    return contents
+
+
+def _fill(contents: Contents, fields: dict[str, Any]) -> None:
+    paths = {key: value for key, value in mapping(fields.get("planner_data")).items() if type(value) is tuple}
+    entries = pairs(fields["state_dict_metadata"])
+    tops = {key_text(path[0]) for path in paths.values() if len(path) > 1}
+    flat_tops = {key_text(key).partition(".")[0] for key, _ in entries}
+    torn = 0
+    role_of: dict[str, str] = {}
+    for key, entry in entries:
+        name = key_text(key)
+        path = paths.get(name)
+        parts = [key_text(part) for part in path] if path and len(path) > 1 else [name]
+        tensor = _tensor(entry)
+        if tensor is None:
+            continue
+        tensor.file = contents.file
+        tensor.role, tensor.name = _role(parts, tops, flat_tops)
+        role_of[name] = tensor.role
+        contents.tensors.append(tensor)
+        torn += _check_cover(contents, tensor, mapping(entry).get("chunks"), torn < MAX_LINES)
+    if torn > MAX_LINES:
+        contents.problem("INCOMPLETE_COVER", f"{torn - MAX_LINES} more tensors whose chunks do not add up")
+    contents.facts["placement"] = _placement(fields.get("storage_data"), role_of)
+
+
+def _role(parts: list[str], tops: set[str], flat_tops: set[str]) -> tuple[str, str]:
+    """From the nested path where the planner kept it, else from the parts of the flat name."""
+    if len(parts) > 1:
+        return roles.role_and_name(parts, tops)
+    name = parts[0]
+    pieces = name.split(".", 64)
+    numbered = pieces[0].startswith("chained_") and len(pieces) > 1
+    if roles.is_optimizer_key(pieces[1] if numbered else pieces[0]) or pieces[-1] in roles.STATE_NAMES:
+        return roles.optimizer_role(pieces), name
+    if pieces[0] in ("model", "module", "state_dict") and any(map(roles.is_optimizer_key, flat_tops)):
+        return "model", name.partition(".")[2]
+    return (
+        "other" if "rng" in pieces[0] or pieces[0] in ("rerun_state_machine_state", "train_state") else "model"
+    ), name
+
+
+def _tensor(entry: Any) -> Tensor | None:
+    if type(entry) is not Call or not entry.path.endswith("TensorStorageMetadata"):
+        return None
+    fields = mapping(entry)
+    shape = shape_of(fields.get("size"))
+    properties = fields.get("properties")
+    state = properties.state if type(properties) is Call else None
+    first = state[0] if type(state) is tuple and state else mapping(properties).get("dtype")
+    dtype = first.name if type(first) is Ref else "unknown"
+    if shape is None:
+        return None
+    return Tensor("", shape, dtype, nbytes(shape, dtype) or 0)
+
+
+def _check_cover(contents: Contents, tensor: Tensor, chunks: Any, tell: bool) -> int:
+    """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
+    covered = 0
+    for chunk in chunks if type(chunks) is list else ():
+        flat = chunk.state if type(chunk) is Call and type(chunk.state) is Pairs else ()
+        sizes = flat[3] if len(flat) > 3 and flat[2] == "sizes" else mapping(chunk).get("sizes")
+        if type(sizes) is tuple:
+            covered += prod(n for n in sizes if type(n) is int)
+    if covered == tensor.numel or not chunks:
+        return 0
+    if tell:
+        message = f"chunks of {tensor.name} hold {covered:,} of {tensor.numel:,} elements"
+        contents.problem("INCOMPLETE_COVER", message, tensor.name)
+    return 1
+
+
+def _placement(storage: Any, role_of: dict[str, str]) -> Placement:
+    """Sum up the storage entries: {MetadataIndex(fqn, ...): _StorageInfo(relative_path, offset, length)}."""
+    found = Placement()
+    flat = storage if type(storage) is Pairs else []
+    for index, info in zip(flat[::2], flat[1::2], strict=False):
+        where = _info(info)
+        fqn = _fqn(index)
+        if where is None or fqn is None:
+            continue
+        path, offset, length = where
+        end = offset + length
+        if end > found.ends.get(path, -1):
+            found.ends[path] = end
+        role = role_of.get(fqn)
+        if role is None:
+            found.objects[fqn] = where
+            continue
+        sizes = found.by_file.setdefault(path, {})
+        sizes[role] = sizes.get(role, 0) + length
+        found.pieces[path] = found.pieces.get(path, 0) + 1
+    return found
+
+
+def _fqn(index: Any) -> str | None:
+    """A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order of fields is tried first."""
+    state = index.state if type(index) is Call else None
+    flat = state if type(state) is Pairs else ()
+    value = flat[1] if len(flat) > 1 and flat[0] == "fqn" else mapping(index).get("fqn")
+    return value if type(value) is str else None
+
+
+def _info(info: Any) -> tuple[str, int, int] | None:
+    state = info.state if type(info) is Call else None
+    flat = state if type(state) is Pairs else ()
+    if len(flat) >= 6 and flat[0] == "relative_path" and flat[2] == "offset" and flat[4] == "length":
+        path, offset, length = flat[1], flat[3], flat[5]
+    else:
+        fields = mapping(info)
+        path, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+    if type(path) is str and type(offset) is int and type(length) is int and offset >= 0 and length >= 0:
+        return path, offset, length
+    return None

@@ -1,0 +1,69 @@
+"""torch.export .pt2 archives: weights are described by JSON beside their raw bytes.
+
+Layout: torch 2.13 `torch/export/pt2_archive/_package.py` and `constants.py` (data/weights/model_weights_config.json
+maps a name to its path and a tensor_meta with sizes, dtype number and strides; `torch/_export/serde/schema.py` ScalarType).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import zipdir
+from steptime.checkpoint.dtypes import nbytes
+from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.source import Source
+    from steptime.checkpoint.zipdir import ZipDirectory
+
+MAX_CONFIG = 64 << 20
+SCALAR_TYPES = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
+    9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16",
+    29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+def read(source: Source, directory: ZipDirectory) -> Contents:
+    """The weights and constants of an exported program. Raises `UnreadableError`."""
+    contents = Contents(source.name, "torch.export pt2", nbytes=source.size)
+    for entry in directory.entries.values():
+        if not entry.name.endswith(("model_weights_config.json", "model_constants_config.json")):
+            continue
+        if entry.method != 0 or entry.size > MAX_CONFIG:
+            raise UnreadableError("COMPRESSED", f"{entry.name} is compressed or too large", source.name)
+        raw = source.exactly(zipdir.data_offset(source, entry), entry.size)
+        try:
+            config = json.loads(raw)["config"]
+            for name, payload in config.items():
+                _payload(contents, name, payload, entry.name.rsplit("/", 1)[0], directory)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            contents.problem("INVALID_HEADER", f"{entry.name} is not the JSON torch.export writes")
+    return contents
+
+
+def _payload(contents: Contents, name: str, payload: dict[str, Any], folder: str, directory: ZipDirectory) -> None:
+    meta = payload.get("tensor_meta")
+    if not isinstance(meta, dict):
+        return
+    shape = tuple(int(size["as_int"]) for size in meta["sizes"])
+    dtype = SCALAR_TYPES.get(meta["dtype"], f"ScalarType {meta['dtype']}")
+    entry = directory.entries.get(f"{folder}/{payload['path_name']}")
+    size = nbytes(shape, dtype) or 0
+    if entry is None:
+        contents.problem("STORAGE_MISSING", f"tensor {name}: {payload['path_name']} is not in the archive", name)
+    role = "model" if payload.get("is_param", True) else ""
+    contents.tensors.append(
+        Tensor(
+            name,
+            shape,
+            dtype,
+            size,
+            contents.file,
+            role,
+            storage=str(payload["path_name"]),
+            storage_nbytes=entry.size if entry else size,
+            extent=size,
+        )
+    )

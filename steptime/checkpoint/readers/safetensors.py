@@ -1,0 +1,123 @@
+"""safetensors files: an 8-byte little-endian header length, a JSON header, then the tensor data, which is not read.
+
+Format: safetensors README "Format"; limits and checks: `safetensors/src/tensor.rs` (MAX_HEADER_SIZE, validate).
+The library keeps the last of two tensors with one name without a word; here that is a problem.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
+from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.source import Source
+
+MAX_HEADER = 100_000_000  # bytes, tensor.rs MAX_HEADER_SIZE
+FIRST_READ = 1 << 14
+
+Span = tuple[int, int, str]  # first byte, last byte + 1, tensor name
+
+
+class _Header(list[tuple[str, Any]]):
+    """The pairs of a JSON object in file order, repeated keys included."""
+
+
+def read(source: Source) -> Contents:
+    """One file's header. Raises `UnreadableError` when there is no header to read."""
+    contents = Contents(source.name, "safetensors", nbytes=source.size)
+    length, raw = _raw_header(source)
+    spans: list[Span] = []
+    seen: set[str] = set()
+    for name, entry in _parse(raw, source.name):
+        if name == "__metadata__":
+            contents.facts["metadata"] = _metadata(contents, entry)
+            continue
+        if name in seen:
+            contents.problem("DUPLICATE_KEY", f"tensor {name} is described twice; a loader keeps the last", name)
+        seen.add(name)
+        tensor, span = _tensor(contents, name, entry)
+        if tensor is not None and span is not None:
+            contents.tensors.append(tensor)
+            spans.append(span)
+    _check_layout(contents, spans, source.size - 8 - length)
+    return contents
+
+
+def _raw_header(source: Source) -> tuple[int, bytes]:
+    """(header length, header), with every length checked against the file before it is read."""
+    if source.size < 8:
+        raise UnreadableError("HEADER_TOO_SMALL", f"{source.size} bytes, a header needs 8", source.name)
+    start = source.upto(0, FIRST_READ)
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER:
+        raise UnreadableError("HEADER_TOO_LARGE", f"header length {length} exceeds {MAX_HEADER}", source.name)
+    if length > source.size - 8:
+        message = f"header of {length} bytes, {source.size - 8} bytes left: the file is truncated or no safetensors"
+        raise UnreadableError("INVALID_HEADER_LENGTH", message, source.name)
+    raw = start[8 : 8 + length]
+    if len(raw) < length:
+        raw += source.exactly(8 + len(raw), length - len(raw))
+    return length, raw
+
+
+def _parse(raw: bytes, file: str) -> _Header:
+    try:
+        header = json.loads(str(raw, "utf-8"), object_pairs_hook=_Header)
+    except UnicodeDecodeError as error:
+        raise UnreadableError("INVALID_HEADER", f"header is not UTF-8 at byte {8 + error.start}", file) from None
+    except RecursionError:
+        raise UnreadableError("INVALID_HEADER", "header is nested too deeply", file) from None
+    except ValueError as error:
+        raise UnreadableError("INVALID_HEADER", f"header is not JSON: {str(error)[:120]}", file) from None
+    if not isinstance(header, _Header):
+        raise UnreadableError("INVALID_HEADER", "header is not a JSON object", file)
+    if not raw.startswith(b"{"):
+        raise UnreadableError("INVALID_HEADER", "header does not begin with '{'", file)
+    return header
+
+
+def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, _Header) or not all(isinstance(value, str) for _, value in entry):
+        contents.problem("METADATA", "__metadata__ is not a map of strings to strings")
+        return {}
+    return dict(entry)
+
+
+def _tensor(contents: Contents, name: str, entry: Any) -> tuple[Tensor | None, Span | None]:
+    fields = dict(entry) if isinstance(entry, _Header) else {}
+    code, shape, offsets = fields.get("dtype"), shape_of(fields.get("shape")), shape_of(fields.get("data_offsets"))
+    if not isinstance(code, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        contents.problem("BAD_TENSOR", f"tensor {name}: dtype, shape or data_offsets are not valid", name)
+        return None, None
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        contents.problem("BAD_NAME", f"tensor name {name!a} is not valid Unicode", name)
+    dtype = SAFETENSORS.get(code, code)
+    span = offsets[1] - offsets[0]
+    size = nbytes(shape, dtype)
+    if size is not None and size != span:
+        message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span}"
+        contents.problem("SIZE_MISMATCH", message, name)
+    note = "" if size is not None else "unknown dtype"
+    return Tensor(name, shape, dtype, span, contents.file, note=note), (*offsets, name)
+
+
+def _check_layout(contents: Contents, spans: list[Span], data_bytes: int) -> None:
+    """The tensors must cover the data exactly: no overlap, no hole, nothing behind the last one."""
+    spans.sort()
+    at = 0
+    for start, end, name in spans:
+        if start < at:
+            contents.problem("OVERLAP", f"tensor {name} begins at {start}, inside the one before it", name)
+        elif start > at:
+            contents.problem("HOLE", f"{start - at} bytes before tensor {name} belong to none", name)
+        at = max(at, end)
+    if at > data_bytes:
+        here = sum(1 for _, end, _ in spans if end <= data_bytes)
+        message = f"truncated: {data_bytes:,} of {at:,} data bytes present, {here} of {len(spans)} tensors whole"
+        contents.problem("TRUNCATED", message)
+    elif at < data_bytes:
+        contents.problem("TRAILING_BYTES", f"{data_bytes - at} bytes behind the last tensor")

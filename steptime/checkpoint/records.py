@@ -1,0 +1,128 @@
+"""The records every reader fills: tensors, problems, what one file holds, what one set of files holds.
+
+Shapes are in elements, sizes in bytes, offsets in the unit their name says. Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.pickles.verdict import PickleFacts
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Problem:
+    """One thing that is wrong with a checkpoint; `severity` is "error" (exit 1) or "warning" (exit 1 under --strict)."""
+
+    code: str
+    message: str
+    file: str | None = None
+    tensor: str | None = None
+    severity: str = "error"
+
+
+class UnreadableError(Exception):
+    """A file or directory of which nothing can be summarised; carries the one `Problem` that says why."""
+
+    def __init__(self, code: str, message: str, file: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = Problem(code, message, file)
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One named tensor as stored: `shape` [elements] and `nbytes` are of the piece in `file`, `global_shape` of the whole.
+
+    `storage` names the storage inside `file`, which spans `storage_nbytes`; the tensor covers `extent` bytes of it from
+    `start`. `unique` is the number of elements nobody counted before (0 for an alias), filled by `aliases.mark`.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    nbytes: int
+    file: str = ""
+    role: str = ""
+    storage: str | None = None
+    storage_nbytes: int = 0
+    start: int = 0
+    extent: int = -1
+    global_shape: Shape | None = None
+    offsets: Shape | None = None
+    rank: dict[str, int] | None = None
+    alias_of: str | None = None
+    unique: int = -1
+    note: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the stored piece; a 0-d tensor has one."""
+        return prod(self.shape)
+
+    @property
+    def whole(self) -> Shape:
+        """Shape of the whole tensor, of which this may be a piece."""
+        return self.shape if self.global_shape is None else self.global_shape
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one file holds: tensors, problems, printable facts; `nbytes` of the file, of which `read` bytes were read."""
+
+    file: str
+    format: str
+    tensors: list[Tensor] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    pickle: PickleFacts | None = None
+    nbytes: int = 0
+    read: int = 0
+
+    def problem(self, code: str, message: str, tensor: str | None = None, severity: str = "error") -> None:
+        """Note one problem of this file."""
+        self.problems.append(Problem(code, message, self.file, tensor, severity))
+
+
+@dataclass(slots=True)
+class Section:
+    """One set of files that belong together, e.g. the shards of a model or all ranks of one iteration.
+
+    `parallelism` has degrees (tp, pp, ...) with their `source`; `ranks` one row per (stage, rank) for the table;
+    `facts` holds what the files say about themselves (step, args, config, metadata).
+    """
+
+    format: str
+    container: str
+    path: str
+    tensors: list[Tensor] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    pickles: list[PickleFacts] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    nbytes: int = 0
+    read: int = 0
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    same_as: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def problem(
+        self, code: str, message: str, file: str | None = None, tensor: str | None = None, severity: str = "error"
+    ) -> None:
+        """Note one problem of this set."""
+        self.problems.append(Problem(code, message, file, tensor, severity))
+
+    def absorb(self, contents: Contents) -> None:
+        """Take over everything one file holds, except its facts, which are the caller's to interpret."""
+        self.tensors += contents.tensors
+        self.problems += contents.problems
+        self.files.append(contents.file)
+        self.nbytes += contents.nbytes
+        self.read += contents.read
+        if contents.pickle is not None:
+            self.pickles.append(contents.pickle)

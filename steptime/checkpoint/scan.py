@@ -1,0 +1,142 @@
+"""Reading many files: in order where that is fast, through a pool of threads where each open waits for a network."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from steptime.checkpoint.detect import read_file
+from steptime.checkpoint.records import Contents, Section, UnreadableError
+from steptime.checkpoint.source import unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
+THREADS = 16
+PROBE = 4  # files read in order before deciding
+WAIT_S = 2e-3  # mean time a file may keep its reader waiting before threads pay
+MAX_DEPTH = 4
+MAX_ENTRIES = 1_000_000
+
+
+@dataclass(slots=True)
+class Folder:
+    """One directory: names of its files and sub-directories (symlinks to files count, to directories do not).
+
+    `rel` is its path below the root of the scan, "" for the root itself.
+    """
+
+    path: str
+    rel: str
+    files: list[str] = field(default_factory=list)
+    dirs: list[str] = field(default_factory=list)
+    depth: int = 0
+
+    def named(self, file: str) -> str:
+        """What `file` is called in reports."""
+        return f"{self.rel}/{file}" if self.rel else file
+
+    def join(self, file: str) -> str:
+        """Where `file` is."""
+        return os.path.join(self.path, file)  # noqa: PTH118 - thousands of joins
+
+
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """Sort key in which file10 comes after file9."""
+    key: list[tuple[int, int | str]] = []
+    digits = ""
+    for char in name:
+        if char.isdecimal() and char.isascii():
+            digits += char
+            continue
+        if digits:
+            key.append((0, int(digits[:30])))
+            digits = ""
+        key.append((1, char))
+    return [*key, (0, int(digits[:30]))] if digits else key
+
+
+@dataclass(slots=True)
+class Scan:
+    """One run over a path: options, progress, counters."""
+
+    everything: bool = False
+    progress: Callable[[int, int], None] | None = None
+    files_opened: int = 0
+    bytes_read: int = 0
+
+    def folder(self, path: str, rel: str = "", depth: int = 0) -> Folder:
+        """The directory at `path`. Raises `UnreadableError`."""
+        found = Folder(path, rel, depth=depth)
+        try:
+            with os.scandir(path) as entries:
+                for number, entry in enumerate(entries):
+                    if number >= MAX_ENTRIES:
+                        raise UnreadableError("TOO_MANY", f"more than {MAX_ENTRIES} entries", rel or path)
+                    (found.dirs if entry.is_dir(follow_symlinks=False) else found.files).append(entry.name)
+        except OSError as error:
+            raise unreadable(error, rel or path) from None
+        found.files.sort(key=natural)
+        found.dirs.sort(key=natural)
+        return found
+
+    def below(self, folder: Folder, name: str) -> Folder:
+        """A sub-directory of `folder`. Raises `UnreadableError`."""
+        return self.folder(folder.join(name), folder.named(name), folder.depth + 1)
+
+    def read(
+        self, folder: Folder, files: Iterable[str], keep: Callable[[Contents], Any] | None = None
+    ) -> Iterator[Contents | UnreadableError]:
+        """What each of `files` holds, in order; an unreadable one comes as its error.
+
+        The pickled object graph of a file is dropped after `keep` has seen it (its result is in facts["kept"]).
+        """
+
+        def one(file: str) -> Contents | UnreadableError:
+            try:
+                contents = read_file(folder.join(file), folder.named(file))
+            except UnreadableError as error:
+                return error
+            if keep is not None:
+                contents.facts["kept"] = keep(contents)
+            return contents
+
+        names = list(files)
+        for done, result in enumerate(self._mapped(one, names), 1):
+            self.files_opened += 1
+            if isinstance(result, Contents):
+                self.bytes_read += result.read
+            if self.progress is not None:
+                self.progress(done, len(names))
+            yield result
+
+    def _mapped(self, one: Callable[[str], T], names: list[str]) -> Iterator[T]:
+        """One by one while files answer at once; by threads as soon as the first few made us wait."""
+        start, busy = time.perf_counter(), time.thread_time()
+        for name in names[:PROBE]:
+            yield one(name)
+        waited = time.perf_counter() - start - (time.thread_time() - busy)
+        rest = names[PROBE:]
+        if waited < WAIT_S * PROBE or len(rest) < PROBE:
+            yield from map(one, rest)
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            yield from pool.map(one, rest)
+
+    def absorb(
+        self, section: Section, folder: Folder, files: Iterable[str], keep: Callable[[Contents], Any] | None = None
+    ) -> list[Contents]:
+        """Read `files` into `section`, errors into its problems; what was read comes back for its facts."""
+        found = []
+        for result in self.read(folder, files, keep):
+            if isinstance(result, UnreadableError):
+                section.problems.append(result.problem)
+                continue
+            section.absorb(result)
+            result.facts.pop("root", None)
+            found.append(result)
+        return found

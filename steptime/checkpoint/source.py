@@ -1,0 +1,108 @@
+"""Positional reads of one regular file, counted and bounded; a FIFO, socket or device is refused before it can block."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Self
+
+from steptime.checkpoint.records import UnreadableError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_CODES = {errno.ENOENT: "NOT_FOUND", errno.EACCES: "PERMISSION", errno.ELOOP: "SYMLINK_LOOP"}
+
+
+def unreadable(error: OSError | ValueError, name: str) -> UnreadableError:
+    """The one-line problem for a failed system call on `name`."""
+    number = getattr(error, "errno", None) or 0
+    reason = os.strerror(number) if number else str(error)
+    return UnreadableError(_CODES.get(number, "UNREADABLE"), f"cannot read: {reason}", name)
+
+
+class Source:
+    """An open file of `size` bytes; `read_bytes` counts what was read. Raises `UnreadableError`, never OSError."""
+
+    __slots__ = ("_fd", "name", "path", "read_bytes", "size")
+
+    def __init__(self, path: str, name: str) -> None:
+        self.name = name
+        self.path = path
+        self.read_bytes = 0
+        try:
+            self._fd = os.open(path, _FLAGS)
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+            raise unreadable(error, name) from None
+        info = os.fstat(self._fd)
+        self.size = info.st_size
+        if not stat.S_ISREG(info.st_mode):
+            os.close(self._fd)
+            raise UnreadableError("NOT_A_FILE", "not a regular file", name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def upto(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer where the file ends."""
+        parts = []
+        try:
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            while length > 0 and (part := os.read(self._fd, min(length, 1 << 26))):
+                parts.append(part)
+                length -= len(part)
+        except (OSError, OverflowError) as error:
+            raise unreadable(error if isinstance(error, OSError) else ValueError(str(error)), self.name) from None
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.read_bytes += len(data)
+        return data
+
+    def exactly(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`; raises `UnreadableError` (TRUNCATED) where the file has fewer.
+
+        The length is checked against the file's size before anything is read, so that a length field
+        of 2**62 costs nothing.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            message = f"wants {length} bytes at byte {offset}, the file has {self.size}"
+            raise UnreadableError("TRUNCATED", message, self.name)
+        data = self.upto(offset, length)
+        if len(data) < length:
+            raise UnreadableError(
+                "TRUNCATED", f"the file became shorter while it was read, at byte {offset}", self.name
+            )
+        return data
+
+
+class Window:
+    """`length` bytes of an open file from `offset`, seen as a file of its own: a torch zip inside a .distcp file."""
+
+    __slots__ = ("_offset", "_source", "name", "path", "size")
+
+    def __init__(self, source: Source, offset: int, length: int) -> None:
+        self._source = source
+        self._offset = offset
+        self.name = source.name
+        self.path = source.path
+        self.size = max(0, min(length, source.size - offset))
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from the whole file."""
+        return self._source.read_bytes
+
+    def upto(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` of the window."""
+        return self._source.upto(self._offset + offset, max(0, min(length, self.size - offset)))
+
+    def exactly(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`; raises `UnreadableError` (TRUNCATED) where the window has fewer."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            message = f"wants {length} bytes at byte {offset} of a part of {self.size}"
+            raise UnreadableError("TRUNCATED", message, self.name)
+        return self._source.exactly(self._offset + offset, length)

@@ -1,0 +1,142 @@
+"""Architectures from names and shapes, and the folded tree."""
+
+import math
+
+import pytest
+
+from steptime.checkpoint.architecture import infer
+from steptime.checkpoint.records import Tensor
+from steptime.checkpoint.tree import build, ranges
+
+
+def tensors(shapes):
+    return [
+        Tensor(name, shape, "bfloat16", 2 * math.prod(shape), unique=math.prod(shape)) for name, shape in shapes.items()
+    ]
+
+
+def layers(count, shapes, prefix="model.layers."):
+    return {f"{prefix}{n}.{name}": shape for n in range(count) for name, shape in shapes.items()}
+
+
+GPT2 = {
+    "transformer.wte.weight": (50257, 768), "transformer.wpe.weight": (1024, 768),
+    **layers(12, {
+        "attn.c_attn.weight": (768, 2304), "attn.c_attn.bias": (2304,), "attn.c_proj.weight": (768, 768),
+        "attn.c_proj.bias": (768,), "mlp.c_fc.weight": (768, 3072), "mlp.c_proj.weight": (3072, 768),
+        "ln_1.weight": (768,), "ln_1.bias": (768,),
+    }, "transformer.h."),
+    "transformer.ln_f.weight": (768,),
+}  # fmt: skip
+MEGATRON = {
+    "embedding.word_embeddings.weight": (32768, 4096),
+    **layers(8, {
+        "self_attention.linear_qkv.weight": (6144, 4096), "self_attention.linear_qkv.layer_norm_weight": (4096,),
+        "self_attention.linear_proj.weight": (4096, 4096), "mlp.linear_fc1.weight": (28672, 4096),
+        "mlp.linear_fc2.weight": (4096, 14336),
+    }, "decoder.layers."),
+    "output_layer.weight": (32768, 4096),
+}  # fmt: skip
+TITAN = {
+    "tok_embeddings.weight": (128256, 4096),
+    **layers(4, {
+        "attention.wq.weight": (4096, 4096), "attention.wk.weight": (1024, 4096), "attention.wv.weight": (1024, 4096),
+        "attention.wo.weight": (4096, 4096), "feed_forward.w1.weight": (14336, 4096), "attention_norm.weight": (4096,),
+        "feed_forward.w2.weight": (4096, 14336), "feed_forward.w3.weight": (14336, 4096),
+    }, "layers."),
+    "output.weight": (128256, 4096),
+}  # fmt: skip
+QWEN3_MOE = {
+    "model.embed_tokens.weight": (151936, 2048), "lm_head.weight": (151936, 2048),
+    **layers(3, {
+        "self_attn.q_proj.weight": (4096, 2048), "self_attn.k_proj.weight": (512, 2048),
+        "self_attn.q_norm.weight": (128,), "self_attn.k_norm.weight": (128,), "mlp.gate.weight": (8, 2048),
+        **{f"mlp.experts.{e}.{p}_proj.weight": s for e in range(8)
+           for p, s in {"gate": (768, 2048), "up": (768, 2048), "down": (2048, 768)}.items()},
+    }),
+}  # fmt: skip
+
+
+def values(found):
+    return {key: entry["value"] for key, entry in found.items()}
+
+
+def test_gpt2():
+    found, problems = infer(tensors(GPT2), [{"config": {"n_head": 12}}])
+    assert problems == []
+    assert values(found) == {
+        "vocab_sz": 50257, "hidden_sz": 768, "learned_positions": True, "max_positions": 1024, "tie_embeddings": True,
+        "n_layers": 12, "inter_sz": 3072, "glu": False, "norm": "layernorm", "norm_bias": True, "bias": True,
+        "qk_norm": False, "q_rows": 768, "kv_rows": 768, "n_q_heads": 12, "head_dim": 64, "n_kv_heads": 12,
+    }  # fmt: skip
+    assert found["n_q_heads"]["from"] == "config.json"
+
+
+def test_megatron_names_and_arguments():
+    args = {"num_attention_heads": 32, "num_query_groups": 8, "group_query_attention": True, "kv_channels": 128}
+    found = values(infer(tensors(MEGATRON), [{"args": args}])[0])
+    assert (found["inter_sz"], found["glu"], found["q_rows"], found["kv_rows"]) == (14336, True, 4096, 1024)
+    assert (found["n_q_heads"], found["n_kv_heads"], found["head_dim"], found["norm"]) == (32, 8, 128, "rmsnorm")
+
+
+def test_what_shapes_cannot_tell_stays_unset():
+    found = infer(tensors(TITAN), [])[0]
+    assert "n_q_heads" not in found
+    assert found["head_dim"]["value"] is None
+    assert found["head_dim"]["candidates"] == [32, 64, 128, 256]
+    assert "4 : 1" in found["head_dim"]["from"]
+
+
+def test_mixture_of_experts():
+    found = values(infer(tensors(QWEN3_MOE), [{"config": {"num_experts_per_tok": 2, "num_experts": 8}}])[0])
+    assert found["moe"] == {"n_experts": 8, "expert_inter_sz": 768, "experts_per_token": 2}
+    assert (found["head_dim"], found["n_q_heads"], found["n_kv_heads"], found["qk_norm"]) == (128, 32, 4, True)
+
+
+def test_latent_attention_and_leading_dense_layers():
+    shapes = {
+        "model.embed_tokens.weight": (1000, 64),
+        **layers(3, {"self_attn.kv_a_proj_with_mqa.weight": (80, 64), "input_layernorm.weight": (64,)}),
+        "model.layers.0.mlp.down_proj.weight": (64, 256), "model.layers.0.mlp.up_proj.weight": (256, 64),
+        **{f"model.layers.{n}.mlp.experts.{e}.down_proj.weight": (64, 32) for n in (1, 2) for e in range(4)},
+    }  # fmt: skip
+    found = values(infer(tensors(shapes), [])[0])
+    assert found["attention"] == {"kind": "mla"}
+    assert found["moe"]["n_dense_layers"] == 1
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 5), ("num_hidden_layers", 9), ("vocab_size", 7)])
+def test_config_that_disagrees_is_a_problem(key, value):
+    problems = infer(tensors(TITAN), [{"config": {key: value}}])[1]
+    assert [problem.code for problem in problems] == ["CONFIG_MISMATCH"]
+
+
+def test_config_of_the_wrong_kind_is_ignored():
+    for config in ({"hidden_size": "big"}, {"num_attention_heads": [1]}, {"text_config": 3}, {"head_dim": -1}):
+        infer(tensors(TITAN), [{"config": config}])
+
+
+def test_no_transformer_no_architecture():
+    assert infer(tensors({"conv1.weight": (64, 3, 7, 7), "fc.bias": (10,)}), []) == ({}, [])
+
+
+def test_tree_folds_equal_layers_only():
+    shapes = layers(4, {"w": (2, 3)}, "layers.") | {"layers.2.w": (5, 3), "norm": (3,)}
+    tree = build(tensors(shapes))
+    group, odd = tree.children["layers"].children.values()
+    assert (group.name, group.repeat, group.params) == ("[0-1,3]", 3, 18)
+    assert (odd.name, odd.params) == ("2.w", 15)
+    assert tree.params == sum(math.prod(s) for s in shapes.values())
+
+
+def test_tree_of_very_deep_names():
+    tree = build(tensors({".".join("a" * 5000): (2,)}))
+    assert tree.params == 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([0, 1, 2, 5], "0-2,5"), ([0, 2, 4, 6], "0-6:2"), ([7], "7"), ([1, 5], "1,5"), ([3, 4], "3-4")],
+)
+def test_ranges(numbers, text):
+    assert ranges(numbers) == text

@@ -1,0 +1,332 @@
+"""Files of other libraries, made by them and compared with what they say."""
+
+import argparse
+import io
+import json
+import os
+import struct
+import time
+
+import gguf
+import h5py
+import msgpack
+import numpy as np
+import pytest
+import tensorstore
+import torch
+import zarr
+from safetensors import safe_open
+
+from steptime.checkpoint import summarize_checkpoint
+from steptime.checkpoint.dtypes import GGML, SAFETENSORS
+
+
+def test_safetensors_agree_with_the_library(make, summarize):
+    state = make.llama(2)
+    for name, dtype in {"f8": torch.float8_e4m3fn, "i": torch.int64, "b": torch.bool, "c": torch.complex64}.items():
+        state[name] = torch.ones(2, 3).to(dtype)
+    state["zero_d"] = torch.tensor(1.0)
+    state["empty"] = torch.ones(0, 4)
+    make.save_safetensors(state, make.folder / "m.safetensors", metadata={"format": "pt"})
+    summary = summarize(make.folder / "m.safetensors")
+    with safe_open(make.folder / "m.safetensors", "pt") as file:
+        expected = {
+            k: (tuple(file.get_slice(k).get_shape()), SAFETENSORS[file.get_slice(k).get_dtype()])
+            for k in list(file.keys())
+        }
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == expected
+    assert summary.totals["logical_bytes"] == sum(t.numel() * t.element_size() for t in state.values())
+    assert summary.sections[0].facts["metadata"] == {"format": "pt"}
+    assert summary.exit_code == 0
+
+
+def test_sharded_model_with_index(make, summarize):
+    state = make.llama()
+    make.shards(state, 3)
+    summary = summarize(make.folder)
+    assert (summary.exit_code, summary.complete) == (0, True)
+    assert summary.params == make.count(state)
+    assert summary.sections[0].container == "3 shards + index"
+    assert [node.name for node in summary.tree.children.values()] == ["model", "lm_head.weight"]
+
+
+def test_gguf_agrees_with_the_library(make, summarize):
+    path = make.folder / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(1000)])
+    for layer in range(2):
+        writer.add_tensor(f"blk.{layer}.attn_q.weight", np.zeros((64, 64), np.float16))
+        writer.add_tensor(f"blk.{layer}.attn_k.weight", np.zeros((16, 64), np.float16))
+    writer.add_tensor("token_embd.weight", np.zeros((100, 64), np.float32))
+    packed = gguf.quants.quantize(np.zeros((8, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("q8", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    summary = summarize(path)
+    expected = {t.name: (tuple(int(n) for n in t.shape[::-1]), t.n_bytes) for t in gguf.GGUFReader(path).tensors}
+    assert {t.name: (t.shape, t.nbytes) for t in summary.tensors} == expected
+    assert summary.exit_code == 0
+    assert summary.architecture["n_q_heads"] == {"value": 4, "from": "GGUF key-values"}
+    assert summary.architecture["head_dim"]["value"] == 16
+    data = path.read_bytes()
+    cut = summarize(make.write("cut.gguf", data[: len(data) // 2]))
+    assert (cut.exit_code, [p.code for p in cut.all_problems]) == (1, ["TRUNCATED"])
+
+
+def test_ggml_sizes_are_those_of_the_library():
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
+        if kind.value in GGML:
+            assert GGML[kind.value][1:] == (block, size), kind
+
+
+def test_unknown_ggml_type_is_shown(make, summarize):
+    tensor = struct.pack("<Q1sIQIQ", 1, b"a", 1, 4, 999, 0)
+    data = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor
+    summary = summarize(make.write("x.gguf", data + bytes(64)))
+    assert (summary.tensors[0].dtype, summary.exit_code) == ("ggml#999", 0)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_npy_and_npz(make, summarize, compressed):
+    arrays = {
+        "a": np.ones((2, 3), np.float32),
+        "b": np.ones(4, np.int64, order="F"),
+        "c": np.float64(1),
+        "d": np.ones((1, 0)),
+    }
+    (np.savez_compressed if compressed else np.savez)(make.folder / "z.npz", **arrays)
+    summary = summarize(make.folder / "z.npz")
+    assert {t.name: (t.shape, t.dtype, t.nbytes) for t in summary.tensors} == {
+        k: (v.shape, str(v.dtype), v.nbytes) for k, v in arrays.items()
+    }
+    np.save(make.folder / "one.npy", arrays["a"])
+    assert [t.shape for t in summarize(make.folder / "one.npy").tensors] == [(2, 3)]
+
+
+def test_npy_of_objects_is_not_loaded(make, summarize, codes):
+    np.save(make.folder / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
+    summary = summarize(make.folder / "o.npy")
+    assert (summary.exit_code, codes(summary)) == (1, {"PICKLED_OBJECTS"})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr(make, summarize, version):
+    for name, shape in {"decoder.w": (8, 4), "optimizer.state.exp_avg.decoder.w": (8, 4)}.items():
+        zarr.create_array(make.folder / name, shape=shape, chunks=(4, 4), dtype="f4", zarr_format=version)
+    summary = summarize(make.folder)
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == {
+        "decoder.w": ((8, 4), "float32"), "optimizer.state.exp_avg.decoder.w": ((8, 4), "float32"),
+    }  # fmt: skip
+    assert summary.by_role["optimizer"]["bytes"] == 128
+    assert summary.exit_code == 0
+
+
+def test_megatron_zarr_backend(make, summarize):
+    zarr.create_array(make.folder / "decoder.w", shape=(8, 4), chunks=(4, 4), dtype="f4", zarr_format=2)
+    make.write("metadata.json", json.dumps({"sharded_backend": "zarr"}).encode())
+    torch.save({"args": argparse.Namespace(hidden_size=4), "iteration": 12}, make.folder / "common.pt")
+    summary = summarize(make.folder)
+    assert summary.counted[0].format == "Megatron dist_checkpointing (zarr)"
+    assert (summary.params, summary.step, summary.exit_code) == (32, 12, 0)
+
+
+def _tree_metadata(names):
+    return {
+        "tree_metadata": {
+            str(tuple(name.split("."))): {
+                "key_metadata": [{"key": part, "key_type": 2} for part in name.split(".")],
+                "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": shape},
+            }
+            for name, shape in names.items()
+        }
+    }
+
+
+@pytest.mark.parametrize("ocdbt", [False, True], ids=["plain", "ocdbt"])
+def test_orbax(make, summarize, codes, ocdbt):
+    names = {"params.dense.kernel": [4, 3], "params.dense.bias": [3]}
+    for name, shape in names.items():
+        store = {"driver": "file", "path": f"{make.folder}/{name}/"}
+        if ocdbt:
+            store = {"driver": "ocdbt", "base": f"file://{make.folder}/", "path": f"{name}/"}
+        spec = {"driver": "zarr", "kvstore": store, "metadata": {"dtype": "<f4", "shape": shape}, "create": True}
+        tensorstore.open(spec).result().write(np.ones(shape, np.float32)).result()
+    make.write("_METADATA", json.dumps(_tree_metadata(names)).encode())
+    make.write("_CHECKPOINT_METADATA", json.dumps({"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": 2}).encode())
+    summary = summarize(make.folder)
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == {
+        "dense.kernel": ((4, 3), "float32"), "dense.bias": ((3,), "float32"),
+    }  # fmt: skip
+    assert summary.exit_code == 0
+    make.write("_CHECKPOINT_METADATA", json.dumps({"init_timestamp_nsecs": 1}).encode())
+    assert codes(summarize(make.folder)) == {"UNCOMMITTED"}
+
+
+def test_ocdbt_without_the_extra_gives_names_and_shapes(make, summarize, monkeypatch):
+    make.write("manifest.ocdbt", b"\x0c\xdb\x3a\x2a")
+    make.write("_METADATA", json.dumps(_tree_metadata({"params.w": [4, 3]})).encode())
+    monkeypatch.setitem(__import__("sys").modules, "tensorstore", None)
+    summary = summarize(make.folder)
+    assert [(t.name, t.shape, t.dtype) for t in summary.tensors] == [("params.w", (4, 3), "unknown")]
+    assert "steptime[checkpoint-formats]" in summary.sections[0].notes[0]
+
+
+def _flax(array):
+    return msgpack.ExtType(1, msgpack.packb([array.shape, array.dtype.name, array.tobytes()]))
+
+
+def test_flax_msgpack(make, summarize, codes):
+    big = np.ones((300, 70), np.float32)
+    tree = {"params": {"dense": {"kernel": _flax(big), "bias": _flax(np.ones(3, np.int32))}}, "step": 3}
+    halves = {str(i): _flax(half) for i, half in enumerate(np.split(big.reshape(-1), 2))}
+    tree["params"]["chunked"] = {"__msgpack_chunked_array__": True, "shape": {"0": 300, "1": 70}, "chunks": halves}
+    data = msgpack.packb(tree, strict_types=True)
+    summary = summarize(make.write("m.msgpack", data))
+    assert {t.name: (t.shape, t.dtype, t.nbytes) for t in summary.tensors} == {
+        "dense.kernel": ((300, 70), "float32", 84000), "dense.bias": ((3,), "int32", 12),
+        "chunked": ((300, 70), "float32", 84000),
+    }  # fmt: skip
+    assert summary.io.bytes_read < len(data)
+    cut = summarize(make.write("cut.msgpack", data[: len(data) // 2]))
+    assert (cut.exit_code, codes(cut)) == (1, {"TRUNCATED"})
+
+
+def test_hdf5(make, summarize, codes):
+    with h5py.File(make.folder / "m.h5", "w") as file:
+        file["dense/kernel"] = np.ones((3, 4), np.float32)
+        file["dense/bias"] = np.ones(4, np.float64)
+        file["optimizer_weights/m"] = np.ones(5, np.float32)
+    summary = summarize(make.folder / "m.h5")
+    assert {t.name: (t.shape, t.dtype) for t in summary.tensors} == {
+        "dense.kernel": ((3, 4), "float32"), "dense.bias": ((4,), "float64"), "optimizer_weights.m": ((5,), "float32"),
+    }  # fmt: skip
+    with h5py.File(make.folder / "m.h5", "a") as file:
+        file["outside"] = h5py.ExternalLink("/etc/passwd", "/")
+    assert codes(summarize(make.folder / "m.h5")) == {"LINK"}
+
+
+def test_hdf5_without_the_extra_says_what_to_install(make, summarize, monkeypatch):
+    make.write("m.h5", b"\x89HDF\r\n\x1a\n" + bytes(100))
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    summary = summarize(make.folder / "m.h5")
+    assert summary.exit_code == 2
+    assert "pip install 'steptime[checkpoint-formats]'" in summary.all_problems[0].message
+
+
+def test_nanotron(make, summarize, codes):
+    def save(name, tensor, **metadata):
+        path = make.folder / f"model/model/decoder/0/{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make.save_safetensors({"data": tensor}, path, metadata=metadata)
+
+    for rank in range(2):
+        save(
+            f"qkv_proj/model_weight_pp-rank-0-of-1_tp-rank-{rank}-of-2", torch.ones(4, 6), version="1.4",
+            unsharded_shape="(8, 6)", local_global_slices_pairs=f"((0, 4), (0, 6)), (({4 * rank}, {4 * rank + 4}), (0, 6))",
+        )  # fmt: skip
+    save("norm/model_weight", torch.ones(6))
+    metadata = {"version": "1.4", "tp": 2, "dp": 1, "metas": {"last_train_step": 50}}
+    make.write("checkpoint_metadata.json", json.dumps(metadata).encode())
+    summary = summarize(make.folder)
+    assert (summary.params, summary.step, summary.exit_code) == (8 * 6 + 6, 50, 0)
+    assert {t.name for t in summary.tensors} == {"model.decoder.0.qkv_proj.weight", "model.decoder.0.norm.weight"}
+    next(make.folder.rglob("*tp-rank-1*")).unlink()
+    assert "MISSING_RANK" in codes(summarize(make.folder))
+
+
+def test_dcp_in_hf_form_is_stitched(make, summarize, codes):
+    for shard in range(2):
+        info = {"w": {"saved_offsets": [shard * 3, 0]}}
+        name = f"shard-{shard + 1:05d}-model-00001-of-00001.safetensors"
+        metadata = {"DCP_SHARDING_INFO": json.dumps(info), "DCP_VERSION": "1.0"}
+        make.save_safetensors({"w": torch.ones(3 - shard, 5)}, make.folder / name, metadata=metadata)
+    summary = summarize(make.folder)
+    assert [t.whole for t in summary.tensors] == [(5, 5), (5, 5)]
+    assert (summary.params, codes(summary)) == (25, set())
+
+
+def test_mixed_directory_counts_the_model_once(make, summarize):
+    state = make.llama()
+    make.shards(state)
+    torch.save(state, make.folder / "pytorch_model.bin")
+    torch.save({"state": {0: {"exp_avg": torch.ones(7)}}}, make.folder / "optimizer.pt")
+    torch.save({"cpu": torch.ones(3)}, make.folder / "rng_state_0.pth")
+    make.write("README.md", b"# hello")
+    summary = summarize(make.folder)
+    assert summary.exit_code == 0
+    assert summary.params == make.count(state)
+    assert [s.same_as for s in summary.sections if s.path == "pytorch_model.bin"] == ["safetensors"]
+    assert summary.by_role["optimizer"]["bytes"] == 28
+    assert summary.by_role["other"]["bytes"] == 12
+
+
+def test_a_metadata_or_index_file_stands_for_its_directory(make, summarize):
+    state = make.llama(2)
+    make.shards(state)
+    assert summarize(make.folder / "model.safetensors.index.json").params == make.count(state)
+
+
+def test_config_beside_a_single_file_tells_the_head_width(make, summarize):
+    make.save_safetensors(make.llama(2), make.folder / "model.safetensors")
+    make.write("config.json", json.dumps({"num_attention_heads": 8}).encode())
+    summary = summarize(make.folder / "model.safetensors")
+    assert summary.architecture["head_dim"]["value"] == 8
+    make.write("config.json", json.dumps({"num_attention_heads": 8, "hidden_size": 65}).encode())
+    assert summarize(make.folder / "model.safetensors").exit_code == 1
+
+
+def test_slow_file_systems_are_read_by_threads(make, summarize, monkeypatch):
+    """Where opening a file waits, the files after the first few are opened together."""
+    state = make.llama(8)
+    make.shards(state, 40)
+    real, running, most = os.open, [0], [0]
+
+    def slow(path, *rest, **more):
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        running[0] -= 1
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", slow)
+    start = time.perf_counter()
+    summary = summarize(make.folder)
+    assert (summary.params, summary.exit_code) == (make.count(state), 0)
+    assert most[0] > 4
+    assert time.perf_counter() - start < 40 * 0.01 + 1
+
+
+def test_classes_that_training_arguments_need(make, summarize):
+    make.save_safetensors(make.llama(2), make.folder / "model.safetensors")
+    torch.save(argparse.Namespace(lr=0.1), make.folder / "training_args.bin")
+    document = summarize(make.folder).to_dict()
+    assert document["pickle"]["needs"] == ["argparse.Namespace"]
+    assert document["pickle"]["weights_only_loadable"] is False
+    assert [section["format"] for section in document["sections"]] == ["safetensors"]
+
+
+def test_progress_is_told_file_by_file(make):
+    make.shards(make.llama(4), 4)
+    told = []
+    summarize_checkpoint(make.folder, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 0x91, 0x81])
+def test_header_lengths_that_look_like_other_formats(make, summarize, length):
+    """The bytes of these lengths are those that begin a pickle or a msgpack map."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode().ljust(length)
+    summary = summarize(make.write("m.bin", make.raw_safetensors(header, bytes(4))))
+    assert (summary.sections[0].format, summary.params, summary.exit_code) == ("safetensors", 1, 0)
+
+
+def test_bytes_decide_not_the_name(make, summarize):
+    out = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, out)
+    assert summarize(make.write("lies.safetensors", out.getvalue())).sections[0].format == "torch zip"
