@@ -322,6 +322,38 @@ def test_a_row_that_cannot_be_judged_says_why(cells, reason):
     assert found.predicted_step_s is None
 
 
+ODD = [
+    "",
+    "0",
+    "-1",
+    "1",
+    "7",
+    "1e300",
+    "nan",
+    "x",
+    "9" * 5000,
+    "full",
+    "zero1 over 0 ranks",
+    "0x V100 per node",
+    "a.yaml",
+]
+
+
+@pytest.mark.parametrize(
+    "column", [*BASE, "vpp", "dp", "sp", "zero_or_fsdp", "recompute", "machine", "overlap_notes", "split"]
+)
+def test_no_cell_is_more_than_a_reason(column):
+    """Whatever stands in a cell: an error that is a number, or one line that says why there is none."""
+    for word in ODD:
+        found = compare.judge(own(**{column: word}))
+        if found.skipped is None:
+            assert math.isfinite(found.step_error)
+        else:
+            assert "\n" not in found.skipped
+            assert len(found.skipped) <= compare.LONGEST
+        json.dumps(found.to_dict(), allow_nan=False)
+
+
 def test_published_cells_are_not_stated_rather_than_missing():
     with pytest.raises(SkipRowError, match=r"^micro_batch_size: not stated$"):
         rows.to_config(Row(BASE | {"micro_batch_size": ""}, "nvidia", 2))

@@ -16,6 +16,8 @@ from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
 
 GIB = 2.0**30
+LONGEST = 300
+"""Characters of a reason."""
 
 DOUBTFUL = {
     **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
@@ -109,7 +111,8 @@ def judge(row: Row) -> Judgement:
         mapped = to_config(row)
         job = to_job(mapped)
     except SkipRowError as problem:
-        return measured._replace(skipped=str(problem))
+        text = str(problem)
+        return measured._replace(skipped=text if len(text) <= LONGEST else text[: LONGEST - 4] + " ...")
     if step_s is None and memory is None and not measured.ran_out:
         return measured._replace(skipped="nothing measured: no step time, tokens/s or peak memory")
     return _predict(measured, mapped, job)

@@ -30,7 +30,7 @@ _PER_NODE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] 
 )
 """How sources write the network of a node, and its rate [Gbit/s]."""
 _PER_PAIR = re.compile(r"\b(\d+) Gb/s per GPU-pair")
-_DEVICES = re.compile(r"\b(\d+)x [A-Z]+\d+\S*(?: \S+)? per node")
+_DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 
 
 def hardware_of(row: Row) -> Found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,9 @@ REQUIRED = (
 )  # fmt: skip
 """Columns that every row needs; beside them one of `MEASURED`."""
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb")
+
+SMALLEST, LARGEST = 1e-9, 1e15
+"""No figure of a run is outside of these."""
 
 
 class SkipRowError(ValueError):
@@ -72,8 +74,8 @@ class Row(NamedTuple):
         try:
             value = float(word)
         except ValueError:
-            value = math.nan
-        if not (value > 0 and math.isfinite(value)):
+            value = 0.0
+        if not SMALLEST <= value <= LARGEST:
             raise SkipRowError(f"{column}: expected a positive number (got {word[:40]!r})")
         return value
 

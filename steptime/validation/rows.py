@@ -140,9 +140,8 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
 def _replicas(row: Row, dp: int) -> int:
     """Copies of the shards, where a source says over how many ranks the states are sharded."""
     found = re.search(r"over (\d+) ranks", row.text("zero_or_fsdp").lower())
-    if not found or dp % int(found[1]):
-        return 0
-    return dp // int(found[1])
+    ranks = int(found[1]) if found else 0
+    return dp // ranks if ranks and dp % ranks == 0 else 0
 
 
 def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
