@@ -87,7 +87,9 @@ def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str,
         made = [t.name for t in op.made]
         ledger.add(sum([sizes[name] for name in made]))
         ledger.mark(op.name, float(op.forward_temp_bytes) if isinstance(op, Move) else 0.0)
-        gone = [name for name in made if name not in last_use] + [name for name in set(op.inputs) if last_use[name] == i]
+        gone = [name for name in made if name not in last_use] + [
+            name for name in dict.fromkeys(op.inputs) if last_use[name] == i
+        ]
         ledger.add(-sum([sizes[name] for name in gone if name not in stay]))
     return ledger.peak
 

@@ -21,7 +21,7 @@ class Fsdp(Config):
     """torch FSDP2's `fully_shard` options (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
 
     reshard_after_forward: bool = True
-    prefetch: int = Field(1, ge=0)
+    prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     wrap: Literal["block", "model"] = "block"
 
