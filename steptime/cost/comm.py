@@ -186,6 +186,8 @@ def _run(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier])
     for tier in tiers:
         members = group.ranks if tier is tiers[-1] else members_per_domain(group, tier.size)
         crossed = members > below
+        if crossed is False:  # a plain number: nothing of this tier is used
+            continue
         position = (group.ranks, below, members, tier is tiers[0])
         latency = latency + algorithm.passes * algorithm.hops(*position) * tier.latency_s
         if not tier.hierarchical:
