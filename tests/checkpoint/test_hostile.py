@@ -476,3 +476,23 @@ def test_tar_and_unknown_bytes(make, summarize, codes):
     assert codes(summarize(make.folder / "old.pt")) == {"UNSUPPORTED"}
     summary = summarize(make.write("noise.bin", b"\x00\x01noise and more noise"))
     assert (summary.exit_code, codes(summary)) == (2, {"UNKNOWN_FORMAT"})
+
+
+def test_code_in_distributed_metadata_is_named(make, summarize, codes):
+    stream = evil(make.folder / "sentinel")["reduce"]
+    make.write("d/.metadata", stream)
+    make.write("d/__0_0.distcp", b"x")
+    summary = summarize(make.folder / "d")
+    assert (summary.exit_code, summary.complete) == (1, False)
+    assert codes(summary) == {"DANGEROUS_PICKLE", "NOT_DCP"}
+    assert summary.to_dict()["pickle"]["dangerous"]
+    assert not (make.folder / "sentinel").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00" * 40, b"abc"])
+def test_unreadable_shard_leaves_the_model_incomplete(make, summarize, codes, data):
+    first, _ = make.shards(make.llama())
+    make.write(first, data)
+    summary = summarize(make.folder)
+    assert (summary.exit_code, summary.complete) == (1, False)
+    assert "MISSING_SHARD" in codes(summary)

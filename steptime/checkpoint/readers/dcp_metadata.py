@@ -51,9 +51,13 @@ def read(source: Source) -> Contents:
     contents.pickle = judge(machine, source.name, torch_file=False)
     note_dangers(contents, contents.pickle)
     fields = mapping(root)
-    if "state_dict_metadata" not in fields:
+    if "state_dict_metadata" in fields:
+        _fill(contents, fields)
+    elif contents.problems:  # torch reads this file with plain pickle.load: what it would run is the news
+        contents.problem("NOT_DCP", "not the metadata of a distributed checkpoint")
+        contents.facts["placement"] = Placement()
+    else:
         raise UnreadableError("NOT_DCP", "not the metadata of a distributed checkpoint", source.name)
-    _fill(contents, fields)
     return contents
 
 
