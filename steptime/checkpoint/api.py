@@ -51,7 +51,7 @@ def _summarize(scan: Scan, path: str) -> Summary:
     if stat.S_ISDIR(mode):
         return Summary(path, *directory.read(scan, path))
     head, tail = os.path.split(path)
-    if tail == ".metadata" or tail.endswith(".index.json"):  # these speak for the directory they are in
+    if tail == ".metadata" or tail.endswith((".index.json", ".distcp")):  # these speak for the directory they are in
         return Summary(path, *directory.read(scan, head or "."))
     folder = Folder(head or ".", "")
     (result,) = scan.read(folder, [tail])

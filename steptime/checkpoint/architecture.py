@@ -71,8 +71,10 @@ def infer(tensors: Iterable[Tensor], facts: list[dict[str, Any]]) -> tuple[dict[
         if match:
             shapes.layers.setdefault(int(match[1]), []).append(name)
     configs = [known for fact in facts for known in from_config(fact)]
+    whole = [known for fact in facts if fact.get("slices") for known in from_config(fact)]
     if not shapes.layers:
         return {}, []
+    _stated(shapes, whole)
     _embedding(shapes)
     if shapes.get("hidden_sz") is None:
         return {}, []
@@ -82,14 +84,19 @@ def infer(tensors: Iterable[Tensor], facts: list[dict[str, Any]]) -> tuple[dict[
     _norms(shapes)
     _attention(shapes)
     problems = _mismatches(shapes, configs)
+    _stated(shapes, configs)
+    _heads(shapes)
+    return shapes.found, problems
+
+
+def _stated(s: _Shapes, configs: list[tuple[str, dict[str, Any]]]) -> None:
+    """What configs say, where nothing is known yet."""
     for source, config in configs:
         for key, value in config.items():
             if key == "moe_from_config":
-                (shapes.get("moe") or {}).update(value)
+                (s.get("moe") or {}).update(value)
             else:
-                shapes.set(key, value, source)
-    _heads(shapes)
-    return shapes.found, problems
+                s.set(key, value, source)
 
 
 def _embedding(s: _Shapes) -> None:

@@ -363,3 +363,21 @@ def test_accelerate_and_trainer_directory(fsdp2, make, summarize):
     summary = summarize(make.folder)
     assert (summary.params, summary.step, summary.exit_code) == (NUMEL, 20, 0)
     assert summary.by_role["other"]["bytes"] == 16
+
+
+def test_one_megatron_rank_is_a_slice_of_the_model_its_arguments_describe(make, summarize):
+    make.megatron(make.folder)
+    path = make.folder / "iter_0005000" / "mp_rank_00_000" / "model_optim_rng.pt"
+    summary = summarize(path)
+    assert (summary.exit_code, summary.all_problems) == (0, [])
+    found = {key: summary.architecture[key]["value"] for key in ("n_layers", "inter_sz", "vocab_sz", "n_q_heads")}
+    assert found == {"n_layers": 4, "inter_sz": 160, "vocab_sz": 512, "n_q_heads": 8}
+    assert summary.sections[0].notes == [
+        "one rank of TP 2 x PP 2: shapes are slices; the directory above has the whole model"
+    ]
+
+
+def test_a_data_file_speaks_for_its_directory(fsdp2, summarize):
+    whole = summarize(fsdp2 / "dcp")
+    for data in (fsdp2 / "dcp").glob("*.distcp"):
+        assert (summarize(data).id, summarize(data).params) == (whole.id, whole.params)

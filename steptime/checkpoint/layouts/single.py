@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents
 
 STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")
+_DEGREES = (("TP", "tensor"), ("PP", "pipeline"), ("EP", "expert"))
 ARGS_KEYS = ("args", "hyper_parameters", "model_args", "config", "cfg", "hparams", "opt")
 
 
@@ -44,4 +45,17 @@ def section(contents: Contents) -> Section:
     if framework:
         found.format = f"{contents.format} ({framework})"
     found.absorb(contents)
+    if framework == "Megatron-LM":
+        _one_rank(found)
     return found
+
+
+def _one_rank(section: Section) -> None:
+    """A file of one rank holds slices: the whole model is what its arguments say, not what its shapes say."""
+    args = section.facts.get("args")
+    degrees = {key: args.get(f"{name}_model_parallel_size") for key, name in _DEGREES} if isinstance(args, dict) else {}
+    split = {key: value for key, value in degrees.items() if type(value) is int and value > 1}
+    if split:
+        words = " x ".join(f"{key} {value}" for key, value in split.items())
+        section.notes.append(f"one rank of {words}: shapes are slices; the directory above has the whole model")
+        section.facts["slices"] = True
