@@ -17,7 +17,7 @@ Seconds = dict[str, float]
 def step_parts(timing: StepTime) -> Time:
     """Exposed seconds by kind of work, and what communication hid."""
     m, stage = timing.job.microbatches, timing.busiest
-    parts: Seconds = dict.fromkeys(("gemm", "attention", "memory_bound", "recompute", "tp_comm"), 0.0)
+    parts: Seconds = dict.fromkeys(("gemm", "attention", "memory_bound", "launch", "recompute", "tp_comm"), 0.0)
     hidden: Seconds = {"tp_comm": 0.0}
     for chunk in timing.assembly.stages[stage]:
         for times, part in timing.works(chunk):
@@ -63,6 +63,7 @@ def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, time
     parts["gemm"] += times * work.gemm_s
     parts["attention"] += times * work.attention_s
     parts["memory_bound"] += times * work.memory_s
+    parts["launch"] += times * work.launch_s
     add_comm(parts, hidden, work, times)
 
 

@@ -152,6 +152,9 @@ class Software(Config):
     """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
     move_kernel_s: Seconds
     """Fixed time of one memory-bound kernel [s]."""
+    layer_gap_s: Seconds = 0.0
+    """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
+    kernels too small to be listed [s]."""
     sources: dict[str, str]
     """Field -> framework file and line, document, or `assumed`."""
 

@@ -47,7 +47,7 @@ class StepTime:
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        self.block = self.timed(assembly.block, job.recompute.modules)
+        self.block = self.timed(assembly.block, job.recompute.modules, job.software.layer_gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
         self.chunk_times = [[self.chunk_time(c) for c in chunks] for chunks in assembly.stages]
@@ -57,9 +57,9 @@ class StepTime:
         self.fsdp_exposed_s = self.fsdp_exposed()
         self.step_s = self.walk.makespan_s + self.fsdp_exposed_s + self.after_s + self.straggler_s
 
-    def timed(self, part: Part, modules: frozenset[str] = frozenset()) -> PartTime:
+    def timed(self, part: Part, modules: frozenset[str] = frozenset(), gap_s: float = 0.0) -> PartTime:
         """One part of one micro-batch."""
-        return part_time(part.ops, part.sizes, self.context, find_segments(part.ops, modules))
+        return part_time(part.ops, part.sizes, self.context, find_segments(part.ops, modules), gap_s)
 
     @cached_property
     def whole_replay(self) -> Work:
@@ -67,7 +67,9 @@ class StepTime:
         ops = self.assembly.block.ops
         again = replayed(ops, 0, len(ops) - 1, stops_early=self.job.software.recompute_stops_early)
         passes = [compute.forward(op, self.rates, self.assembly.block.sizes) for op in ops]
-        return forward_work(ops, passes, self.context, again)
+        work = forward_work(ops, passes, self.context, again)
+        work.launch_s = self.block.forward.launch_s * len(again) / len(ops)
+        return work
 
     def replays(self, chunk: Chunk) -> list[tuple[float, Work]]:
         """What recomputation repeats in one backward of a chunk: (times, work)."""

@@ -39,6 +39,8 @@ class Work:
     gemm_s: Num = 0.0
     attention_s: Num = 0.0
     memory_s: Num = 0.0
+    launch_s: Num = 0.0
+    """What the device waits for the host, and for kernels too small to be listed."""
     flops: Num = 0.0
     calls: list[CommCall] = field(default_factory=list)
 
@@ -50,7 +52,7 @@ class Work:
     @property
     def seconds(self) -> Num:
         """All of it."""
-        return self.gemm_s + self.attention_s + self.memory_s + self.comm_s
+        return self.gemm_s + self.attention_s + self.memory_s + self.launch_s + self.comm_s
 
     def add(self, op: Op, done: Pass) -> None:
         """Count one kernel under its kind. Unfused attention's matrix products and softmax are attention."""
@@ -93,14 +95,19 @@ class PartTime(NamedTuple):
     replay: Work
 
 
-def part_time(ops: list[Op], sizes: dict[str, Num], context: Context, segments: list[Segment]) -> PartTime:
-    """Seconds of one micro-batch through a part."""
+def part_time(
+    ops: list[Op], sizes: dict[str, Num], context: Context, segments: list[Segment], gap_s: float = 0.0
+) -> PartTime:
+    """Seconds of one micro-batch through a part; of its launch gaps, `gap_s` in all, forward has a third, as of the kernels."""
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
     early = context.software.recompute_stops_early
     again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
-    return PartTime(forward, backward, forward_work(ops, passes, context, again))
+    replay = forward_work(ops, passes, context, again)
+    forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
+    replay.launch_s = forward.launch_s * len(again) / len(ops)
+    return PartTime(forward, backward, replay)
 
 
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:

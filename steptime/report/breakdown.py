@@ -58,6 +58,7 @@ def step_parts(estimate: Estimate) -> Table:
 PARTS = {
     "gemm": "matrix multiplies",
     "memory_bound": "memory-bound kernels",
+    "launch": "launch gaps",
     "recompute": "recomputation",
     "tp_comm": "tensor-parallel communication",
     "pp_comm": "pipeline sends",
