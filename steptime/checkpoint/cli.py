@@ -9,11 +9,13 @@ import shutil
 import sys
 from fnmatch import fnmatchcase
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from steptime.checkpoint import compare, emit, identity, text
 from steptime.checkpoint.api import summarize_checkpoint
 from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.jsonable import problem
+from steptime.checkpoint.records import Problem
 from steptime.checkpoint.textparts import tensor_line
 from steptime.checkpoint.units import Units
 
@@ -153,18 +155,29 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
     if options.tensors or options.json == "full":
         tensors = _matching(summary, options.tensors or "*")
     document = summary.to_dict(tensors)
+    try:
+        _compared(summary, options, document)
+        _emit(summary, options)
+    except (ValueError, OSError) as error:  # the other side is unusable: still one document, which says so
+        document["problems"] += [problem(Problem("REFUSED", line)) for line in str(error).splitlines()]
+        document["exit_code"] = 2
+    json.dump(document, sys.stdout, allow_nan=False, separators=(",", ":"))
+    _say("")
+    return int(document["exit_code"])
+
+
+def _compared(summary: Summary, options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Add what --diff and --model find to the JSON document."""
     if options.diff:
         other = _summarize(options, options.diff)
-        document["diff"] = identity.difference(summary, other)
+        document["diff"] = identity.difference(summary, other) if other.sections else None
+        document["problems"] += [] if other.sections else [problem(item) for item in other.all_problems]
         document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
     if options.model and summary.sections:
+        document["plan"] = None
         found = compare.compare(summary, compare.load(options.model))
         document["plan"] = found.to_dict()
         document["exit_code"] = max(document["exit_code"], int(not found.agrees))
-    json.dump(document, sys.stdout, allow_nan=False, separators=(",", ":"))
-    _say("")
-    _emit(summary, options)
-    return int(document["exit_code"])
 
 
 def _diff(summary: Summary, options: argparse.Namespace) -> int:
@@ -194,5 +207,7 @@ def _plan(summary: Summary, options: argparse.Namespace) -> int:
 def _emit(summary: Summary, options: argparse.Namespace) -> None:
     """Write the inferred model, where asked for."""
     if options.emit_config and summary.sections:
+        if not summary.architecture:
+            raise ValueError(f"{options.emit_config}: not written: names and shapes show no transformer")
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
             file.write(emit.model_yaml(summary))

@@ -110,6 +110,15 @@ def test_failure_is_still_json(command):
     assert (code, err, json.loads(out)["problems"][0]["code"]) == (2, "", "NOT_FOUND")
 
 
+@pytest.mark.parametrize("option", ["--model", "--diff", "--emit-config"])
+def test_unusable_other_side_is_still_json(model, command, option):
+    code, out, err = command(model, "--json", option, "/nowhere/at/all")
+    document = json.loads(out)
+    assert (code, err, document["exit_code"], document["totals"]["params"]) == (2, "", 2, 229952)
+    (problem,) = document["problems"]
+    assert "/nowhere/at/all" in f"{problem['file']} {problem['message']}"
+
+
 def test_emitted_config_is_a_model(make, command, tmp_path):
     make.save_safetensors(make.llama(kv=16), make.folder / "model.safetensors")
     config = {"num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 512, "hidden_size": 64}
@@ -120,6 +129,13 @@ def test_emitted_config_is_a_model(make, command, tmp_path):
     model = Model(**written["model"])
     assert (model.n_layers, model.n_q_heads, model.n_kv_heads, model.head_dim) == (4, 4, 1, 16)
     assert model.n_params == 229_952
+
+
+def test_config_is_not_written_when_nothing_is_known(make, command, tmp_path):
+    make.save_safetensors({"w": torch.zeros(3, 4)}, make.folder / "w.safetensors")
+    code, _, err = command(make.folder / "w.safetensors", "--emit-config", tmp_path / "plan.yaml")
+    assert (code, err.count("\n"), (tmp_path / "plan.yaml").exists()) == (2, 1, False)
+    assert "no transformer" in err
 
 
 def test_unknown_head_width_stays_unset(model, command, tmp_path):
