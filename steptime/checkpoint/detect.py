@@ -50,6 +50,10 @@ def _reader(source: Source) -> Reader:
     if source.size == 0:
         raise UnreadableError("EMPTY", "0 bytes", source.name)
     head = source.upto(0, 264)
+    if head.startswith(b"version https://git-lfs"):
+        raise UnreadableError("LFS_POINTER", "a git-lfs pointer; the file itself was not downloaded", source.name)
+    if head.lstrip()[:5].lower() in (b"<!doc", b"<html", b"<?xml"):
+        raise UnreadableError("UNKNOWN_FORMAT", "a web page or XML, not a checkpoint", source.name)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= source.size - 8:
         return safetensors.read  # first: a header of 640 bytes begins with 80 02, as a pickle does
     for magic, reader in _MAGIC:

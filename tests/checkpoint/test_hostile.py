@@ -496,3 +496,16 @@ def test_unreadable_shard_leaves_the_model_incomplete(make, summarize, codes, da
     summary = summarize(make.folder)
     assert (summary.exit_code, summary.complete) == (1, False)
     assert "MISSING_SHARD" in codes(summary)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "pytorch_model.bin"])
+def test_what_a_failed_download_leaves_is_named(make, command, name):
+    make.write(name, b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 4976698672\n")
+    code, _, err = command(make.folder)
+    assert (code, err) == (
+        2,
+        f"summarize-ckpt: {name}: a git-lfs pointer; the file itself was not downloaded [LFS_POINTER]\n",
+    )
+    make.write(name, b"<!DOCTYPE html><html><title>404</title></html>")
+    assert command(make.folder / name)[0] == 2
+    assert "a web page" in command(make.folder / name)[2]
