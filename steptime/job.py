@@ -64,9 +64,9 @@ class Hardware(Config):
         """A machine's problem under the key of this section that it comes from."""
         if line.startswith("hardware."):
             return line
-        return (
-            f"hardware.overrides.{line}" if line.partition(":")[0] in self.overrides else f"hardware.node_type: {line}"
-        )
+        path = line.partition(":")[0]
+        overridden = any(key == path or key.startswith(f"{path}.") for key in self.overrides)
+        return f"hardware.overrides.{line}" if overridden else f"hardware.node_type: {line}"
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

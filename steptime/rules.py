@@ -80,7 +80,7 @@ LAYOUT = [
     Rule(
         "layers_per_stage has a count per chunk",
         "parallelism.layers_per_stage: expected pp*vpp = {f.chunks} counts (got {f.split_words})",
-        lambda f: (not f.stage_counts) | (len(f.stage_counts) == f.chunks),
+        lambda f: f.layers_per_stage in {None, "auto"} or (len(f.stage_counts) == f.chunks),
     ),
     Rule(
         "layers_per_stage sums to n_layers",
@@ -205,7 +205,9 @@ LAYOUT = [
         "performance.recompute.n_layers: expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) "
         "(got {f.recompute_words})",
         lambda f: (
-            (len(f.recompute_counts) <= 1) | (len(f.recompute_counts) == f.pp) | (len(f.recompute_counts) == f.chunks)
+            (f.recompute is None or f.recompute.n_layers is None or len(f.recompute_counts) == 1)
+            | (len(f.recompute_counts) == f.pp)
+            | (len(f.recompute_counts) == f.chunks)
         ),
     ),
     Rule(

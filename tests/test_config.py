@@ -102,6 +102,15 @@ def test_the_plan_itself_is_sound():
         ),
         ("performance.precision=fp8", "performance.precision: not modelled yet; use bf16, fp16 or fp32 (got 'fp8')"),
         ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
+        ("parallelism.layers_per_stage=[]", "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [])"),
+        (
+            "performance.recompute={granularity: full, n_layers: []}",
+            "performance.recompute.n_layers: expected one number, 2 (per stage) or 2 (per chunk) (got [])",
+        ),
+        (
+            "hardware.overrides.acelerator.power_w=3",
+            "hardware.overrides.acelerator: unknown key (got a mapping); did you mean 'accelerator'?",
+        ),
         (
             "parallelism.schedule=dualpipe",
             "parallelism.schedule: not modelled yet; use gpipe, 1f1b or interleaved (got 'dualpipe')",
