@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from steptime.config import Config, ConfigError, build, near
-from steptime.units import Bytes, BytesPerS, FlopPerS, Seconds
+from steptime.units import BYTE_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 
 _DATA = Path(__file__).parent / "data"
 _MACHINES = _DATA / "machines"
@@ -168,11 +168,26 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
         plain["accelerator"] = overrides["accelerator"]
     if isinstance(plain.get("accelerator"), str):
         plain["accelerator"] = _accelerator(plain["accelerator"], provenance)
+    device = plain.get("accelerator")
+    memory = device.get("memory_bytes") if isinstance(device, dict) else None
     for key, value in overrides.items():
         if key != "accelerator":
             _override(plain, key, value)
         provenance[key] = "override"
+    if "accelerator.memory_bytes" in overrides and "accelerator.usable_memory_bytes" not in overrides:
+        provenance["accelerator.usable_memory_bytes"] = "override of memory_bytes, in proportion"
+        return _same_share(build(Machine, {"name": path.stem, **plain, "provenance": provenance}), memory)
     return build(Machine, {"name": path.stem, **plain, "provenance": provenance})
+
+
+def _same_share(machine: Machine, memory: Any) -> Machine:
+    """`machine`, whose memory was `memory`, with the same share of the new memory usable."""
+    before = read_quantity(memory, BYTE_UNITS, "80 GiB")
+    if not isinstance(before, int | float) or before <= 0:  # the file itself has no sound figure
+        return machine
+    device = machine.accelerator
+    usable = device.usable_memory_bytes * device.memory_bytes / before
+    return machine.model_copy(update={"accelerator": device.model_copy(update={"usable_memory_bytes": usable})})
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:

@@ -143,6 +143,14 @@ def test_overrides_take_units_and_say_so():
     assert Machine.load("h100").tiers[1].latency_s == pytest.approx(14e-6)
 
 
+def test_other_memory_leaves_the_same_share_usable():
+    shipped, half = Machine.load("h100"), Machine.load("h100", {"accelerator.memory_bytes": "40 GiB"})
+    assert half.accelerator.usable_memory_bytes == pytest.approx(shipped.accelerator.usable_memory_bytes / 2)
+    assert "in proportion" in half.source("accelerator.usable_memory_bytes")
+    said = {"accelerator.memory_bytes": "40 GiB", "accelerator.usable_memory_bytes": "39 GiB"}
+    assert Machine.load("h100", said).accelerator.usable_memory_bytes == 39 * 2**30
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "line"),
     [
