@@ -36,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         gc.disable()
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller: nobody listens
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
     try:
         return _run(args)
     except SystemExit as stop:  # argparse: help and usage errors

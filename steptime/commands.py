@@ -31,6 +31,9 @@ class Printer:
             sys.stdout.flush()
         except BrokenPipeError:
             _abandon_stdout()
+        except OSError as error:  # a full disk
+            _abandon_stdout()
+            raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
 
     def sections(self, sections: list[Section]) -> None:
         """Print sections with an empty line between."""

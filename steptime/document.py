@@ -45,6 +45,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
         ConfigError: if there is no such file, it is no text, or it is larger than MAX_BYTES.
     """
     if isinstance(source, str) and source == "-":
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
+            raise ConfigError("standard input: is closed; pipe a config into it")
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:

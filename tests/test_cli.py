@@ -268,6 +268,21 @@ def test_a_closed_pipe_keeps_the_answer_of_a_check():
     assert b"BrokenPipe" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        ("gpt2_1gpu.yaml >&-", 0, ""),
+        ("nowhere.yaml 2>&-", 2, ""),
+        ("gpt2_1gpu.yaml >/dev/full", 2, "standard output: cannot be written (No space left on device)\n"),
+        ("- <&-", 2, "standard input: is closed; pipe a config into it\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(arguments, code, error):
+    command = f"{shlex.join([sys.executable, '-c', SCRIPT])} {arguments}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT / "configs", check=False)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
 def test_an_interrupt_is_quiet(run, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
