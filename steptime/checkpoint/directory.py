@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LAYOUTS: tuple[Layout, ...] = (
     dcp.sections, megatron.sections, deepspeed.sections, ranks.sections, orbax.sections, nanotron.sections, shards.sections,
 )  # fmt: skip
+MIN_SHAPES = 8  # so many tensors of equal shapes under other names are no coincidence
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
@@ -108,14 +109,21 @@ def _config(found: list[Section], folders: list[Folder]) -> None:
 
 
 def _mark_repeated(found: list[Section]) -> None:
-    """The same tensor names in two formats are one model: the first is counted, the others point to it."""
-    owners: dict[frozenset[tuple[str, tuple[int, ...]]], str] = {}
+    """The same model twice is counted once: the first set counts, the others point to it.
+
+    The same names and shapes, or in another format, whose names may differ (GGUF), the same shapes as often each.
+    """
+    owners: dict[object, tuple[str, str]] = {}
     order = sorted(found, key=lambda s: ("safetensors" not in s.format, s.path))
     for section in order:
         names = frozenset((t.name, t.whole) for t in section.tensors if t.role in ("", "model"))
         if len(names) < 2:
             continue
+        shapes = tuple(sorted(whole for _, whole in names))
         path = section.path or section.format
-        owner = owners.setdefault(names, path)
+        owner, _ = owners.setdefault(names, (path, section.format))
+        other, other_format = owners.setdefault(shapes, (path, section.format))
+        if owner == path and len(shapes) >= MIN_SHAPES and other_format != section.format:
+            owner = other
         if owner != path:
             section.same_as = owner

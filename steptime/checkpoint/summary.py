@@ -123,7 +123,9 @@ class Summary:
 
     @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-        return architecture.infer(self.model, [section.facts for section in self.counted])
+        facts = [section.facts for section in self.counted]  # another file's key-values describe another file
+        rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
+        return architecture.infer(self.model, [*facts[:1], *rest])
 
     @cached_property
     def all_problems(self) -> list[Problem]:

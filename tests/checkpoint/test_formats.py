@@ -330,3 +330,35 @@ def test_bytes_decide_not_the_name(make, summarize):
     out = io.BytesIO()
     torch.save({"a": torch.ones(2)}, out)
     assert summarize(make.write("lies.safetensors", out.getvalue())).sections[0].format == "torch zip"
+
+
+def _llama_gguf(path, state, layers):
+    names = {
+        "model.layers.": "blk.", "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
+        "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    for name, tensor in state.items():
+        renamed = name
+        for old, new in names.items():
+            renamed = renamed.replace(old, new)
+        writer.add_tensor(renamed, tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(("layers", "factor"), [(4, 1), (2, 2)])
+def test_gguf_beside_the_model_it_was_made_from_is_counted_once(make, summarize, layers, factor):
+    """A GGUF file of another model is a set of its own, and its key-values say nothing about the first."""
+    state = make.llama(4)
+    make.save_safetensors(state, make.folder / "model.safetensors")
+    other = make.llama(layers)
+    _llama_gguf(make.folder / "m.gguf", other, layers)
+    summary = summarize(make.folder)
+    assert summary.counted[0].format == "safetensors"
+    assert summary.params == make.count(state) + (factor - 1) * make.count(other)
+    assert (summary.exit_code, len(summary.sections)) == (0, 2)
