@@ -102,9 +102,12 @@ def _config(found: list[Section], folders: list[Folder]) -> None:
             continue
         config = smalljson.load(folder, "config.json")
         for section in found:
-            in_folder = section.path == folder.rel or section.path.rpartition("/")[0] == folder.rel
-            if isinstance(config, dict) and in_folder:
-                section.facts.setdefault("config", config)
+            if folder.rel in (section.path, section.path.rpartition("/")[0]):
+                if isinstance(config, dict):
+                    section.facts.setdefault("config", config)
+                else:
+                    message = "is not a JSON object that can be read: nothing is checked against it"
+                    section.problem("BAD_CONFIG", message, folder.named("config.json"), severity="warning")
                 break
 
 

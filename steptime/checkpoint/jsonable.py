@@ -21,7 +21,7 @@ def document(summary: Summary, tensors: list[Tensor] | None) -> dict[str, Any]:
         "path": summary.path,
         "format": main.format if main else None,
         "container": main.container if main else None,
-        "complete": bool(main) and summary.complete,
+        "complete": summary.complete,
         "step": summary.step,
         "id": summary.id if main else None,
         "totals": summary.totals,

@@ -135,8 +135,8 @@ class Summary:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was found to be missing."""
-        return not any(p.code in INCOMPLETE for p in self.all_problems)
+        """Whether something was read and nothing was found to be missing."""
+        return bool(self.sections) and not any(p.code in INCOMPLETE for p in self.all_problems)
 
     @property
     def step(self) -> int | None:

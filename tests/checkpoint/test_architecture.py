@@ -140,3 +140,11 @@ def test_tree_of_very_deep_names():
 )
 def test_ranges(numbers, text):
     assert ranges(numbers) == text
+
+
+def test_broken_config_beside_the_weights_is_a_warning(make, summarize, codes):
+    make.save_safetensors(make.llama(2), make.folder / "model.safetensors")
+    make.write("config.json", b"{broken")
+    summary = summarize(make.folder)
+    assert (summary.exit_code, codes(summary)) == (0, {"BAD_CONFIG"})
+    assert summarize(make.folder, strict=True).exit_code == 1

@@ -279,6 +279,12 @@ def test_python_api_and_notebook_table(model):
     assert "229,952 parameters, complete" in html
 
 
+def test_nothing_read_is_not_complete():
+    summary = summarize_checkpoint("/nowhere/at/all")
+    assert (summary.complete, summary.exit_code) == (False, 2)
+    assert "incomplete" in summary._repr_html_()
+
+
 def test_names_are_escaped_in_html(make):
     header = {"<script>alert(1)</script>": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     path = make.write("m.safetensors", make.raw_safetensors(header, bytes(4)))
