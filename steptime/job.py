@@ -25,7 +25,7 @@ from steptime.mesh import Parallelism
 from steptime.model.model import Model
 from steptime.performance import Options, Performance, RecomputePlan, Software, plan_recompute, resolve
 from steptime.sections import anchor, apply_setting, mend, put, read_hardware, read_model
-from steptime.units import Seconds
+from steptime.units import BytesPerS, Seconds
 
 
 class Data(Config):
@@ -91,9 +91,15 @@ class Run(Config, allow_inf_nan=False):
     startup_s: float = Field(0.0, ge=0)
     checkpoint_interval_s: float | None = Field(None, gt=0)
     checkpoint_write_s: float | None = Field(None, gt=0)
-    checkpoint_bytes_per_s: float | None = Field(None, gt=0)
+    checkpoint_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     restart_s: float = Field(0.0, ge=0)
     mtbf_device_hours: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_speed(self) -> Self:
+        if self.checkpoint_write_s is not None and self.checkpoint_bytes_per_s is not None:
+            raise ConfigError("run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one")
+        return self
 
 
 class Job(Config):

@@ -17,6 +17,8 @@ _EITHER = {
     "performance.activation_checkpointing_type": "performance.recompute",
     "parallelism.bucket_size_mb": "parallelism.n_param_buckets",
     "parallelism.n_param_buckets": "parallelism.bucket_size_mb",
+    "run.checkpoint_write_s": "run.checkpoint_bytes_per_s",
+    "run.checkpoint_bytes_per_s": "run.checkpoint_write_s",
 }
 """Two ways to say one thing: setting one takes the other away."""
 

@@ -57,6 +57,10 @@ def test_the_plan_itself_is_sound():
         ("parallelism=8", "parallelism: expected a mapping (got 8)"),
         ("data=[1, 2]", "data: expected a mapping (got a list of 2)"),
         ("run.tokens=many", "run.tokens: expected a number (got 'many')"),
+        (
+            "run={checkpoint_write_s: 3, checkpoint_bytes_per_s: 1 GB/s}",
+            "run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one",
+        ),
         ("run.tokens=.nan", "run.tokens: expected a finite number (got nan)"),
         ("parallelism.layers_per_stage=[40, x]", "parallelism.layers_per_stage[1]: expected a whole number (got 'x')"),
         (

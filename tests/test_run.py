@@ -135,3 +135,16 @@ def test_the_best_interval_loses_least(write_s, mtbf_s, factor):
 def test_nonsense_is_refused(bad):
     with pytest.raises(ConfigError, match=rf"run\.{next(iter(bad))}"):
         plan(**bad)
+
+
+def test_a_set_speed_of_checkpoints_takes_the_other_away():
+    job = plan(checkpoint_bytes_per_s="100 GB/s")
+    assert job.run is not None
+    assert job.run.checkpoint_bytes_per_s == 100e9
+    changed = job.replace(**{"run.checkpoint_write_s": 3.0}).run
+    assert changed is not None
+    assert (changed.checkpoint_write_s, changed.checkpoint_bytes_per_s) == (3.0, None)
+    with pytest.raises(
+        ConfigError, match=r"^run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one$"
+    ):
+        plan(checkpoint_write_s=3.0, checkpoint_bytes_per_s=1e9)
