@@ -109,6 +109,7 @@ class Section:
     parallelism: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     same_as: str | None = None
+    unread: int = 0  # files of the set that could not be read
     notes: list[str] = field(default_factory=list)
 
     def problem(

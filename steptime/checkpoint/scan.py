@@ -135,6 +135,7 @@ class Scan:
         for result in self.read(folder, files, keep):
             if isinstance(result, UnreadableError):
                 section.problems.append(result.problem)
+                section.unread += 1
                 continue
             section.absorb(result)
             result.facts.pop("root", None)

@@ -136,7 +136,8 @@ class Summary:
     @property
     def complete(self) -> bool:
         """Whether something was read and nothing was found to be missing."""
-        return bool(self.sections) and not any(p.code in INCOMPLETE for p in self.all_problems)
+        missing = any(p.code in INCOMPLETE for p in self.all_problems) or any(s.unread for s in self.sections)
+        return bool(self.sections) and not missing
 
     @property
     def step(self) -> int | None:

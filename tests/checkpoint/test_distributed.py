@@ -381,3 +381,17 @@ def test_a_data_file_speaks_for_its_directory(fsdp2, summarize):
     whole = summarize(fsdp2 / "dcp")
     for data in (fsdp2 / "dcp").glob("*.distcp"):
         assert (summarize(data).id, summarize(data).params) == (whole.id, whole.params)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"garbage"])
+def test_a_rank_without_a_readable_file_is_one_problem(make, summarize, left):
+    make.megatron(make.folder)
+    rank = make.folder / "iter_0005000" / "mp_rank_01_000"
+    for file in rank.iterdir():
+        file.unlink()
+    if left is not None:
+        (rank / "model_optim_rng.pt").write_bytes(left)
+    summary = summarize(make.folder)
+    assert (summary.exit_code, summary.complete) == (1, False)
+    assert all("mp_rank_01_000" in (problem.file or "") for problem in summary.all_problems)
+    assert len(summary.all_problems) <= 2

@@ -495,7 +495,8 @@ def test_unreadable_shard_leaves_the_model_incomplete(make, summarize, codes, da
     make.write(first, data)
     summary = summarize(make.folder)
     assert (summary.exit_code, summary.complete) == (1, False)
-    assert "MISSING_SHARD" in codes(summary)
+    assert len(summary.all_problems) == 1
+    assert codes(summary) <= {"EMPTY", "INVALID_HEADER", "HEADER_TOO_SMALL"}
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "pytorch_model.bin"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")
 OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
+GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "TRUNCATED"})  # why pieces do not add up, said once
 MAX_LINES = 10
 MAX_GRID = 1 << 20
 
@@ -131,8 +132,8 @@ def _count(section: Section, args: dict[str, Any]) -> None:
     model = [tensor for tensor in section.tensors if tensor.role == "model"]
     inner = Section(section.format, "", section.path, tensors=model)
     pieces.assemble(inner)
-    missing = any(problem.code == "MISSING_RANK" for problem in section.problems)
-    section.problems += [] if missing else inner.problems
+    known = section.unread or any(problem.code in GAPS for problem in section.problems)
+    section.problems += [] if known else inner.problems
     for tensor in section.tensors:
         if tensor.role != "model":
             tensor.unique = tensor.numel

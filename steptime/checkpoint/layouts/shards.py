@@ -110,9 +110,6 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     if len(missing) > 20:
         section.problem("MISSING_SHARD", f"{len(missing) - 20} more shards are missing")
     read = scan.absorb(section, folder, group.files, _facts)
-    if len(read) < len(group.files):
-        gone = len(group.files) - len(read)
-        section.problem("MISSING_SHARD", f"{gone} of {len(group.files)} shards cannot be read", folder.rel or None)
     section.format = read[0].format if read else "shards"
     section.container = f"{len(group.files)} shards" + (" + index" if group.index else "")
     for contents in read:
