@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from steptime.job import Job
 
 
+_EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
+
+
 def assumptions(job: Job) -> list[str]:
     """One line each."""
     return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
@@ -69,7 +72,26 @@ def _machine(job: Job) -> list[str]:
     guessed = sorted(path for path, source in machine.provenance.items() if path and source.startswith("assumed"))
     if guessed:
         lines.append(f"assumed figures of {machine.name}: {', '.join(guessed)}")
+    usual = _usual_figures(job)
+    if usual:
+        lines.append(f"{machine.name} does not say, so: {', '.join(usual)}")
     return lines
+
+
+def _usual_figures(job: Job) -> list[str]:
+    """Figures of the machine that its file leaves to the defaults."""
+    device, precision = job.machine.accelerator, job.software.precision
+    places = [("accelerator", device), *((f"tiers.{i}", tier) for i, tier in enumerate(job.machine.tiers))]
+    found = [
+        f"{at}.{name} {getattr(part, name):g}"
+        for at, part in places
+        for name in _EFFICIENCIES
+        if name in type(part).model_fields and name not in part.model_fields_set
+    ]
+    twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
+    if not twins & device.sustained_flops.keys():
+        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the peak")
+    return found
 
 
 def notes(job: Job) -> list[str]:

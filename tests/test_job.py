@@ -198,6 +198,21 @@ def test_values_of_one_job_do_not_leak_into_another():
     assert first.replace(**{"parallelism.pp": 2, "parallelism.dp": 64}).layers_per_chunk == [40, 40]
 
 
+def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
+    bare = tmp_path / "box.yaml"
+    bare.write_text(
+        "{name: box, accelerator: {name: card, peak_flops: {bf16: 4e14}, memory_bytes: 80 GiB, usable_memory_bytes: 79 GiB,"
+        " memory_bytes_per_s: 2 TB/s, memory_efficiency: 0.9}, devices_per_node: 8,"
+        " tiers: [{name: link, size: 8, bytes_per_s: 2e11, latency_s: 2 us, efficiency: 0.7},"
+        " {name: net, bytes_per_s: 25 GB/s, latency_s: 5 us}]}"
+    )
+    assert (
+        "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
+        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the peak"
+    ) in job(hardware=str(bare)).assumptions
+    assert "does not say" not in "\n".join(job().assumptions)
+
+
 def test_assumptions_say_what_was_unsaid():
     said = "\n".join(job().assumptions)
     assert "software: megatron-core (no software was named)" in said
