@@ -191,6 +191,11 @@ def test_deepspeed_universal(make, summarize, codes):
     summary = summarize(make.folder / "global_step3_universal")
     assert (summary.params, summary.exit_code) == (29, 0)
     assert {t.name for t in summary.model} == {"a.weight", "b.bias"}
+    module = {"a.weight": torch.zeros(4, 6, dtype=torch.bfloat16), "b.bias": torch.zeros(5, dtype=torch.bfloat16)}
+    states = {"module": module, "global_steps": 3, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
+    torch.save(states, make.folder / "global_step3_universal" / "mp_rank_00_model_states.pt")
+    summary = summarize(make.folder / "global_step3_universal")
+    assert (summary.params, summary.step, summary.exit_code, summary.complete) == (29, 3, 0, True)
     (make.folder / "global_step3_universal/zero/b.bias/fp32.pt").unlink()
     assert codes(summarize(make.folder / "global_step3_universal")) == {"MISSING_FILE"}
 

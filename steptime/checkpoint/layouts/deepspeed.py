@@ -32,7 +32,17 @@ MAX_LINES = 10
 def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The DeepSpeed save in `folder`, if there is one."""
     if "zero/" in files and not any(MODEL.match(name) for name in files if "zero_pp" in name):
-        return _universal(scan, folder)
+        universal, used = _universal(scan, folder)
+        ranks, more = _ranks(scan, folder, files) if universal else ([], set())
+        for section in ranks:  # the converter copies the ranks' files: the same weights before they were merged
+            section.same_as = f"{folder.rel}/zero" if folder.rel else "zero"
+            universal[0].facts |= {key: section.facts[key] for key in ("step", "args") if key in section.facts}
+        return [*universal, *ranks], used | more
+    return _ranks(scan, folder, files)
+
+
+def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
+    """The files that every rank wrote."""
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
     if not any(MODEL.match(n) or OPTIM.match(n) for n in wanted):
         return [], set()
