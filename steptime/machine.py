@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from steptime.config import Config, ConfigError, build, near
-from steptime.units import BYTE_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
+from steptime.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 
 _DATA = Path(__file__).parent / "data"
 _MACHINES = _DATA / "machines"
@@ -170,6 +170,7 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
         plain["accelerator"] = _accelerator(plain["accelerator"], provenance)
     device = plain.get("accelerator")
     memory = device.get("memory_bytes") if isinstance(device, dict) else None
+    peaks = dict(device.get("peak_flops") or {}) if isinstance(device, dict) else {}
     for key, value in overrides.items():
         if key != "accelerator":
             _override(plain, key, value)
@@ -177,7 +178,23 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
     if "accelerator.memory_bytes" in overrides and "accelerator.usable_memory_bytes" not in overrides:
         provenance["accelerator.usable_memory_bytes"] = "override of memory_bytes, in proportion"
         return _same_share(build(Machine, {"name": path.stem, **plain, "provenance": provenance}), memory)
-    return build(Machine, {"name": path.stem, **plain, "provenance": provenance})
+    dtypes = [d for d in peaks if f"accelerator.peak_flops.{d}" in overrides]
+    dtypes = [d for d in dtypes if f"accelerator.sustained_flops.{d}" not in overrides]
+    for dtype in dtypes:
+        provenance[f"accelerator.sustained_flops.{dtype}"] = "override of peak_flops, in proportion"
+    machine = build(Machine, {"name": path.stem, **plain, "provenance": provenance})
+    return _same_rates(machine, {dtype: peaks[dtype] for dtype in dtypes}) if dtypes else machine
+
+
+def _same_rates(machine: Machine, peaks: dict[str, Any]) -> Machine:
+    """`machine`, whose peaks were `peaks`, sustaining the same share of the new ones."""
+    device = machine.accelerator
+    sustained = dict(device.sustained_flops)
+    for dtype, peak in peaks.items():
+        before = read_quantity(peak, FLOP_UNITS, "989 TFLOP/s")
+        if dtype in sustained and isinstance(before, int | float) and before > 0:
+            sustained[dtype] *= device.peak_flops[dtype] / before
+    return machine.model_copy(update={"accelerator": device.model_copy(update={"sustained_flops": sustained})})
 
 
 def _same_share(machine: Machine, memory: Any) -> Machine:

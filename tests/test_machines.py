@@ -300,3 +300,13 @@ def test_the_page_lists_what_ships(update_golden):
         text = f"{head}<!-- machines -->\n{table()}\n<!-- end -->{tail}"
         DOCS.write_text(text, encoding="utf-8")
     assert table() in text, "docs/machines.md: pytest tests/test_machines.py --update-golden"
+
+
+def test_overriding_a_peak_keeps_the_share_that_is_sustained():
+    """A device said to be half as fast sustains half as much, unless what it sustains is said too."""
+    whole = Machine.load("h100").accelerator
+    half = Machine.load("h100", {"accelerator.peak_flops.bf16": whole.peak_flops["bf16"] / 2}).accelerator
+    assert half.sustained_flops["bf16"] == whole.sustained_flops["bf16"] / 2
+    assert half.sustained_flops["fp8"] == whole.sustained_flops["fp8"]
+    both = {"accelerator.peak_flops.bf16": "500 TFLOP/s", "accelerator.sustained_flops.bf16": "400 TFLOP/s"}
+    assert Machine.load("h100", both).accelerator.sustained_flops["bf16"] == 400e12
