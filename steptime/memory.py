@@ -71,7 +71,7 @@ class Autograd(NamedTuple):
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
     """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
     sizes = tensor_bytes(ops, x) | dict.fromkeys(autograd.elsewhere, 0.0)
-    segments = find_segments(ops, modules)
+    segments = find_segments(ops, modules) if modules else []
     kept = kept_names(ops, segments)
     saved = sum(sizes[name] for name in kept)
     forward = walk_forward(ops, sizes, kept, x.name, out)

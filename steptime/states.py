@@ -111,7 +111,13 @@ def registered(parts: list[list[Param]]) -> list[Param]:
     megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
     """
     rank = {"attn.norm": 0, "attn.proj": 1}
-    return [p for part in parts for p in sorted(part, key=lambda q: rank.get(q.name.rpartition(".")[0], 2))]
+    known: dict[int, list[Param]] = {}  # blocks repeat: each is sorted once
+    ordered: list[Param] = []
+    for part in parts:
+        if id(part) not in known:
+            known[id(part)] = sorted(part, key=lambda q: rank.get(q.name.rpartition(".")[0], 2))
+        ordered += known[id(part)]
+    return ordered
 
 
 def bucket_size(job: Job, elements: float) -> float:

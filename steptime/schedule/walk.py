@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from steptime.schedule.orders import KINDS, SCHEDULES, Action, Orders, Place, order
@@ -231,7 +232,7 @@ def _run(rows: list[tuple[int, int, int, int]], costs: list[float], sends: list[
     """When each planned action is over: the one loop that is run for every estimate."""
     over = [0.0]
     push = over.append
-    for previous, source, cost, send in rows[1:]:
+    for previous, source, cost, send in islice(rows, 1, None):
         ready = over[previous]
         arrived = over[source] + sends[send]
         push((ready if ready > arrived else arrived) + costs[cost])  # noqa: FURB136  (max() doubles the loop's time)
