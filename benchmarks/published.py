@@ -3,7 +3,8 @@
     python benchmarks/published.py
 
 Prints the table of the README. Nothing is fitted to these rows: GEMM rates, attention and network efficiencies of the A100 come
-from published kernel timings, each named in the machine and software files; a layer's launch gaps are fitted to other runs.
+from published kernel timings, each named in the machine and software files; four constants that
+docs/validation.md lists lean on other runs.
 """
 
 from __future__ import annotations
