@@ -47,7 +47,7 @@ class StepTime:
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        gap_s = job.software.layer_gap_s * job.software.compute_factor
+        gap_s = job.software.layer_gap_s * self.rates.slowness
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}

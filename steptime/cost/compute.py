@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from steptime.efficiency import compute_factor, sustained_share
 from steptime.machine import Accelerator
 from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
@@ -65,6 +66,8 @@ class Rates:
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+    slowness: float = 1.0
+    """Seconds of kernels and launches over what the constants give, already in the rates above."""
     accumulate_bytes: float = 0.0
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
 
@@ -84,7 +87,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.precision)
-    slow = software.compute_factor
+    slow = software.compute_factor * compute_factor(software.name)
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
@@ -100,6 +103,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         sm_count=float(accelerator.sm_count or 1),
         grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
+        slowness=slow,
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
     )
 
@@ -116,10 +120,11 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
-    """What a long GEMM reaches [FLOP/s]; bf16 and fp16 stand in for each other."""
+    """What a long GEMM reaches in a training step [FLOP/s]; bf16 and fp16 stand in for each other."""
     twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
     known = accelerator.sustained_flops
-    return known.get(dtype) or known.get(twin) or accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    alone = known.get(dtype) or known.get(twin) or accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    return alone * sustained_share(accelerator.name, dtype)
 
 
 def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:

@@ -24,8 +24,8 @@ class Mapped(NamedTuple):
     framework: Framework
 
 
-def to_config(row: Row) -> Mapped:
-    """The config of a row, and what was assumed for it.
+def to_config(row: Row, *, known_release: bool = True) -> Mapped:
+    """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
 
     Raises:
         SkipRowError: the row lacks something needed, or has something that is not modelled.
@@ -33,7 +33,7 @@ def to_config(row: Row) -> Mapped:
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
     _refuse_what_is_not_modelled(row)
-    framework = framework_of(row)
+    framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
     parallelism = _parallelism(row, framework, assumed)
@@ -124,8 +124,8 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
     if not said:
         if dp > 1:
             assumed.append(f"zero_level: as {framework.profile} has it")
-        return {"fsdp": {}} if framework.profile == "fsdp2" else {}
-    if framework.profile == "fsdp2":
+        return {"fsdp": {}} if framework.sharded else {}
+    if framework.sharded:
         notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
         if "bf16 reduce" in notes:
@@ -139,8 +139,8 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
 
 def _replicas(row: Row, dp: int) -> int:
     """Copies of the shards, where a source says over how many ranks the states are sharded."""
-    found = re.search(r"over (\d+) ranks", row.text("zero_or_fsdp").lower())
-    ranks = int(found[1]) if found else 0
+    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
+    ranks = int(found[1] or found[2]) if found else 0
     return dp // ranks if ranks and dp % ranks == 0 else 0
 
 

@@ -1,0 +1,67 @@
+"""Constants fitted on measured training runs: what a whole step reaches of rates that are measured alone.
+
+data/efficiency.yaml holds them, written by `python benchmarks/fit_constants.py` from the measured rows marked `fit`, with the
+command, the rows and what is left over. Nothing else in the model is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from steptime.document import parse_mapping, read_source
+
+FILE = Path(__file__).parent / "data" / "efficiency.yaml"
+
+
+class Efficiency(NamedTuple):
+    """All fitted constants; 1.0 everywhere is the model with nothing fitted."""
+
+    sustained_share: dict[str, dict[str, float]]
+    """Accelerator -> GEMM dtype -> share of `sustained_flops` that the GEMMs of a training step reach."""
+    default_share: float
+    """That share where no measured run has the accelerator or the dtype."""
+    compute_factor: dict[str, float]
+    """Software profile, or profile@release -> seconds of its kernels and launches over the constants'."""
+
+
+NOTHING_FITTED = Efficiency({}, 1.0, {})
+
+_override: list[Efficiency] = []
+
+
+@cache
+def _shipped() -> Efficiency:
+    document = parse_mapping(*read_source(FILE))
+    return Efficiency(**{name: document[name] for name in Efficiency._fields})
+
+
+def efficiency() -> Efficiency:
+    """The constants in force: the shipped ones, or those of the innermost `using`."""
+    return _override[-1] if _override else _shipped()
+
+
+@contextmanager
+def using(constants: Efficiency) -> Iterator[None]:
+    """Run a block with other constants, as a fit or an ablation does."""
+    _override.append(constants)
+    try:
+        yield
+    finally:
+        _override.pop()
+
+
+def sustained_share(accelerator: str, dtype: str) -> float:
+    """Share of the GEMM rate measured alone that a step reaches on an accelerator; bf16 and fp16 stand in for each other."""
+    known = efficiency().sustained_share.get(accelerator, {})
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    return known.get(dtype) or known.get(twin) or efficiency().default_share
+
+
+def compute_factor(software: str) -> float:
+    """Seconds of a profile's kernels over the constants'; a release that is not listed takes its profile's."""
+    known = efficiency().compute_factor
+    return known.get(software) or known.get(software.partition("@")[0], 1.0)
