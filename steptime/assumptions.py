@@ -90,7 +90,7 @@ def _usual_figures(job: Job) -> list[str]:
     ]
     twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
     if not twins & device.sustained_flops.keys():
-        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the peak")
+        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
     return found
 
 

@@ -26,6 +26,9 @@ WGRAD_RATE = 0.95
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
+BEST_SUSTAINED = 0.8
+"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs on Ampere and Hopper sustain about 0.85
+of it, on Blackwell 0.6 to 0.8)."""
 CAUSAL_RAMP = 450.0
 """Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
 figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
@@ -123,7 +126,9 @@ def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
     """What a long GEMM reaches in a training step [FLOP/s]; bf16 and fp16 stand in for each other."""
     twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
     known = accelerator.sustained_flops
-    alone = known.get(dtype) or known.get(twin) or accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    best = accelerator.best_flops.get(dtype) or accelerator.best_flops.get(twin)
+    guess = best * BEST_SUSTAINED if best else accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    alone = known.get(dtype) or known.get(twin) or guess
     return alone * sustained_share(accelerator.name, dtype)
 
 

@@ -200,6 +200,6 @@ def _family(row: Row, framework: Framework, *, glu: bool) -> dict[str, Any]:
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
     if "alibi" in row.text("attention_kind").lower() or "bloom" in name:
         family = {"norm": "layernorm", "bias": True, "rotary_embeds": False}
-    if framework.profile == "megatron-2021":
+    if framework.base == "megatron-2021":
         family["dropout"] = DROPOUT
     return family

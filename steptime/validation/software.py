@@ -28,9 +28,14 @@ class Framework(NamedTuple):
     """The release that the row names and the profile tells apart."""
 
     @property
+    def base(self) -> str:
+        """The profile that its own starts from."""
+        return load_software(self.profile).family
+
+    @property
     def sharded(self) -> bool:
         """Whether the profile takes torch FSDP's options."""
-        return load_software(self.profile).family == "fsdp2"
+        return self.base == "fsdp2"
 
     @property
     def software(self) -> str:
@@ -113,7 +118,7 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     overlap = _overlap(notes, row.whole("tp") or 1)
     if overlap and not framework.sharded:
         section["overlap"] = overlap
-    if load_software(framework.profile).family != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
+    if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
     return section
