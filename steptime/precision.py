@@ -82,8 +82,9 @@ def recipe(name: str, *, any_layout: bool) -> Recipe | None:
 
 
 def weight_bytes(of: Recipe | None, compute: float, *, stored: bool) -> float:
-    """Bytes per element of a projection's weight on a device, the fp32 master apart: quantised copies, and the compute
-    dtype's own unless the weight is `stored` quantised.
+    """Bytes per element of a projection's weight on a device, the fp32 master apart.
+
+    Quantised copies, and one in the compute dtype's `compute` bytes unless the weight is `stored` quantised.
 
     >>> weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=False), weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=True)
     (4.0, 2.0)
