@@ -143,7 +143,8 @@ def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: flo
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops
     compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
     bandwidth = bytes_ / r.bytes_per_s
-    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+    fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
+    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
 
 
 class Traffic(NamedTuple):
@@ -177,7 +178,8 @@ def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
 def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     """The forward pass of an op; `sizes` holds the bytes of every tensor of the part it stands in."""
     if isinstance(op, Gemm):
-        return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes)
+        rate = op.recipe.forward_rate if op.recipe else 1.0
+        return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0)
@@ -209,10 +211,10 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
     _, dgrad, wgrad = gemm_traffic(op, r)
-    rate = WGRAD_RATE if op.params else 1.0
+    rate = op.recipe.backward_rate if op.recipe else 1.0
     return (
-        gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes),
-        gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate),
+        gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
+        gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),
     )
 
 

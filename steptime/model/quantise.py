@@ -32,7 +32,13 @@ def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool
 
 def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, made: float) -> Num:
     """Bytes of casting a tensor to `made` copies: read for its maximum where the recipe wants that, read, written."""
-    return elements * (itemsize * (1.0 + recipe.amax_reads) + made * recipe.itemsize)
+    reads = cast_kernels(recipe, made)
+    return elements * (itemsize * reads + made * recipe.itemsize)
+
+
+def cast_kernels(recipe: Recipe, made: float) -> float:
+    """Kernels of a cast to `made` copies; each reads the tensor."""
+    return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
 
 
 def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -> tuple[list[Op], Operand]:
@@ -42,7 +48,7 @@ def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -
         return [], Operand(x, x)
     made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
     moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
-    kernels = 1.0 + recipe.amax_reads
+    kernels = cast_kernels(recipe, float(len(made)))
     op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True)
     return [op], Operand(made[0].name, made[-1].name)
 
@@ -99,7 +105,7 @@ def backward_casts(
     share = 1.0 / shard.tp if gathered else 1.0
     made = 1.0 if transposed and gathered else recipe.copies
     moved = cast_bytes(m * n * share, recipe, shard.itemsize, made)
-    kernels = 1.0 + recipe.amax_reads
+    kernels = cast_kernels(recipe, made)
     if transposed and gathered:
         moved, kernels = moved + 2.0 * recipe.itemsize * m * n, kernels + 1.0
     if transposed and from_norm:
