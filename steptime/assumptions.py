@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.performance import Options
+from steptime.precision import RECIPES, rate_of
 
 if TYPE_CHECKING:
     from steptime.job import Job
@@ -89,8 +90,10 @@ def _usual_figures(job: Job) -> list[str]:
         if name in type(part).model_fields and name not in part.model_fields_set
     ]
     twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
+    if precision in RECIPES:
+        twins = {rate_of(precision, device.peak_flops) or precision}
     if not twins & device.sustained_flops.keys():
-        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
+        found.append(f"accelerator.sustained_flops.{min(twins)} a fixed share of the best shape or of the peak")
     return found
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.num import Num
+from steptime.precision import RECIPES, runs
 
 if TYPE_CHECKING:
     from steptime.job import Job
+    from steptime.machine import Accelerator
     from steptime.performance import Recompute
 
 
@@ -21,18 +23,20 @@ class Framework(NamedTuple):
     replicates_kv: bool = True
     """tp may exceed n_kv_heads: key and value heads are copied."""
     rounds: bool = False
+    recipes: bool = True
+    """It runs its projections in low-precision recipes (TransformerEngine's)."""
     """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
 
 
 FRAMEWORKS = {
     # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
     "megatron-core": Framework((0, 1, 2, 3), (0, 1)),
-    "megatron-2021": Framework((0, 1), (0, 1)),
+    "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
     # DistributedDataParallel, and ZeroRedundancyOptimizer
-    "torch": Framework((0, 1), (0, 1), replicates_kv=False, rounds=True),
-    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, rounds=True),
+    "torch": Framework((0, 1), (0, 1), replicates_kv=False, rounds=True, recipes=False),
+    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, rounds=True, recipes=False),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False),
+    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False, recipes=False),
 }
 _ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3))
 
@@ -78,6 +82,8 @@ class Facts(NamedTuple):
     family: str
     vocab_multiple: int
     precision: str
+    recipe: bool
+    fp8_params: bool
     param_dtype: str
     master_dtype: str
     machine: str
@@ -160,7 +166,8 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model covers."""
-        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in self.machine_dtypes)
+        recipes = RECIPES if self.framework.recipes else ()
+        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32", *recipes) if dtype in self.machine_dtypes)
 
     @property
     def zero_words(self) -> str:
@@ -235,14 +242,22 @@ def facts(job: Job) -> Facts:
         family=software.family,
         vocab_multiple=software.vocab_multiple,
         precision=software.precision,
+        recipe=software.recipe is not None,
+        fp8_params=software.fp8_params,
         param_dtype=software.param_dtype,
         master_dtype=software.master_dtype,
         machine=machine.name,
-        machine_dtypes=tuple(machine.accelerator.peak_flops),
+        machine_dtypes=_precisions(machine.accelerator),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
     )
+
+
+def _precisions(device: Accelerator) -> tuple[str, ...]:
+    """Dtypes and recipes that a device runs."""
+    rates = tuple(device.peak_flops)
+    return (*rates, *(name for name in RECIPES if runs(name, rates, microscaling=device.microscaling)))
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

@@ -76,6 +76,11 @@ MODELLED = [
         lambda f: f.window is None,
     ),
     Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
+    Rule(
+        "recipe with ZeRO",
+        "performance.precision: {f.precision} is not modelled yet with zero_level {f.zero_level}; use 0 or 1, or bf16",
+        lambda f: (not f.recipe) | (f.zero_level < 2),
+    ),
     Rule("cp", "parallelism.cp: not modelled yet (got {f.cp}); use 1", lambda f: f.cp == 1),
     Rule(
         "fsdp with pipeline",
@@ -87,18 +92,12 @@ MODELLED = [
 
 NOT_MODELLED = {
     **{
-        f"performance.precision={word}": "not modelled yet; use bf16, fp16 or fp32"
+        f"performance.precision={word}": "not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
         for word in (
-            "fp8",
             "fp8_e4m3",
-            "mxfp8",
-            "nvfp4",
             "fp4",
             "tf32",
             "int8",
-            "fp8_delayed",
-            "fp8_blockwise",
-            "fp8_current",
         )
     },
     **{

@@ -68,6 +68,8 @@ class Accelerator(Config):
     """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
+    microscaling: bool = False
+    """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     sm_count: int | None = None
     power_w: float | None = None
     note: str = ""

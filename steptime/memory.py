@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.ops import Gemm, Move, Op, Tensor
+from steptime.ops import Comm, Gemm, Move, Op, Tensor
 from steptime.recompute import Segment, find_segments, kept_names, replayed
 
 
@@ -103,6 +103,9 @@ class BackwardWalk:
         """Start with what forward kept."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.saved = set(kept)
+        own = (t for op in ops for t in op.made if t.grad_itemsize and t.name not in autograd.elsewhere)
+        self.grad_sizes = sizes | {t.name: float(t.grad_bytes) for t in own}
+        self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
         self.ledger = Ledger(sum(sizes[name] for name in kept))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}
@@ -121,8 +124,8 @@ class BackwardWalk:
     def run(self, out: str) -> Peak:
         """The most bytes held, from the gradient of `out` to that of the input."""
         if out in self.sizes:
-            self.grads[out] = [self.sizes[out], 1.0]
-            self.ledger.add(self.sizes[out])
+            self.grads[out] = [self.grad_sizes[out], 1.0]
+            self.ledger.add(self.grad_sizes[out])
         for i in range(len(self.ops) - 1, -1, -1):
             if i in self.replays:
                 self.replay(self.replays[i])
@@ -169,9 +172,9 @@ class BackwardWalk:
         second = [name for name in op.inputs if name in self.grads]
         for name in op.inputs:
             if name not in self.grads:
-                self.grads[name] = [self.sizes[name], 1.0]
-                self.ledger.add(self.sizes[name])
-        extra = sum(self.sizes[name] for name in second) + self.regathered(op)
+                self.grads[name] = [self.grad_sizes[name], 1.0]
+                self.ledger.add(self.grad_sizes[name])
+        extra = sum(self.grad_sizes[name] for name in second) + self.regathered(op) + quantised(op)
         if self.autograd.weight_grads_stay:
             self.ledger.add(self.weight_grad(op))
         else:
@@ -189,10 +192,10 @@ class BackwardWalk:
         """
         grad = self.grads[name]
         if grad[1] > 1.0:
-            self.ledger.add(self.sizes[name])
-            self.ledger.mark(op, self.sizes[name])
+            self.ledger.add(self.grad_sizes[name])
+            self.ledger.mark(op, self.grad_sizes[name])
             grad[1] -= 1.0
-            self.grads[name] = [self.sizes[name], 1.0]
+            self.grads[name] = [self.grad_sizes[name], 1.0]
 
     def release(self, grad: list[float] | None) -> None:
         """One user of a gradient buffer less; the last one frees it."""
@@ -210,9 +213,19 @@ class BackwardWalk:
 
     def regathered(self, op: Op) -> float:
         """Bytes of a projection's input gathered again because only its shard was kept."""
-        if not isinstance(op, Gemm) or not op.params or op.saves[0] in op.inputs:
+        if not isinstance(op, Gemm) or op.inputs[0] not in self.regathers:
             return 0.0
         return self.sizes[op.inputs[0]]
+
+
+def quantised(op: Op) -> float:
+    """Bytes of the quantised gradient of a projection's output, and of its input where only the other direction is kept."""
+    if not isinstance(op, Gemm) or op.recipe is None:
+        return 0.0
+    recipe = op.recipe
+    kept = op.saves[0].endswith(".columns") or recipe.copies == 1.0
+    inputs = 0.0 if kept else op.m * op.k
+    return float(recipe.itemsize * (recipe.copies * op.m * op.n + inputs))
 
 
 def chunk_peaks(parts: list[tuple[int, PartMemory]]) -> PartMemory:

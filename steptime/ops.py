@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from steptime.num import Num
+from steptime.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 Axis = Literal["tp", "cp", "pp", "dp", "ep", "embedding"]
@@ -25,11 +26,18 @@ class Tensor(NamedTuple):
     elements: Num
     itemsize: float
     """Bytes per element."""
+    grad_itemsize: float = 0.0
+    """Bytes per element of its gradient where that differs (a quantised copy's), else 0."""
 
     @property
     def bytes(self) -> Num:
         """Its size [B]."""
         return self.elements * self.itemsize
+
+    @property
+    def grad_bytes(self) -> Num:
+        """Size of its gradient [B]."""
+        return self.elements * (self.grad_itemsize or self.itemsize)
 
 
 class Param(NamedTuple):
@@ -82,6 +90,11 @@ class Gemm(Op):
     k: Num = 0.0
     count: Num = 1.0
     itemsize: float = 2.0
+    recipe: Recipe | None = None
+    """What its operands are quantised by; its results are in `itemsize`."""
+    cast_bytes: Num = 0.0
+    """Bytes that backward moves to quantise and transpose operands [B]."""
+    cast_kernels: float = 0.0
 
     @property
     def flops(self) -> Num:
@@ -143,3 +156,5 @@ class Comm(Op):
     axis: Axis = "tp"
     bytes: Num = 0.0
     regather: bool = False
+    backward_bytes: Num | None = None
+    """The full tensor of the collective in backward, where that differs."""

@@ -179,6 +179,17 @@ LAYOUT = [
         lambda f: f.precision in f.machine_dtypes,
     ),
     Rule(
+        "framework has the recipe",
+        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
+        "use software megatron-core",
+        lambda f: (not f.recipe) | f.framework.recipes,
+    ),
+    Rule(
+        "fp8_params",
+        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | f.recipe,
+    ),
+    Rule(
         "remainder of bf16",
         "performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 "
         "(got {f.param_dtype})",

@@ -10,7 +10,7 @@ from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network, tree_depth
 from steptime.cost.compute import rates
-from steptime.cost.optimizer import optimizer_s
+from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.estimate import Pipeline, Time
@@ -201,11 +201,13 @@ class StepTime:
 
     @cached_property
     def optimizer_s(self) -> float:
-        """Seconds of the optimizer on the stage with the most parameters."""
+        """Seconds of the optimizer on the stage with the most parameters, and of quantising the updated weights."""
         ranks = shard_ranks(self.job) if self.job.zero_level >= 1 else 1
         held = max(sum(self.assembly.local_params(c) for c in chunks) for chunks in self.assembly.stages)
         kept = held / ranks if self.job.zero_level >= 2 else held
-        return optimizer_s(self.job, held / ranks, kept, self.rates.bytes_per_s)
+        layers = max(sum(c.layers for c in chunks) for chunks in self.assembly.stages)
+        quantised = layers * self.assembly.block.n_quantised * quantise_bytes_per_weight(self.job)
+        return optimizer_s(self.job, held / ranks, kept, self.rates.bytes_per_s) + quantised / self.rates.bytes_per_s
 
     @cached_property
     def after_s(self) -> float:

@@ -106,15 +106,14 @@ def is_replayed(timing: StepTime, op: Gemm) -> bool:
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
     """Forward, dgrad and wgrad of one projection."""
-    left, right, out = compute.gemm_bytes(op)
+    traffic = compute.gemm_traffic(op, timing.rates)
     done = compute.forward(op, timing.rates, timing.assembly.block.sizes)
     dgrad, wgrad = compute.gemm_backward(op, timing.rates)
     m = timing.job.microbatches
-    grad = wgrad.bytes - left - out if op.params else right
     return [
-        gemm_row(op, stage, "forward", (times + replayed) * m, (op.m, op.n, op.k), (left, right, out), done),
-        gemm_row(op, stage, "dgrad", times * m, (op.m, op.k, op.n), (out, right, left), dgrad),
-        gemm_row(op, stage, "wgrad", times * m, (op.k, op.n, op.m), (left, out, grad), wgrad),
+        gemm_row(op, stage, "forward", (times + replayed) * m, (op.m, op.n, op.k), traffic[0], done),
+        gemm_row(op, stage, "dgrad", times * m, (op.m, op.k, op.n), traffic[1], dgrad),
+        gemm_row(op, stage, "wgrad", times * m, (op.k, op.n, op.m), traffic[2], wgrad),
     ]
 
 

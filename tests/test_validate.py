@@ -316,7 +316,9 @@ SKIPPED = [
 
 
 def test_the_release_of_a_framework_is_taken_where_the_profile_tells_it_apart():
-    rows = {said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")}
+    rows = {
+        said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
+    }
     known = {said: software.framework_of(row).software for said, row in rows.items()}
     assert known == {
         "NeMo 24.12.01": "nemo@24.12",

@@ -10,6 +10,7 @@ from steptime.machine import Accelerator
 from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
 from steptime.performance import ITEMSIZE, Software
+from steptime.precision import RECIPES, rate_of
 
 TILE_M, TILE_N = 128.0, 256.0
 """Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix
@@ -27,8 +28,8 @@ WGRAD_RATE = 0.95
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
 BEST_SUSTAINED = 0.8
-"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs on Ampere and Hopper sustain about 0.85
-of it, on Blackwell 0.6 to 0.8)."""
+"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain about 0.85 of it on Ampere and
+Hopper, 0.6 to 0.8 on Blackwell)."""
 CAUSAL_RAMP = 450.0
 """Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
 figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
@@ -73,10 +74,14 @@ class Rates:
     """Seconds of kernels and launches over what the constants give, already in the rates above."""
     accumulate_bytes: float = 0.0
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
+    recipe_flops: float = 0.0
+    """GEMM rate of quantised projections."""
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
     """The tensor-core mode that a precision runs in: fp32 GEMMs use tf32 only where asked, so fp32 stays fp32."""
+    if precision in RECIPES:
+        precision = rate_of(precision, accelerator.peak_flops) or precision
     if precision in accelerator.peak_flops:
         return precision
     twin = {"bf16": "fp16", "fp16": "bf16"}.get(precision, "fp32")
@@ -89,7 +94,8 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
-    dtype = peak_dtype(accelerator, software.precision)
+    dtype = peak_dtype(accelerator, software.compute_dtype)
+    projections = peak_dtype(accelerator, software.precision)
     slow = software.compute_factor * compute_factor(software.name)
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
@@ -108,6 +114,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         fused_accumulation=software.grad_accumulation_fusion,
         slowness=slow,
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
+        recipe_flops=sustained_flops(accelerator, projections) / slow,
     )
 
 
@@ -144,22 +151,46 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    compute = op.flops / (r.gemm_flops * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
+    asymptote = r.recipe_flops if op.recipe else r.gemm_flops
+    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
     bandwidth = bytes_ / r.bytes_per_s
-    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+    fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
+    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
 
 
-def gemm_bytes(op: Gemm) -> tuple[Num, Num, Num]:
-    """Bytes of the left operand (input), right operand (weight) and result (output) of the forward product."""
-    size = op.itemsize * op.count
-    return op.m * op.k * size, op.k * op.n * size, op.m * op.n * size
+class Traffic(NamedTuple):
+    """Bytes that one matrix product reads of both operands and writes."""
+
+    left: Num
+    right: Num
+    out: Num
+
+    @property
+    def bytes(self) -> Num:
+        """All of them."""
+        return self.left + self.right + self.out
+
+
+def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
+    """Bytes of forward (input, weight, output), dgrad (gradient, weight, input's gradient) and wgrad (input, gradient, weight's).
+
+    A recipe's operands are quantised, its results are not.
+    """
+    activation, weight = (op.recipe.itemsize, op.recipe.weight_itemsize) if op.recipe else (op.itemsize, op.itemsize)
+    left, right, out = op.m * op.k * op.count, op.k * op.n * op.count, op.m * op.n * op.count
+    grad = r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0) if op.params else op.itemsize
+    return (
+        Traffic(left * activation, right * weight, out * op.itemsize),
+        Traffic(out * activation, right * weight, left * op.itemsize),
+        Traffic(left * activation, out * activation, right * grad),
+    )
 
 
 def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     """The forward pass of an op; `sizes` holds the bytes of every tensor of the part it stands in."""
     if isinstance(op, Gemm):
-        left, right, out = gemm_bytes(op)
-        return gemm_pass(op, r, op.m, op.n, op.k, left + right + out)
+        rate = op.recipe.forward_rate if op.recipe else 1.0
+        return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0)
@@ -182,7 +213,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
-            read = total(t.bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
+            read = total(t.grad_bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
             moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
         return move_pass(moved / op.efficiency, op.kernels, r)._replace(bytes=moved), NOTHING
     return NOTHING, NOTHING
@@ -190,17 +221,18 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
-    left, right, out = gemm_bytes(op)
-    dgrad = gemm_pass(op, r, op.m, op.k, op.n, out + right + left)
-    if not op.params:
-        return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + right + out)
-    grad = op.k * op.n * op.count * r.grad_itemsize * (2.0 if r.fused_accumulation else 1.0)
-    return dgrad, gemm_pass(op, r, op.k, op.n, op.m, left + out + grad, WGRAD_RATE)
+    _, dgrad, wgrad = gemm_traffic(op, r)
+    rate = op.recipe.backward_rate if op.recipe else 1.0
+    return (
+        gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
+        gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),
+    )
 
 
 def parameter_gradients(op: Op, r: Rates) -> Num:
-    """Seconds of the kernels that finish a projection's gradients.
+    """Seconds of the kernels that stand beside a projection's backward products.
 
+    A recipe: casts and transposes of what they multiply.
     A bias: the output's gradient summed over tokens, one read of it. A weight: its gradient added to the main one, where wgrad
     does not do so itself.
     """
@@ -208,7 +240,9 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
         return 0.0
     seconds: Num = 0.0
     if any(len(p.shape) == 1 for p in op.params):
-        seconds = seconds + move_pass(gemm_bytes(op)[2], 1.0, r).time_s
+        seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, 1.0, r).time_s
+    if op.recipe:
+        seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r).time_s
     if r.accumulate_bytes:
         seconds = seconds + move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
     return seconds

@@ -77,13 +77,14 @@ class Context:
     known: dict[tuple[str, float], CommCost] = field(default_factory=dict)
     """Collectives priced so far: a block repeats a few."""
 
-    def price(self, op: Comm, kind: str) -> CommCost:
-        """Seconds of one collective over the tensor-parallel group."""
-        if is_column(op.bytes) or is_column(self.tp):
-            return collective(kind, op.bytes, self.tp_group, self.tiers)
-        key = (kind, float(op.bytes))
+    def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
+        """Seconds of one collective over the tensor-parallel group, of the op's `bytes` unless said."""
+        sent = op.bytes if bytes_ is None else bytes_
+        if is_column(sent) or is_column(self.tp):
+            return collective(kind, sent, self.tp_group, self.tiers)
+        key = (kind, float(sent))
         if key not in self.known:
-            self.known[key] = collective(kind, op.bytes, self.tp_group, self.tiers)
+            self.known[key] = collective(kind, sent, self.tp_group, self.tiers)
         return self.known[key]
 
 
@@ -179,9 +180,10 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
         cost = context.price(op, "all_gather")
         hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s
         calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden))
-    cost = context.price(op, kind)
+    sent = op.bytes if op.backward_bytes is None else op.backward_bytes
+    cost = context.price(op, kind, sent)
     if asynchronous:
         hidden = beside_s(cost.time_s, wgrad_s)
     else:
         hidden = hidden_s(cost.time_s, dgrad_s, context.software.overlap.tp, context.tp)
-    return [*calls, CommCall(f"{op.name}.grad", kind, op.bytes, cost, hidden)]
+    return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden)]

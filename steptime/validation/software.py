@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from steptime.performance import load_software, software_names
 from steptime.profiles import profile_releases
 from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.recipes import recipe_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -111,7 +112,8 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
         SkipRowError: something in it is not modelled.
     """
     notes = row.text("overlap_notes").lower()
-    section: dict[str, Any] = {"software": framework.software, "precision": precision_of(row, assumed)}
+    section: dict[str, Any] = {"software": framework.software}
+    section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
     section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
@@ -129,6 +131,18 @@ def _before_flash(row: Row) -> bool:
     framework = row.text("framework").lower()
     old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
     return old or "v100" in row.text("gpu").lower()
+
+
+def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """The recipe of a row; nothing where it has none.
+
+    Raises:
+        SkipRowError: a framework whose low-precision kernels no profile describes.
+    """
+    section = recipe_of(row.text("precision"), row.text("framework"), assumed)
+    if section and framework.base != "megatron-core":
+        raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
+    return section
 
 
 def precision_of(row: Row, assumed: list[str]) -> str:
