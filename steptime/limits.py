@@ -76,7 +76,6 @@ MODELLED = [
         lambda f: f.window is None,
     ),
     Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
-    Rule("cp", "parallelism.cp: not modelled yet (got {f.cp}); use 1", lambda f: f.cp == 1),
     Rule(
         "fsdp with pipeline",
         "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
@@ -127,6 +126,8 @@ NOT_MODELLED = {
             "fp8",
         )
     },
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "ulysses", "hybrid_cp")},
+    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
+    "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
 }
 """Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""
