@@ -132,6 +132,11 @@ class Software(Config):
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    """How context parallelism exchanges keys and values: a ring (p2p), all gathered, or heads for tokens (a2a, Ulysses)."""
+    cp_impl: Literal["transformer_engine", "torch"] = "transformer_engine"
+    """Whose: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32 step by step; an
+    all-to-all is autograd's own)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False

@@ -45,7 +45,9 @@ class StepTime:
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
         self.tiers = network(job.machine, job.cross_dc, p.devices)
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
-        self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
+        self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
+        groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
+        self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
         gap_s = job.software.layer_gap_s * self.rates.slowness
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
@@ -126,7 +128,7 @@ class StepTime:
         if not self.job.software.scatter_gather_sends or self.job.sp:
             return collective("send_recv", whole, pair, self.tiers)
         sent = collective("send_recv", whole / self.context.tp, pair, self.tiers)
-        gathered = collective("all_gather", whole, self.context.tp_group, self.tiers)
+        gathered = collective("all_gather", whole, self.tp_group, self.tiers)
         latency, bandwidth = sent.latency_s + gathered.latency_s, sent.bandwidth_s + gathered.bandwidth_s
         return CommCost(latency, bandwidth, sent.tier, sent.time_s + gathered.time_s, sent.algorithm)
 
@@ -191,7 +193,7 @@ class StepTime:
     @cached_property
     def norm_reduce(self) -> CommCost:
         """One of them, over tp."""
-        over = self.context.tp_group if self.job.sp else self.context.tp_group._replace(ranks=1)
+        over = self.tp_group if self.job.sp else self.tp_group._replace(ranks=1)
         return collective("all_reduce", self.norm_grads.bytes, over, self.tiers)
 
     @property

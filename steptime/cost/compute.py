@@ -28,7 +28,7 @@ WGRAD_RATE = 0.95
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
 BEST_SUSTAINED = 0.8
-"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain about 0.85 of it on Ampere and
+"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
 Hopper, 0.6 to 0.8 on Blackwell)."""
 CAUSAL_RAMP = 450.0
 """Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
@@ -193,7 +193,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
-        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0)
+        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -209,7 +209,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         return gemm_backward(op, r)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share * FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
-        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0), NOTHING
+        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -248,14 +248,19 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     return seconds
 
 
-def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:
-    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times."""
-    per_token = op.n_q_heads * (op.d_qk + op.d_v) + op.n_kv_heads * (op.d_qk + op.d_v)
-    bytes_ = op.batch * op.q_len * per_token * op.itemsize * passes
+def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num) -> Pass:
+    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times.
+
+    In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
+    the same ones. Every call has its fixed time; merging moves `merge_bytes`.
+    """
+    elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
+    bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
     ramp = op.kv_len / (op.kv_len + CAUSAL_RAMP) * ((RATED_LENGTH + CAUSAL_RAMP) / RATED_LENGTH)
     reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
-    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+    beside = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
+    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + beside)
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
