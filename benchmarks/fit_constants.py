@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from steptime.cost.compute import peak_dtype
-from steptime.efficiency import FILE, NOTHING_FITTED, Efficiency, using
+from steptime.efficiency import FILE, NOTHING_FITTED, SCALES, Efficiency, share_family, using
 from steptime.job import Job
 from steptime.step import estimate
 from steptime.validation.compare import judge
@@ -34,6 +33,8 @@ from steptime.validation.summary import headline
 
 SHARE_SIGMA = 0.15
 """Prior of a sustained share: log-normal around 1, as the machine files already derate what was measured alone."""
+SCALE_SIGMA = 0.15
+"""Prior of what a documented constant is multiplied by."""
 PROFILE_SIGMA = 0.10
 """Prior of a framework's factor around 1."""
 RELEASE_SIGMA = 0.04
@@ -78,11 +79,14 @@ def runs() -> list[Run]:
     found = []
     for j in judged:
         job = to_job(to_config(j.row))
-        dtype = peak_dtype(job.machine.accelerator, job.software.precision)
         profile, _, release = job.software.name.partition("@")
-        names: list[Name] = [("share", job.machine.accelerator.name, family(dtype)), ("factor", profile)]
+        names: list[Name] = [
+            ("share", job.machine.accelerator.name, share_family(job.software.precision)),
+            ("factor", profile),
+        ]
         if release:
             names.append(("factor", job.software.name))
+        names += [("scale", name) for name in SCALES]
         own = job.software.family.startswith("megatron") and j.row.file == "nvidia"
         nvidia = own or j.row.group == "simumax"
         assert j.measured_step_s is not None
@@ -90,15 +94,10 @@ def runs() -> list[Run]:
     return found
 
 
-def family(dtype: str) -> str:
-    """bf16 and fp16 share one constant."""
-    return "bf16" if dtype == "fp16" else dtype
-
-
 def sigma(name: Name) -> float:
     """The prior's spread."""
-    if name[0] == "share":
-        return SHARE_SIGMA
+    if name[0] != "factor":
+        return SHARE_SIGMA if name[0] == "share" else SCALE_SIGMA
     return RELEASE_SIGMA if "@" in name[1] else PROFILE_SIGMA
 
 
@@ -109,13 +108,14 @@ def constants(x: dict[Name, float]) -> Efficiency:
     for name, value in x.items():
         if name[0] == "share":
             shares[name[1]][name[2]] = exp(value)
-        else:
+        elif name[0] == "factor":
             profile = name[1].partition("@")[0]
             beneath = x.get(("factor", profile), 0.0) if profile != name[1] else 0.0
             factors[name[1]] = exp(value + beneath)
+    scales = {name[1]: exp(value) for name, value in x.items() if name[0] == "scale"}
     every = sorted(value for name, value in x.items() if name[0] == "share")
     middle = exp(every[len(every) // 2]) if every else 1.0
-    return Efficiency(dict(shares), middle, factors)
+    return Efficiency(dict(shares), middle, scales, factors)
 
 
 def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
@@ -143,12 +143,16 @@ def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
 
 
 def slopes_of(rows: Sequence[Run], now: dict[Name, float], errors: Floats, index: dict[Name, int]) -> Floats:
-    """Derivative of every error by the logarithm of every constant that is sought: one more estimate a row and kind."""
+    """Derivative of every error by the logarithm of every constant that is sought: one more estimate for each.
+
+    A row has one share, and its profile's and its release's factor move it alike.
+    """
     slopes = np.zeros((len(rows), len(index)))
-    for kind in ("share", "factor"):
-        moved = constants({name: x + STEP * (name[0] == kind and "@" not in name[1]) for name, x in now.items()})
+    for kind in ("share", "factor", *SCALES):
+        mine = [name for name in now if kind in (name[0], name[1]) and "@" not in name[1]]
+        moved = constants(now | {name: now[name] + STEP for name in mine})
         for r, run in enumerate(rows):
-            sought = [index[name] for name in run.names if name[0] == kind and name in index]
+            sought = [index[name] for name in run.names if kind in (name[0], name[1]) and name in index]
             if sought:
                 slopes[r, sought] = (run.error(moved) - errors[r]) / STEP
     return slopes

@@ -121,7 +121,6 @@ NOT_MODELLED = {
             "activation_offload",
             "optimizer_offload",
             "compile",
-            "cuda_graphs",
             "fp8",
         )
     },

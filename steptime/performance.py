@@ -66,6 +66,7 @@ class Options(Config):
     rope_impl: Literal["fused", "composite", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
+    cuda_graphs: bool | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Literal["fp32", "remainder", "none"] | None = None
@@ -172,6 +173,8 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    cuda_graphs: bool = False
+    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
     compute_factor: float = 1.0
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]

@@ -117,7 +117,7 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
     section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
-    overlap = _overlap(notes, row.whole("tp") or 1)
+    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
@@ -240,6 +240,8 @@ def _kernels(row: Row, notes: str) -> dict[str, Any]:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
+    if re.search(r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)", notes):
+        section["cuda_graphs"] = True
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     return section
@@ -250,7 +252,7 @@ _NO_DP_OVERLAP = re.compile(
 )
 
 
-def _overlap(notes: str, tp: int) -> dict[str, bool]:
+def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     """What the source says to be hidden, or not to be; the profile speaks for the rest.
 
     Raises:
@@ -261,7 +263,8 @@ def _overlap(notes: str, tp: int) -> dict[str, bool]:
     overlap: dict[str, bool] = {}
     if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
         overlap["tp"] = True
-    if re.search(r"\bno tp overlap", notes):
+    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
+        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
         overlap["tp"] = False
     if _NO_DP_OVERLAP.search(notes):
         overlap["dp"] = False
