@@ -13,7 +13,7 @@ from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
-from steptime.efficiency import scale
+from steptime.efficiency import efficiency
 from steptime.estimate import Pipeline, Time
 from steptime.mesh import Group, group
 from steptime.parts_of_step import step_parts
@@ -54,9 +54,7 @@ class StepTime:
         groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
         self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        gap_s = job.software.layer_gap_s * self.rates.slowness * scale("layer_gap")
-        if job.software.cuda_graphs:
-            gap_s *= GRAPHED_GAP * scale("graphed_gap")
+        gap_s = job.software.layer_gap_s * self.gap_factor
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
@@ -70,6 +68,13 @@ class StepTime:
     def timed(self, part: Part, modules: frozenset[str] = frozenset(), gap_s: float = 0.0) -> PartTime:
         """One part of one micro-batch."""
         return part_time(part.ops, part.sizes, self.context, find_segments(part.ops, modules), gap_s)
+
+    @property
+    def gap_factor(self) -> float:
+        """A layer's launch gaps over the profile's."""
+        software = self.job.software
+        recipe = efficiency().recipe_gap if software.recipe else 1.0
+        return self.rates.slowness * recipe * (GRAPHED_GAP if software.cuda_graphs else 1.0)
 
     @cached_property
     def whole_replay(self) -> Work:
@@ -229,9 +234,7 @@ class StepTime:
         """Seconds that synchronised replicas wait for the slowest of them."""
         p = self.job.parallelism
         replicas = min(p.dp * p.cp, -(-p.devices // self.job.machine.devices_per_node))
-        return (
-            STRAGGLER * scale("straggler") * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
-        )
+        return STRAGGLER * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
 
     @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:

@@ -6,7 +6,18 @@ from steptime.config import ConfigError
 from steptime.performance import Overlap, Performance, Software, load_software, resolve, software_names
 from steptime.profiles import profile_mapping, profile_releases
 
-NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-bridge", "megatron-core", "nemo", "nemo-2022", "torch", "xla"]
+NAMES = [
+    "deepspeed",
+    "fsdp2",
+    "megatron-2021",
+    "megatron-bridge",
+    "megatron-core",
+    "nemo",
+    "nemo-2022",
+    "paxml",
+    "torch",
+    "xla",
+]
 
 
 def test_names():

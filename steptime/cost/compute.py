@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.efficiency import compute_factor, scale, sustained_share
+from steptime.efficiency import compute_factor, sustained_share
 from steptime.machine import Accelerator
 from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
@@ -76,7 +76,6 @@ class Rates:
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
     recipe_flops: float = 0.0
     """GEMM rate of quantised projections."""
-    k_overhead: float = K_OVERHEAD
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -107,9 +106,9 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         gemm_flops=sustained_flops(accelerator, dtype)
         * sustained_share(accelerator.name, software.compute_dtype)
         / slow,
-        attention_forward_flops=peak * attention[0] * scale("attention_rate"),
-        attention_backward_flops=peak * attention[1] * scale("attention_rate"),
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency * scale("memory_rate") / slow,
+        attention_forward_flops=peak * attention[0],
+        attention_backward_flops=peak * attention[1],
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
         gemm_kernel_s=software.gemm_kernel_s * slow,
         move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
@@ -120,7 +119,6 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         recipe_flops=sustained_flops(accelerator, projections)
         * sustained_share(accelerator.name, software.precision)
         / slow,
-        k_overhead=K_OVERHEAD * scale("k_overhead"),
     )
 
 
@@ -144,20 +142,20 @@ def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
     return known.get(dtype) or known.get(twin) or guess
 
 
-def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, k_overhead: float = K_OVERHEAD) -> Num:
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:
     """Share of the asymptotic rate: depth, and waves of output tiles.
 
     A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one.
     """
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
-    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + k_overhead))
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + K_OVERHEAD))
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops
-    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, r.k_overhead))
+    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)

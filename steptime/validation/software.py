@@ -45,7 +45,8 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = (
-    Framework(r"maxtext|paxml", "XLA (MaxText, PaxML)", "xla"),
+    Framework(r"maxtext", "MaxText", "xla"),
+    Framework(r"paxml", "PaxML", "paxml"),
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
     Framework(r"megatron.*deepspeed|deepspeed.*megatron|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
@@ -187,7 +188,7 @@ def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
         return {}
     if re.fullmatch(r"none( \(.*\))?", said):
         return {"activation_checkpointing_type": "none"}
-    if profile == "xla" and (policy := xla_policy(said)):
+    if profile in {"xla", "paxml"} and (policy := xla_policy(said)):
         assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
