@@ -93,7 +93,7 @@ def test_a_block_in_columns_of_batch_sequence_and_tp(table, name, profile, sp):
         shard = Shard(batch, seq, seq, tp, sp=sp, vocab=51200.0, software=software)
         ops = model.block_ops(shard)
         sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
-        context = Context(RATES, software, Group("tp", tp, 1), tiers, tp)
+        context = Context(RATES, software, {"tp": Group("tp", tp, 1)}, tiers, tp)
         timed = part_time(ops, sizes, context, [])
         return [
             x for work in timed[:2] for x in (work.gemm_s, work.attention_s, work.memory_s, work.flops, work.comm_s)
