@@ -193,6 +193,8 @@ def test_a_ring_that_leaves_the_node_is_slower():
 @given(plans())
 def test_one_rank_exchanges_nothing(plan):
     """cp 1 is the job without the key, whatever the exchange would be."""
+    plan["parallelism"].pop("cp", None)
+    plan["parallelism"].pop("cp_comm_type", None)
     plain = drawn_job(plan)
     for how in METHODS:
         said = {**plan, "parallelism": {**plan["parallelism"], "cp": 1, "cp_comm_type": how}}
