@@ -124,8 +124,8 @@ class Facts(NamedTuple):
 
     @property
     def chunks_of_cp(self) -> Num:
-        """Pieces of a sequence that context parallelism deals out, two to a rank."""
-        return 2 * self.cp
+        """Pieces of a sequence that context parallelism deals out: two to a rank, one in Ulysses of DeepSpeed."""
+        return self.cp if self.framework.context == ("a2a",) else 2 * self.cp
 
     @property
     def copied_ranks(self) -> Num:

@@ -59,12 +59,12 @@ LAYOUT = [
     Rule(
         "cp needs flash",
         "parallelism.cp: unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
-        lambda f: (f.cp == 1) | (f.attention_impl == "flash"),
+        lambda f: (f.cp == 1) | (not f.framework.context) | (f.attention_impl == "flash"),
     ),
     # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
     Rule(
         "cp divides seqlen",
-        "data.seqlen: must be a multiple of 2*cp = {f.chunks_of_cp} (got {f.seqlen})",
+        "data.seqlen: cp {f.cp} needs a multiple of {f.chunks_of_cp} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
     ),
     Rule(

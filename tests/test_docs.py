@@ -134,7 +134,6 @@ def test_the_readme_names_every_refused_feature():
         "mla": "mla",
         "window": "sliding window",
         "mtp": "multi-token prediction",
-        "cp": "context parallelism",
         "fsdp with pipeline": "fsdp together with pipelines",
     }
     assert set(words) == {rule.name for rule in limits.MODELLED}

@@ -251,7 +251,7 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     return seconds
 
 
-def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num) -> Pass:
+def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num = 0.0) -> Pass:
     """A flash kernel: arithmetic against q, k, v and output read and written `passes` times.
 
     In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
