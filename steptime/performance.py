@@ -223,6 +223,7 @@ _FOLDER = Path(__file__).parent / "data" / "software"
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
 
 
+@cache
 def software_names() -> list[str]:
     """Names of all profiles."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
