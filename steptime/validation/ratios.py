@@ -41,13 +41,22 @@ def _texts(*columns: str) -> Callable[[Judgement], tuple[str, ...]]:
 def _work_per_device(j: Judgement) -> tuple[str, ...]:
     """Sequences per device, and the layout of a replica."""
     share = float(j.row.text("global_batch_size")) / float(j.row.text("n_gpus"))
-    return (f"{share:.9g}", *_texts(*LAYOUT)(j))
+    return (f"{share:.9g}", *_layout(j))
+
+
+def _layout(j: Judgement) -> tuple[str, ...]:
+    """Degrees and micro-batch; what is not said is 1."""
+    return tuple(j.row.text(column) or "1" for column in LAYOUT)
+
+
+def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
+    return (j.row.text("global_batch_size"), *_layout(j))
 
 
 KINDS = (
     Kind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
-    Kind("strong_scaling", _texts("global_batch_size", *LAYOUT), _texts("n_gpus"), (0.015, 0.020, 0.040)),
-    Kind("layout", _texts("global_batch_size", "n_gpus"), _texts(*LAYOUT), (0.03, 0.04, 0.08)),
+    Kind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    Kind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
 )
 
 

@@ -92,7 +92,7 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
 
 
 def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
-    """Every sweep of `FEWEST` layouts of which two or more ran, the dearest pick first."""
+    """Every sweep of `FEWEST` layouts of which two or more ran: picks that ran out of memory first, then the dearest."""
     jobs: dict[tuple[str, ...], list[Judgement]] = {}
     for j in judged:
         if j.skipped is None and (j.measured_step_s is not None or j.ran_out):
@@ -102,7 +102,7 @@ def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
         layouts = layouts_of(rows)
         if len(layouts) >= FEWEST and sum(layout.measured_s is not None for layout in layouts) > 1:
             found.append(_sweep(rows[0], layouts))
-    return sorted(found, key=lambda sweep: (-(sweep.regret or 0.0), sweep.name))
+    return sorted(found, key=lambda sweep: (not sweep.out_of_memory, -(sweep.regret or 0.0), sweep.name))
 
 
 def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
