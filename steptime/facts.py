@@ -75,6 +75,7 @@ class Facts(NamedTuple):
     """Embedding and loss count as a layer each."""
     both_buckets: bool
     software: str
+    family: str
     vocab_multiple: int
     precision: str
     param_dtype: str
@@ -113,7 +114,7 @@ class Facts(NamedTuple):
     @property
     def framework(self) -> Framework:
         """What the profile's framework can run."""
-        return FRAMEWORKS.get(self.software, _ANY)
+        return FRAMEWORKS.get(self.family, _ANY)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -231,6 +232,7 @@ def facts(job: Job) -> Facts:
         ends_count=layout.embedding_and_loss_count_as_layers,
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
         software=software.name,
+        family=software.family,
         vocab_multiple=software.vocab_multiple,
         precision=software.precision,
         param_dtype=software.param_dtype,

@@ -80,7 +80,7 @@ MODELLED = [
     Rule(
         "fsdp with pipeline",
         "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
-        lambda f: (f.software != "fsdp2") | (f.pp == 1),
+        lambda f: (f.family != "fsdp2") | (f.pp == 1),
     ),
 ]
 """What is read but not computed yet."""

@@ -7,13 +7,12 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import model_validator
 
-from steptime.config import Config, ConfigError, build, near
-from steptime.document import parse_mapping, read_source
+from steptime.config import Config, build
+from steptime.profiles import profile_mapping, profile_names
 from steptime.units import Seconds
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -87,6 +86,8 @@ class Software(Config):
     """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
 
     name: str
+    family: str
+    """The profile that it extends in the end, which says what its framework can run."""
     description: str
     # layout defaults
     sp: bool
@@ -155,6 +156,8 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    compute_factor: float = 1.0
+    """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]
     """Field -> framework file and line, document, or `assumed`."""
 
@@ -219,27 +222,23 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
     return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
 
 
-_FOLDER = Path(__file__).parent / "data" / "software"
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
 
 
 @cache
 def software_names() -> list[str]:
     """Names of all profiles."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return profile_names()
 
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name` as its file says.
+    """The profile `name`, or `name@release`, as its file says.
 
     Raises:
-        ConfigError: the name is unknown (one line, with the near match).
+        ConfigError: the name or the release is unknown (one line, with the near match).
     """
-    if name not in software_names():
-        raise ConfigError(f"performance.software: unknown profile (got {name!r}){near(name, software_names())}")
-    text, source = read_source(_FOLDER / f"{name}.yaml")
-    return build(Software, parse_mapping(text, source), name)
+    return build(Software, profile_mapping(name), name)
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:

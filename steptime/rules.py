@@ -151,7 +151,7 @@ LAYOUT = [
     Rule(
         "fsdp framework",
         "parallelism.fsdp: torch FSDP2 options, which {f.software} does not take; use software fsdp2",
-        lambda f: (f.fsdp is None) | (f.software == "fsdp2"),
+        lambda f: (f.fsdp is None) | (f.family == "fsdp2"),
     ),
     Rule(
         "zero framework",

@@ -47,7 +47,8 @@ class StepTime:
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        self.block = self.timed(assembly.block, job.recompute.modules, job.software.layer_gap_s)
+        gap_s = job.software.layer_gap_s * job.software.compute_factor
+        self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
         self.chunk_times = [[self.chunk_time(c) for c in chunks] for chunks in assembly.stages]

@@ -84,18 +84,19 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.precision)
-    peak = accelerator.peak_flops[dtype]
+    slow = software.compute_factor
+    peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
-        gemm_flops=sustained_flops(accelerator, dtype),
+        gemm_flops=sustained_flops(accelerator, dtype) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency,
-        gemm_kernel_s=software.gemm_kernel_s,
-        move_kernel_s=software.move_kernel_s,
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
+        gemm_kernel_s=software.gemm_kernel_s * slow,
+        move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
         grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
