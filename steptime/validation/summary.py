@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from steptime.validation.bands import fits_by_band
+from steptime.validation.baselines import baselines
 from steptime.validation.compare import Judgement
+from steptime.validation.groups import (
+    SLICES,
+    headline,
+    leads,
+    memory_errors,
+    other_trainers,
+    sliced,
+    split_of,
+    step_errors,
+)
+from steptime.validation.mechanisms import memory_by_mechanism
+from steptime.validation.noise import noise
+from steptime.validation.ratios import ratios
+from steptime.validation.regret import regret
 from steptime.validation.stats import Stats, interval, plain, stats
+
+__all__ = [
+    "SLICES",
+    "Stats",
+    "fitting",
+    "headline",
+    "interval",
+    "memory_errors",
+    "skip_kind",
+    "sliced",
+    "stats",
+    "step_errors",
+    "summarise",
+    "worst_rows",
+]
 
 
 def skip_kind(reason: str) -> str:
@@ -33,31 +64,59 @@ def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
 
 
 def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
-    """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory."""
+    """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
+
+    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline` and `other` are the two groups apart.
+    """
     counted = headline(judged)
     beside = [j for j in judged if j.skipped is None and j.apart is not None]
     skipped = Counter(skip_kind(j.skipped) for j in judged if j.skipped is not None)
-    total = stats(step_errors(counted))
-    by = {name: sliced(counted, key) for name, key in SLICES.items()}
-    medians = [figures.median for figures in by["source"].values()]
+    everything = group(counted, worst)
+    by = everything["by"]
+    medians = [figures["median"] for figures in by["source"].values()]
+    leading, others = [j for j in counted if leads(j)], [j for j in counted if not leads(j)]
     return {
         "rows": len(judged),
         "judged": len(judged) - sum(skipped.values()),
         "skipped": sum(skipped.values()),
-        "step_time": plain(total) | {"interval_5_95": interval(step_errors(counted))},
+        "step_time": everything["step_time"],
+        "headline": {"name": name_of(leading)} | group(leading, worst),
+        "other": group(others, worst) | other_trainers(counted),
         "median_over_sources": median(medians) if medians else None,
-        "by": {name: {key: plain(figures) for key, figures in group.items()} for name, group in by.items()},
-        "split_interval_5_95": {
-            name: interval(step_errors(j for j in counted if SLICES["split"](j) == name)) for name in by["split"]
-        },
+        "by": by,
+        "split_interval_5_95": everything["split_interval_5_95"],
         "apart": {key: plain(figures) for key, figures in sliced(beside, lambda j: j.apart or "").items()},
+        "baselines": baselines(leading),
+        "noise": noise(judged),
+        "ratios": ratios(judged),
+        "regret": regret(judged),
         "memory": {
             key: plain(figures)
             for key, figures in sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors).items()
         },
+        "memory_by_mechanism": memory_by_mechanism(judged),
         "fits": fitting(judged),
-        "worst": [_row(j) for j in worst_rows(counted, worst)],
+        "fits_by_band": fits_by_band(judged),
+        "worst": everything["worst"],
         "skipped_by_reason": dict(skipped.most_common()),
+    }
+
+
+def name_of(leading: Sequence[Judgement]) -> str:
+    """What the headline group is: a user's own rows, or those of NVIDIA's frameworks."""
+    return "NVIDIA's frameworks" if any(j.row.published for j in leading) else "own"
+
+
+def group(counted: Sequence[Judgement], worst: int) -> dict[str, Any]:
+    """Figures of some of the rows that count: all, every split, every slice, intervals, and the worst by name."""
+    by = {name: sliced(counted, key) for name, key in SLICES.items()}
+    return {
+        "step_time": plain(stats(step_errors(counted))) | {"interval_5_95": interval(step_errors(counted))},
+        "by": {name: {key: plain(figures) for key, figures in found.items()} for name, found in by.items()},
+        "split_interval_5_95": {
+            name: interval(step_errors(j for j in counted if split_of(j) == name)) for name in by["split"]
+        },
+        "worst": [_row(j) for j in worst_rows(counted, worst)],
     }
 
 
@@ -68,5 +127,10 @@ def worst_rows(counted: Iterable[Judgement], n: int) -> list[Judgement]:
 
 
 def _row(j: Judgement) -> dict[str, Any]:
-    return {"id": j.row.id, "split": j.row.text("split"), "step_time_error": j.step_error}
-
+    return {
+        "id": j.row.id,
+        "split": j.row.text("split"),
+        "step_time_error": j.step_error,
+        "measured_tokens_per_s_per_gpu": j.measured_tokens_per_s,
+        "predicted_tokens_per_s_per_gpu": j.predicted_tokens_per_s,
+    }
