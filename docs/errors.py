@@ -27,7 +27,9 @@ def by(judged: list[Judgement], name: str, who: str) -> Table:
             group = [j for j in judged if SLICES[name](j) == key and j.row.text("split") == split]
             if found := stats(step_errors(group)):
                 rows.append([key, split, *cells(found._asdict())])
-    return Table(f"step time by {name.replace('_', ' ')}, {who}", [name.replace("_", " "), "split", *HEADER], rows, left=2)
+    return Table(
+        f"step time by {name.replace('_', ' ')}, {who}", [name.replace("_", " "), "split", *HEADER], rows, left=2
+    )
 
 
 def fits(judged: list[Judgement]) -> Table:

@@ -30,8 +30,7 @@ FLOORS = {
     "estimate_on_test": "the estimate on those rows",
 }
 RATIOS = {"weak_scaling": "weak scaling", "strong_scaling": "strong scaling", "layout": "layout"}
-SWEEPS = {"headline": "headline", "other": "other trainers", "test": "test rows alone", "apart": "set apart"}
-WHO = {"headline": "NVIDIA's frameworks", "other": "other trainers"}
+SWEEPS = {"headline": "the headline group", "other": "other trainers", "test": "test rows alone", "apart": "set apart"}
 
 
 def baselines(summary: Summary) -> list[Table]:
@@ -59,19 +58,21 @@ def noise(summary: Summary) -> list[Table]:
 def ratios(summary: Summary) -> list[Table]:
     """Errors of ratios by kind, group and split, beside their targets."""
     rows: list[list[str]] = []
+    names = {"headline": summary["headline"]["name"], "other": "other trainers"}
+    splits = ("all", "test") if "test" in summary["by"]["split"] else ("all",)
     for key, text in RATIOS.items():
         kind = summary["ratios"][key]
         lines = [
-            [f"{WHO[who]}, {split}", *cells(kind[who][split])]
-            for who in WHO
-            for split in ("all", "test")
+            [f"{name}, {split}", *cells(kind[who][split])]
+            for who, name in names.items()
+            for split in splits
             if kind[who]["all"]["rows"]
         ]
         target = " / ".join(f"{100 * kind['target'][name]:g}" for name in ("median", "mean", "p90"))
         rows += [[f"{text} (target {target} %)"], *lines] if lines else []
     notes = (
-        "two runs of one source and release that differ in devices at fixed work each (weak), in devices at a fixed "
-        "batch (strong), or in tp, pp, cp, vpp or micro-batch alone (layout)",
+        "two runs of one source and release that differ in devices at fixed work each (weak), at a fixed batch (strong)",
+        "layout: they differ in tp, pp, cp, vpp or micro-batch, with the same devices and batch",
         "error of predicted over measured ratio; one vote per series; test: both runs are test rows",
     )
     return [Table("ratios", ["", "pairs", "series", *HEADER[2:]], rows, notes)] if rows else []
@@ -88,7 +89,7 @@ def regret(summary: Summary) -> list[Table]:
         hits = [f"{found[name]}" for name in ("best_picked", "best_in_three", "picks_out_of_memory")]
         costs = [percent(found[name]) for name in ("median", "mean", "worst")]
         rows.append([text, f"{found['sweeps']}", *costs, *hits, *taus])
-        worst += _worst_sweeps(found["worst_sweeps"]) if key in WHO else []
+        worst += _worst_sweeps(found["worst_sweeps"]) if key in {"headline", "other"} else []
     if not rows:
         return []
     header = ["", "sweeps", "median", "mean", "worst", "best", "in 3", "OOM", "tau", "lowest"]

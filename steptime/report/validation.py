@@ -60,19 +60,19 @@ def tables(summary: Summary) -> list[Table]:
 def step_time(summary: Summary) -> list[Table]:
     """The errors of step time: the headline by split, then the other trainers by split and by source."""
     leading, others = summary["headline"], summary["other"]
-    notes = (
+    notes: tuple[str, ...] = (
         f"{summary['rows']:,} measured rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
         "error = predicted / measured - 1; median, mean and p90 of its size",
         "one vote per cell (model, accelerator, layout, batch, precision)",
     )
-    named = "step time" if leading["name"] == "own" else f"step time: {leading['name']}"
+    named = "step time" if leading["name"] == "own runs" else f"step time: {leading['name']}"
     found = []
     if leading["step_time"]["rows"] or not others["step_time"]["rows"]:
         found.append(table(named, by_split(leading), (*notes, *intervals(leading))))
         notes = ()
     if others["step_time"]["rows"]:
         told = (*notes, *intervals(others), *_over_sources(others))
-        rows = rows_of(by_split(others)) + [["by source"], *rows_of(others["sources"])]
+        rows = [*rows_of(by_split(others)), ["by source"], *rows_of(others["sources"])]
         found.append(Table("step time: other trainers", ["", *HEADER], rows, told))
     return found
 

@@ -1,7 +1,7 @@
 """What each piece of the physics is worth: the headline rows estimated again with one piece off, nothing fitted anew.
 
-A refit would hide a missing piece inside other constants; so each switch is also told on the rows alone that it moves. `Ablated` is
-the one place where a piece is taken out: a step timed as ever, in which some kind of work costs nothing or nothing is hidden.
+A refit would hide a missing piece inside other constants; so each switch is also told on the rows alone that it moves.
+`Ablated` is where a piece is taken out: a step timed as ever, in which some kind of work costs nothing or nothing is hidden.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def step_without(assembly: Assembly, off: str) -> float:
 def ablation(judged: Iterable[Judgement]) -> dict[str, Any]:
     """By switch: stats of the headline rows without the piece, and on the rows it moves with and without it.
 
-    The key "nothing" has the figures with everything on. Every row is estimated again once per switch, a config that rows share once.
+    The key "nothing" has the figures with everything on. Every config is estimated again once per switch.
     """
     rows = [j for j in headline(judged) if leads(j) and j.step_error is not None]
     assemblies = {json.dumps(j.config, sort_keys=True): j for j in rows}

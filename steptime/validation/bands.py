@@ -8,6 +8,7 @@ give. Up to 1 the estimate says that the job fits. Most runs lie far from the ed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Band(NamedTuple):
     ran_out_right: int
     """Ran out of memory, and not called fits."""
     balanced_accuracy: float | None
-    """Mean of the two shares called right; None where one kind is missing."""
+    """Mean of the two shares called right; None where one kind is missing, or the band lies on one side of 1."""
 
 
 def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
@@ -42,7 +43,8 @@ def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
     ran = [j for j in inside if not j.ran_out]
     out_right = sum((j.occupancy or 0.0) > 1.0 for j in out)
     ran_right = sum((j.occupancy or 0.0) <= 1.0 for j in ran)
-    balanced = (ran_right / len(ran) + out_right / len(out)) / 2.0 if ran and out else None
+    told = ran and out and low < 1.0 < high
+    balanced = (ran_right / len(ran) + out_right / len(out)) / 2.0 if told else None
     return Band(low, None if high == inf else high, len(ran), ran_right, len(out), out_right, balanced)
 
 
@@ -52,7 +54,7 @@ def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
     false_fits = everything.ran_out - everything.ran_out_right
     called_fits = false_fits + everything.ran_right
     return {
-        "bands": [band(runs, low, high)._asdict() for low, high in zip(EDGES, EDGES[1:], strict=False)],
+        "bands": [band(runs, low, high)._asdict() for low, high in pairwise(EDGES)],
         "close": band(runs, *CLOSE)._asdict(),
         "all": everything._asdict(),
         "false_fits": {

@@ -1,7 +1,7 @@
 """What knows less than the estimate, beside it: guesses of the step time that were told the `fit` rows.
 
-Both take one factor per accelerator and precision, the median of measured over guessed on `fit` rows: a flat MFU has no physics but
-the count of FLOPs; the scaled estimate shows how much of the error is one bias that a fit could take away.
+Both take one factor per accelerator and precision, the median of measured over guessed on `fit` rows: a flat MFU has no
+physics but the count of FLOPs; the scaled estimate shows how much of the error is one bias that a fit could take away.
 """
 
 from __future__ import annotations

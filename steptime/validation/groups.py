@@ -40,7 +40,7 @@ def tests(judged: Iterable[Judgement]) -> list[Judgement]:
 
 
 def model_kind(j: Judgement) -> str:
-    """dense or moe, and mha, gqa, mqa or mla, by what the row says of experts and heads."""
+    """Dense or moe, and mha, gqa, mqa or mla, by what the row says of experts and heads."""
     row = j.row
     experts = "dense" if row.text("n_experts") in {"", "0", "1"} else "moe"
     if row.text("attention_kind").lower().startswith("mla"):

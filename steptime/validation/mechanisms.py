@@ -15,7 +15,9 @@ Config = dict[str, Any]
 def _recomputes(config: Config) -> str:
     """none, selective or full."""
     performance = config["performance"]
-    plan = performance.get("recompute", {}).get("granularity") or performance.get("activation_checkpointing_type", "none")
+    plan = performance.get("recompute", {}).get("granularity") or performance.get(
+        "activation_checkpointing_type", "none"
+    )
     return "selective" if "selective" in plan else str(plan)
 
 

@@ -1,9 +1,10 @@
 """The noise floor: how far two measurements of the same cell lie apart. No model can be better than that on average.
 
-Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within one
-release also what is said of overlap and kernels. Dense pre-training rows of the headline group with a step time that the
-collection itself does not doubt, judged or not; other trainers and mixtures of experts stand apart (no column says which dispatcher
-or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which makes the floor a little low.
+Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within
+one release also what is said of overlap and kernels. Dense pre-training rows of the headline group with a step time that the
+collection itself does not doubt, judged or not; other trainers and mixtures of experts stand apart (no column says which
+dispatcher or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which makes the
+floor a little low.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from steptime.validation.groups import leads, model_kind, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 COLUMNS = (
-    "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "seq_len", "global_batch_size",
+    "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads",
+    "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "seq_len", "global_batch_size",
     "micro_batch_size", "precision", "zero_or_fsdp", "recompute",
 )  # fmt: skip
 """What makes a cell."""

@@ -104,7 +104,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
 
 def name_of(leading: Sequence[Judgement]) -> str:
     """What the headline group is: a user's own rows, or those of NVIDIA's frameworks."""
-    return "NVIDIA's frameworks" if any(j.row.published for j in leading) else "own"
+    return "NVIDIA's frameworks" if any(j.row.published for j in leading) else "own runs"
 
 
 def group(counted: Sequence[Judgement], worst: int) -> dict[str, Any]:
