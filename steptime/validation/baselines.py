@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from steptime.validation.compare import Judgement
-from steptime.validation.groups import split_of, step_errors, tests
+from steptime.validation.groups import split_of, step_errors, unfitted
 from steptime.validation.stats import Errors, plain, stats
 
 Guess = Callable[[Judgement], float | None]
@@ -41,7 +41,7 @@ def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
     """Stats on test rows: the estimate, it with one factor per accelerator and precision, and a flat MFU for each pair."""
     rows = list(counted)
     return {
-        "estimate": plain(stats(step_errors(tests(rows)))),
+        "estimate": plain(stats(step_errors(unfitted(rows)))),
         "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),
         "flat_mfu": plain(stats(scaled(rows, lambda j: j.model_flops))),
     }

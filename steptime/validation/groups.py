@@ -34,7 +34,7 @@ def split_of(j: Judgement) -> str:
     return j.row.text("split") or "none"
 
 
-def tests(judged: Iterable[Judgement]) -> list[Judgement]:
+def unfitted(judged: Iterable[Judgement]) -> list[Judgement]:
     """The rows that no constant may be fitted on."""
     return [j for j in judged if split_of(j) == "test"]
 
@@ -93,7 +93,7 @@ def other_trainers(counted: Sequence[Judgement]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     others = [j for j in counted if not leads(j)]
-    for prefix, rows in (("", others), ("test_", tests(others))):
+    for prefix, rows in (("", others), ("test_", unfitted(others))):
         by_source = sliced(rows, SLICES["source"])
         medians = [figures.median for figures in by_source.values()]
         found[f"{prefix}sources"] = {name: plain(figures) for name, figures in by_source.items()}
