@@ -15,11 +15,11 @@ NAMES = [switch.name for switch in ablation.SWITCHES]
 MODEL = {"n_layers": 8, "hidden_sz": 2048, "inter_sz": 8192, "n_q_heads": 16, "vocab_sz": 32000}
 
 
-def job(software="megatron-core", gbs=64, microbatch_sz=1, recompute="selective", **parallelism):
+def job(software="megatron-core", gbs=64, microbatch_sz=1, recompute="selective", precision="bf16", **parallelism):
     return Job(
         model=MODEL,
         parallelism={"tp": 1, "pp": 1, "dp": 1} | parallelism,
-        performance={"software": software, "activation_checkpointing_type": recompute},
+        performance={"software": software, "activation_checkpointing_type": recompute, "precision": precision},
         data={"gbs": gbs, "seqlen": 2048, "microbatch_sz": microbatch_sz},
         hardware={"node_type": "dgx-h100"},
     )
@@ -32,6 +32,8 @@ def step_s(made, off):
 JOBS = {
     "tensor, pipeline and data parallel": job(tp=2, pp=4, dp=8),
     "interleaved": job(tp=2, pp=2, dp=2, vpp=2),
+    "context parallel": job(tp=2, cp=2, dp=2),
+    "low precision": job(precision="fp8_current", tp=2, dp=2),
     "one device": job(),
     "ZeRO 3": job("deepspeed", dp=16, zero_level=3),
     "FSDP": job("fsdp2", dp=16, recompute="full", fsdp={}),
@@ -64,7 +66,18 @@ def test_on_one_device_every_part_leaves_whole():
     parts = found.time.parts_s
     for off, part in (("attention", "attention"), ("launch", "launch"), ("elementwise", "memory_bound")):
         assert step_s(made, off) == pytest.approx(found.step_s - parts[part], rel=1e-9), off
-    for off in ("tp_comm", "tp_overlap", "dp_comm", "dp_overlap", "pp_comm", "bubble", "recompute"):
+    for off in (
+        "tp_comm",
+        "tp_overlap",
+        "cp_comm",
+        "cp_overlap",
+        "casts",
+        "dp_comm",
+        "dp_overlap",
+        "pp_comm",
+        "bubble",
+        "recompute",
+    ):
         assert step_s(made, off) == found.step_s, off
     again = estimate(job(recompute="full"))
     assert step_s(job(recompute="full"), "recompute") == pytest.approx(found.step_s, rel=1e-12)
@@ -116,9 +129,25 @@ def test_constants_come_back():
     kept = [compute.K_OVERHEAD, compute.WAVE_LOSS]
     with pytest.raises(RuntimeError, match="inside"):
         fails_inside()
-    assert [compute.K_OVERHEAD, compute.WAVE_LOSS] == kept
+    assert kept == [compute.K_OVERHEAD, compute.WAVE_LOSS]
     assert step_s(job(), "gemm_shape") < estimate(job()).step_s
-    assert [compute.K_OVERHEAD, compute.WAVE_LOSS] == kept
+    assert kept == [compute.K_OVERHEAD, compute.WAVE_LOSS]
+
+
+def test_casts_are_of_low_precision_alone():
+    """Less than all memory-bound work, of which they are a part; products and their rates stay."""
+    made = JOBS["low precision"]
+    whole = estimate(made).step_s
+    assert step_s(made, "elementwise") < step_s(made, "casts") < whole
+
+
+def test_communication_has_its_axis():
+    made = JOBS["context parallel"]
+    found = estimate(made)
+    assert found.step_s - step_s(made, "cp_comm") > 0.0
+    assert found.step_s - step_s(made, "cp_comm") < found.step_s - step_s(made, "tp_comm")
+    plain = JOBS["low precision"]
+    assert step_s(plain, "cp_comm") == estimate(plain).step_s
 
 
 def test_an_unknown_switch():
@@ -148,5 +177,5 @@ def test_the_table_has_every_switch_and_the_estimate_as_it_is():
     table = ablation.ablation([found])
     assert list(table) == ["nothing", *NAMES]
     assert table["nothing"]["all"]["bias"] == pytest.approx(found.step_error)
-    job_ = ablation.to_job(ablation.to_config(found.row))
+    job_ = ablation.job_of(found)
     assert table["head"]["all"]["bias"] == pytest.approx(step_s(job_, "head") - 1.0)

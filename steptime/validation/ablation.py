@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
-from steptime.cost.parts import PartTime, Work
+from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.data_parallel import DataParallel, worst_stage
+from steptime.job import Job
+from steptime.ops import Gemm, Move, Op
 from steptime.stage_time import StepTime
 from steptime.validation.compare import Judgement
 from steptime.validation.groups import headline, leads
@@ -40,6 +43,8 @@ SWITCHES = (
     Switch("attention", "attention costs no time"),
     Switch("tp_comm", "tensor-parallel communication costs no time"),
     Switch("tp_overlap", "tensor-parallel communication hides under nothing"),
+    Switch("cp_comm", "context-parallel communication costs no time"),
+    Switch("cp_overlap", "context-parallel communication hides under nothing"),
     Switch("dp_comm", "gradient reduction and parameter gathers cost no time"),
     Switch("dp_overlap", "gradient reduction and parameter gathers hide under nothing"),
     Switch("pp_comm", "sends between pipeline stages cost no time"),
@@ -48,6 +53,7 @@ SWITCHES = (
     Switch("kernels", "no fixed time per kernel"),
     Switch("recompute", "recomputation costs no time"),
     Switch("elementwise", "memory-bound work (norms, activations, casts, loss) costs no time"),
+    Switch("casts", "casts of low-precision recipes by kernels of their own cost no time"),
     Switch("gemm_shape", "matrix multiplies of every shape run at the asymptotic rate"),
     Switch("stragglers", "replicas do not wait for the slowest"),
     Switch("optimizer", "the optimizer costs no time"),
@@ -55,12 +61,35 @@ SWITCHES = (
 
 WORK: dict[str, Callable[[Work], Work]] = {
     "attention": lambda work: replace(work, attention_s=0.0),
-    "tp_comm": lambda work: replace(work, calls=[]),
-    "tp_overlap": lambda work: replace(work, calls=[call._replace(hidden_s=0.0) for call in work.calls]),
+    "tp_comm": lambda work: replace(work, calls=_silent(work.calls, "tp")),
+    "tp_overlap": lambda work: replace(work, calls=_exposed(work.calls, "tp")),
+    "cp_comm": lambda work: replace(work, calls=_silent(work.calls, "cp")),
+    "cp_overlap": lambda work: replace(work, calls=_exposed(work.calls, "cp")),
     "launch": lambda work: replace(work, launch_s=0.0),
     "elementwise": lambda work: replace(work, memory_s=0.0),
 }
 """What a switch makes of the work of one part in one direction."""
+
+
+def _silent(calls: list[CommCall], axis: str) -> list[CommCall]:
+    return [call for call in calls if call.axis != axis]
+
+
+def _exposed(calls: list[CommCall], axis: str) -> list[CommCall]:
+    return [call._replace(hidden_s=0.0) if call.axis == axis else call for call in calls]
+
+
+def without_casts(assembly: Assembly) -> Assembly:
+    """An assembly whose block casts nothing by kernels of their own; tensors, bytes and rates of products stay."""
+
+    def bare(op: Op) -> Op:
+        if isinstance(op, Move) and op.name.endswith(".cast"):
+            return replace(op, forward_bytes=0.0, kernels=0.0)
+        return replace(op, cast_bytes=0.0, cast_kernels=0.0) if isinstance(op, Gemm) else op
+
+    made = copy(assembly)
+    made.block = replace(assembly.block, ops=[bare(op) for op in assembly.block.ops])
+    return made
 
 
 class Ablated(StepTime):
@@ -69,7 +98,7 @@ class Ablated(StepTime):
     def __init__(self, assembly: Assembly, off: str) -> None:
         """Time the step without `off`, the name of a switch."""
         self.off = off
-        super().__init__(assembly)
+        super().__init__(without_casts(assembly) if off == "casts" else assembly)
 
     @property
     def ablated_s(self) -> float:
@@ -174,12 +203,17 @@ def ablation(judged: Iterable[Judgement]) -> dict[str, Any]:
     """
     rows = [j for j in headline(judged) if leads(j) and j.step_error is not None]
     assemblies = {json.dumps(j.config, sort_keys=True): j for j in rows}
-    built = {text: Assembly(to_job(to_config(j.row))) for text, j in assemblies.items()}
+    built = {text: Assembly(job_of(j)) for text, j in assemblies.items()}
     found: dict[str, Any] = {"nothing": {"all": plain(stats((j.cell, j.step_error or 0.0) for j in rows))}}
     for switch in SWITCHES:
         step_s = {text: step_without(assembly, switch.name) for text, assembly in built.items()}
         found[switch.name] = compared([(j, step_s[json.dumps(j.config, sort_keys=True)]) for j in rows])
     return found
+
+
+def job_of(j: Judgement) -> Job:
+    """The job that a row was judged by."""
+    return to_job(to_config(j.row)._replace(config=j.config or {}))
 
 
 def compared(rows: Sequence[tuple[Judgement, float]]) -> dict[str, Any]:

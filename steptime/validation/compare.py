@@ -137,33 +137,33 @@ class Answer(NamedTuple):
     """Of the whole job."""
 
 
-Known: TypeAlias = dict[str, Answer]
+Answers: TypeAlias = dict[str, Answer]
 """Answers by config, as its text: many rows repeat one."""
 
 
-def judge_all(rows: Iterable[Row]) -> list[Judgement]:
+def judge_all(rows: Iterable[Row], *, known_release: bool = True) -> list[Judgement]:
     """Every row against its estimate, a config that several rows share estimated once."""
-    known: Known = {}
-    return [judge(row, known) for row in rows]
+    answers: Answers = {}
+    return [judge(row, answers, known_release=known_release) for row in rows]
 
 
-def judge(row: Row, known: Known | None = None) -> Judgement:
+def judge(row: Row, answers: Answers | None = None, *, known_release: bool = True) -> Judgement:
     """One row against its estimate; trouble with the row is a reason, never an exception.
 
-    `known` holds the answers of rows before it, and takes this one's.
+    `answers` holds those of rows before it, and takes this one's.
     """
     measured = Judgement(row, precision=precision_family(row.text("precision")))
     try:
         step_s, (memory, metric) = measured_step_s(row), measured_memory(row)
         measured = measured._replace(measured_step_s=step_s, measured_bytes=memory, metric=metric)
-        mapped = to_config(row)
+        mapped = to_config(row, known_release=known_release)
         job = to_job(mapped)
     except SkipRowError as problem:
         text = str(problem)
         return measured._replace(skipped=text if len(text) <= LONGEST else text[: LONGEST - 4] + " ...")
     if step_s is None and memory is None and not measured.ran_out:
         return measured._replace(skipped="nothing measured: no step time, tokens/s or peak memory")
-    return _predict(measured, mapped, _answer(mapped, job, {} if known is None else known), job)
+    return _predict(measured, mapped, _answer(mapped, job, {} if answers is None else answers), job)
 
 
 def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Judgement:
@@ -188,13 +188,13 @@ def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Ju
     )
 
 
-def _answer(mapped: Mapped, job: Job, known: Known) -> Answer:
+def _answer(mapped: Mapped, job: Job, answers: Answers) -> Answer:
     """The estimate of a job."""
     key = json.dumps(mapped.config, sort_keys=True)
-    if key not in known:
+    if key not in answers:
         found = estimate(job)
-        known[key] = Answer(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
-    return known[key]
+        answers[key] = Answer(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
+    return answers[key]
 
 
 def measured_step_s(row: Row) -> float | None:
