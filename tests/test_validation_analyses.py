@@ -272,6 +272,7 @@ def test_mechanisms_by_hand():
             "b", -0.3, "allocated", {"tp": 1, "pp": 2, "dp": 1, "zero_level": 1}, {"recompute": {"granularity": "full"}}
         ),
         remembered("c", 0.5, "nvidia-smi", {"tp": 1, "pp": 1, "dp": 8, "fsdp": {}}, n_experts=8),
+        remembered("d", 0.7, "allocated", {"tp": 1, "pp": 1, "cp": 2}, file="nvidia_ci"),
         judged("no memory", 1.0, 1.0),
     ]
     found = mechanisms.memory_by_mechanism(rows)
@@ -280,7 +281,8 @@ def test_mechanisms_by_hand():
     assert found["recompute full"]["allocated"]["rows"] == found["ZeRO 1"]["allocated"]["rows"] == 1
     assert found["recompute none"]["allocated"]["rows"] == found["recompute none"]["otherwise"]["rows"] == 1
     assert found["FSDP"]["otherwise"]["mean"] == found["mixture of experts"]["otherwise"]["mean"] == pytest.approx(0.5)
-    assert found["fp8"]["allocated"]["rows"] == 0
+    assert found["context parallel"]["ci"]["mean"] == pytest.approx(0.7)
+    assert found["context parallel"]["allocated"]["rows"] == found["fp8"]["allocated"]["rows"] == 0
     assert found["fp8"]["allocated"]["mean"] is None
 
 
