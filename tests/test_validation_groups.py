@@ -1,5 +1,7 @@
 """Who leads, who is told by source, model kinds, tokens per second, baselines: small rows, sums by hand."""
 
+import gc
+
 import pytest
 from validation_rows import judged
 
@@ -91,6 +93,7 @@ def test_rows_that_share_a_config_are_estimated_once(monkeypatch):
     rows = [judged("x").row._replace(cells=cells | change, file="") for change in ({}, {"note": "again"}, {"tp": "2"})]
     found = compare.judge_all(rows)
     assert len(calls) == 2
+    assert gc.isenabled()
     assert found[0].predicted_step_s == found[1].predicted_step_s != found[2].predicted_step_s
     assert found == [compare.judge(row) for row in rows]
 

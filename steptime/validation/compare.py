@@ -152,7 +152,7 @@ def judge_all(rows: Iterable[Row], *, known_release: bool = True) -> list[Judgem
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No search for reference cycles meanwhile: thousands of estimates leave none to speak of, and it takes a sixth of the time."""
+    """No search for reference cycles meanwhile: estimates leave none to speak of, and it takes a sixth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -89,7 +89,7 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     leading = [j for j in judged if leads(j)]
     dense, moe = cells_of(leading), cells_of(leading, dense=False)
     found = lookups(dense)
-    test = [item for item in found if split_of(item.j) == "test" and item.j.step_error is not None]
+    test = [item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.apart]
     return {
         "same_release": _figures(pairs(dense, same_release=True)),
         "other_release": _figures(pairs(dense, same_release=False)),
