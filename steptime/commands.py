@@ -139,12 +139,12 @@ def explain(options: Namespace, out: Printer) -> int:
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
     from steptime.report import validation as report_validation
-    from steptime.validation.compare import judge
+    from steptime.validation.compare import judge_all
     from steptime.validation.select import select
     from steptime.validation.summary import summarise
 
     rows = select(options.measurements, options.source, options.gpu, options.split)
-    judged = [judge(row, known_release=options.profile == "known") for row in rows]
+    judged = judge_all(rows, known_release=options.profile == "known")
     if options.measurements:
         sys.stderr.writelines(
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped

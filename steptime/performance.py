@@ -254,6 +254,7 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
 
 
+@cache
 def software_names() -> list[str]:
     """Names of all profiles."""
     return profile_names()

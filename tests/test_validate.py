@@ -519,7 +519,7 @@ def test_the_report_fits_the_page(judged):
     from steptime.report.table import WIDTH, Style, layout
 
     found = sections(summary.summarise(judged, 5))
-    assert found[0].title == "step time"
+    assert found[0].title == "step time: NVIDIA's frameworks"
     assert all(len(line) <= WIDTH for section in found for line in layout(section, Style()))
 
 
