@@ -123,9 +123,9 @@ NOT_MODELLED = {
             "optimizer_offload",
             "compile",
             "cuda_graphs",
-            "fp8",
         )
     },
+    "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "ulysses", "hybrid_cp")},
 }
 """Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""
