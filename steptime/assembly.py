@@ -36,6 +36,8 @@ def shard_of(job: Job) -> Shard:
         sp=job.sp,
         vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.vocab_multiple),
         software=job.software,
+        cp=p.cp,
+        cp_comm_type=job.cp_comm_type,
     )
 
 

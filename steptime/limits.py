@@ -81,11 +81,10 @@ MODELLED = [
         "performance.precision: {f.precision} is not modelled yet with zero_level {f.zero_level}; use 0 or 1, or bf16",
         lambda f: (not f.recipe) | (f.zero_level < 2),
     ),
-    Rule("cp", "parallelism.cp: not modelled yet (got {f.cp}); use 1", lambda f: f.cp == 1),
     Rule(
         "fsdp with pipeline",
         "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
-        lambda f: (f.software != "fsdp2") | (f.pp == 1),
+        lambda f: (f.family != "fsdp2") | (f.pp == 1),
     ),
 ]
 """What is read but not computed yet."""
@@ -122,10 +121,11 @@ NOT_MODELLED = {
             "activation_offload",
             "optimizer_offload",
             "compile",
-            "cuda_graphs",
         )
     },
     "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "ulysses", "hybrid_cp")},
+    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
+    "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
 }
 """Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""

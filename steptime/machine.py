@@ -54,6 +54,8 @@ class Accelerator(Config):
     """Dense peak by dtype [FLOP/s]. Never a sparse one."""
     sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
     """What a large GEMM sustains, by dtype [FLOP/s]."""
+    best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    """What the best GEMM shape reaches for a moment, by dtype [FLOP/s] (MAMF): to describe a device that has nothing else."""
     memory_bytes: Bytes = Field(gt=0)
     usable_memory_bytes: Bytes = Field(gt=0)
     """What a program can have before any context is made [B]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.ops import Comm, Gemm, Move, Op, Tensor
+from steptime.ops import Attention, Comm, Gemm, Move, Op, Tensor
 from steptime.recompute import Segment, find_segments, kept_names, replayed
 
 
@@ -86,12 +86,17 @@ def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str,
     for i, op in enumerate(ops):
         made = [t.name for t in op.made]
         ledger.add(sum([sizes[name] for name in made]))
-        ledger.mark(op.name, float(op.forward_temp_bytes) if isinstance(op, Move) else 0.0)
+        ledger.mark(op.name, forward_temp(op))
         gone = [name for name in made if name not in last_use] + [
             name for name in dict.fromkeys(op.inputs) if last_use[name] == i
         ]
         ledger.add(-sum([sizes[name] for name in gone if name not in stay]))
     return ledger.peak
+
+
+def forward_temp(op: Op) -> float:
+    """Bytes that live only while an op runs forward."""
+    return float(op.forward_temp_bytes) if isinstance(op, (Move, Attention)) else 0.0
 
 
 class BackwardWalk:
@@ -138,7 +143,7 @@ class BackwardWalk:
             op = self.ops[i]
             fresh = [t.name for t in op.made if t.name not in self.saved]
             self.ledger.add(sum(self.sizes[name] for name in fresh))
-            self.ledger.mark(op.name)
+            self.ledger.mark(op.name, forward_temp(op))
             stay = {name for name in fresh if name in self.first_need}
             self.saved |= stay
             self.ledger.add(-sum(self.sizes[name] for name in fresh if name not in stay))
@@ -179,7 +184,7 @@ class BackwardWalk:
             self.ledger.add(self.weight_grad(op))
         else:
             extra += self.weight_grad(op)
-        if isinstance(op, Move):
+        if isinstance(op, (Move, Attention)):
             extra += float(op.backward_temp_bytes)
         self.ledger.mark(op.name, extra)
         for name in second:

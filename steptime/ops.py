@@ -118,6 +118,14 @@ class Attention(Op):
     d_v: Num = 0.0
     causal_share: float = 0.5
     itemsize: float = 2.0
+    calls: Num = 1.0
+    """Kernel calls of one pass: context parallelism attends to the keys and values block by block."""
+    merge_forward_bytes: Num = 0.0
+    """Bytes that kernels around the calls move: partial results put together, chunks put in order."""
+    merge_backward_bytes: Num = 0.0
+    merge_kernels: Num = 0.0
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
 
     @property
     def full_flops(self) -> Num:
@@ -149,6 +157,7 @@ class Comm(Op):
 
     `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
     `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
+    `count` calls are alike; each can run beside `beside` of the part's attention kernel (axis cp), as a share of its time.
     """
 
     kind: Kind | None = None
@@ -158,3 +167,5 @@ class Comm(Op):
     regather: bool = False
     backward_bytes: Num | None = None
     """The full tensor of the collective in backward, where that differs."""
+    count: Num = 1.0
+    beside: Num = 0.0

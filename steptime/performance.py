@@ -7,14 +7,13 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from steptime.config import Config, ConfigError, build, near
-from steptime.document import parse_mapping, read_source
+from steptime.config import Config, build
 from steptime.precision import RECIPES, Recipe, RecipeName, recipe
+from steptime.profiles import profile_mapping, profile_names
 from steptime.units import Seconds
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -67,6 +66,7 @@ class Options(Config):
     rope_impl: Literal["fused", "composite", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
+    cuda_graphs: bool | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Literal["fp32", "remainder", "none"] | None = None
@@ -93,6 +93,8 @@ class Software(Config):
     """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
 
     name: str
+    family: str
+    """The profile that it extends in the end, which says what its framework can run."""
     description: str
     # layout defaults
     sp: bool
@@ -131,6 +133,11 @@ class Software(Config):
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    """How context parallelism exchanges keys and values: a ring (p2p), all gathered, or heads for tokens (a2a, Ulysses)."""
+    cp_impl: Literal["transformer_engine", "torch"] = "transformer_engine"
+    """Whose: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32 step by step; an
+    all-to-all is autograd's own)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False
@@ -164,6 +171,10 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    cuda_graphs: bool = False
+    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
+    compute_factor: float = 1.0
+    """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]
     """Field -> framework file and line, document, or `assumed`."""
 
@@ -246,26 +257,22 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
     return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
 
 
-_FOLDER = Path(__file__).parent / "data" / "software"
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
 
 
 def software_names() -> list[str]:
     """Names of all profiles."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return profile_names()
 
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name` as its file says.
+    """The profile `name`, or `name@release`, as its file says.
 
     Raises:
-        ConfigError: the name is unknown (one line, with the near match).
+        ConfigError: the name or the release is unknown (one line, with the near match).
     """
-    if name not in software_names():
-        raise ConfigError(f"performance.software: unknown profile (got {name!r}){near(name, software_names())}")
-    text, source = read_source(_FOLDER / f"{name}.yaml")
-    return build(Software, parse_mapping(text, source), name)
+    return build(Software, profile_mapping(name), name)
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:

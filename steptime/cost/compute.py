@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from steptime.efficiency import compute_factor, scale, sustained_share
 from steptime.machine import Accelerator
 from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
@@ -26,6 +27,9 @@ WGRAD_RATE = 0.95
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
+BEST_SUSTAINED = 0.8
+"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
+Hopper, 0.6 to 0.8 on Blackwell)."""
 CAUSAL_RAMP = 450.0
 """Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
 figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
@@ -66,10 +70,13 @@ class Rates:
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
     """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+    slowness: float = 1.0
+    """Seconds of kernels and launches over what the constants give, already in the rates above."""
     accumulate_bytes: float = 0.0
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
     recipe_flops: float = 0.0
     """GEMM rate of quantised projections."""
+    k_overhead: float = K_OVERHEAD
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -90,23 +97,30 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     """
     dtype = peak_dtype(accelerator, software.compute_dtype)
     projections = peak_dtype(accelerator, software.precision)
-    peak = accelerator.peak_flops[dtype]
+    slow = software.compute_factor * compute_factor(software.name)
+    peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
-        gemm_flops=sustained_flops(accelerator, dtype),
-        attention_forward_flops=peak * attention[0],
-        attention_backward_flops=peak * attention[1],
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency,
-        gemm_kernel_s=software.gemm_kernel_s,
-        move_kernel_s=software.move_kernel_s,
+        gemm_flops=sustained_flops(accelerator, dtype)
+        * sustained_share(accelerator.name, software.compute_dtype)
+        / slow,
+        attention_forward_flops=peak * attention[0] * scale("attention_rate"),
+        attention_backward_flops=peak * attention[1] * scale("attention_rate"),
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency * scale("memory_rate") / slow,
+        gemm_kernel_s=software.gemm_kernel_s * slow,
+        move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
         grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.grad_accumulation_fusion,
+        slowness=slow,
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
-        recipe_flops=sustained_flops(accelerator, projections),
+        recipe_flops=sustained_flops(accelerator, projections)
+        * sustained_share(accelerator.name, software.precision)
+        / slow,
+        k_overhead=K_OVERHEAD * scale("k_overhead"),
     )
 
 
@@ -122,26 +136,28 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
-    """What a long GEMM reaches [FLOP/s]; bf16 and fp16 stand in for each other."""
+    """What a long GEMM reaches by itself [FLOP/s]; bf16 and fp16 stand in for each other."""
     twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
     known = accelerator.sustained_flops
-    return known.get(dtype) or known.get(twin) or accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    best = accelerator.best_flops.get(dtype) or accelerator.best_flops.get(twin)
+    guess = best * BEST_SUSTAINED if best else accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    return known.get(dtype) or known.get(twin) or guess
 
 
-def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, k_overhead: float = K_OVERHEAD) -> Num:
     """Share of the asymptotic rate: depth, and waves of output tiles.
 
     A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one.
     """
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
-    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + K_OVERHEAD))
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + k_overhead))
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops
-    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
+    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, r.k_overhead))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
@@ -182,7 +198,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return gemm_pass(op, r, op.m, op.n, op.k, gemm_traffic(op, r)[0].bytes, rate)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
-        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0)
+        return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -198,7 +214,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         return gemm_backward(op, r)
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share * FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
-        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0), NOTHING
+        return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -237,14 +253,19 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
     return seconds
 
 
-def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:
-    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times."""
-    per_token = op.n_q_heads * (op.d_qk + op.d_v) + op.n_kv_heads * (op.d_qk + op.d_v)
-    bytes_ = op.batch * op.q_len * per_token * op.itemsize * passes
+def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float, merge_bytes: Num) -> Pass:
+    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times.
+
+    In several calls it runs at the rate of one over the whole length: only the blocks on the diagonal are wasted on, and they are
+    the same ones. Every call has its fixed time; merging moves `merge_bytes`.
+    """
+    elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
+    bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
     ramp = op.kv_len / (op.kv_len + CAUSAL_RAMP) * ((RATED_LENGTH + CAUSAL_RAMP) / RATED_LENGTH)
     reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
-    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+    beside = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
+    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + beside)
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steptime.model.context import context_parallel
 from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
 from steptime.model.quantise import Backward, Operand, backward_casts, cast_context, cast_norm
 from steptime.num import is_column, maximum
@@ -142,7 +143,9 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
 
 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
-    """Scores, softmax, context: flash or unfused."""
+    """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
+    if shard.context_split:
+        return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
     if shard.software.attention_impl == "flash":
         return flash(model, shard, q, k, v)
     return unfused(model, shard, q, k, v)
