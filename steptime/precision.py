@@ -7,7 +7,7 @@ core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Literal, NamedTuple, TypeAlias
 
 RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4"]
@@ -141,7 +141,7 @@ def rate_of(name: str, rates: Container[str]) -> str | None:
     return next((rate for rate in RECIPES[name].rates if rate in rates), None)
 
 
-def runs(name: str, rates: tuple[str, ...], *, microscaling: bool) -> bool:
-    """Whether a machine with these rates runs a recipe."""
-    found = RECIPES[name]
-    return (microscaling or not found.microscaling) and rate_of(name, rates) is not None
+def precisions(rates: Collection[str], *, microscaling: bool) -> tuple[str, ...]:
+    """The rates of a machine, and the recipes that it runs."""
+    able = (entry.name for entry in RECIPES.values() if microscaling or not entry.microscaling)
+    return (*rates, *(name for name in able if rate_of(name, rates)))

@@ -222,6 +222,14 @@ LAYOUT = [
         "use software megatron-core",
         lambda f: (not f.recipe) | f.framework.recipes,
     ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
+    Rule(
+        "norms under delayed scaling",
+        "performance: Megatron-Core does not recompute layernorm under {f.precision}; use fp8_current, or other modules",
+        lambda f: (
+            f.precision != "fp8_delayed" or not (f.checkpoint_word == "super-selective" or "layernorm" in f.modules)
+        ),
+    ),
     Rule(
         "fp8_params",
         "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",

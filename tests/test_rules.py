@@ -205,6 +205,17 @@ BROKEN = {
         {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
         ["performance.precision: fp8_current is not modelled yet with zero_level 2; use 0 or 1, or bf16"],
     ),
+    "norms under delayed scaling": (
+        {
+            "performance.precision": "fp8",
+            "performance.recompute": {"granularity": "selective", "modules": ["layernorm"]},
+        },
+        [
+            (
+                "performance: Megatron-Core does not recompute layernorm under fp8_delayed; use fp8_current, or other modules"
+            )
+        ],
+    ),
     "fp8_params": (
         {"performance.fp8_params": True},
         ["performance.fp8_params: needs a low-precision recipe (got precision bf16); remove it"],
