@@ -49,6 +49,7 @@ def _unproved(job: Job) -> list[str]:
         "fused norms": software.norm_impl == "fused",
         "fused activation": software.activation_impl == "fused",
         "fused cross-entropy": software.loss_impl == "fused",
+        f"{software.precision} projections": software.recipe is not None,
         f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
     }
     names = [name for name, used in kernels.items() if used]

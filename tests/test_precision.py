@@ -19,6 +19,7 @@ from steptime.model.quantise import cast_bytes
 from steptime.ops import Comm, Gemm, Move, Op, Param
 from steptime.performance import Performance, resolve
 from steptime.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
+from steptime.report.explain import explain
 from steptime.states import stage_states
 from steptime.step import estimate
 
@@ -288,6 +289,13 @@ def test_the_answer_names_the_rate():
     assert (fast.peak_dtype, fast.peak_flops_used) == ("fp8", 1979e12)
     assert (wide.peak_dtype, wide.peak_flops_used) == ("bf16", 989e12)
     assert estimate(job("nvfp4", "gb200-nvl72")).throughput.peak_dtype == "fp4"
+
+
+def test_each_product_is_held_against_its_own_peak():
+    found = estimate(job("fp8_current"))
+    assert "1.98 PFLOP/s dense peak" in str(explain(found, "mlp.gate_up"))
+    assert "989 TFLOP/s dense peak" in str(explain(found, "head.proj"))
+    assert "fp8_current projections" in " ".join(found.assumptions)
 
 
 def test_rows_of_products():
