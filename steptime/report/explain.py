@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from steptime.cost.compute import peak_dtype
-from steptime.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
@@ -79,10 +78,11 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
 
 
 def _peak(row: GemmRow, estimate: Estimate) -> float:
-    """Dense peak of the dtype that a product runs in: a recipe's for what it quantises."""
+    """Dense peak of the dtype that a product runs in: the recipe's where its operands take fewer bytes than its results."""
     device, software = estimate.job.machine.accelerator, estimate.job.software
-    low = any(isinstance(op, Gemm) and op.recipe and op.name == row.name for op in estimate.assembly.block.ops)
-    return device.peak_flops[peak_dtype(device, software.precision if low else software.compute_dtype)]
+    if software.recipe is None or row.input_bytes < row.m * row.k * software.itemsize:
+        return estimate.throughput.peak_flops_used
+    return device.peak_flops[peak_dtype(device, software.compute_dtype)]
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
