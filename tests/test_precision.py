@@ -236,6 +236,18 @@ def test_a_column_of_batches_equals_its_rows(name):
         assert np.broadcast_to(column, 3).tolist() == list(values)
 
 
+def test_ranks_agree_on_a_maximum_before_they_cast_their_shares():
+    calls = [op for op in block("fp8_current", tp=2).values() if isinstance(op, Comm) and op.name.endswith(".amax")]
+    assert [(op.name, op.kind, op.backward, op.bytes) for op in calls] == [
+        ("attn.norm.amax", "all_reduce", None, 4),
+        ("attn.amax", None, "all_reduce", 4),
+        ("mlp.norm.amax", "all_reduce", None, 4),
+        ("mlp.amax", None, "all_reduce", 4),
+    ]
+    for quiet in (block("fp8_delayed", tp=2), block("fp8_current")):
+        assert not any(name.endswith(".amax") for name in quiet)
+
+
 # --- states, gathers, weights ---
 
 
