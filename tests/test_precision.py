@@ -22,6 +22,7 @@ from steptime.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
 from steptime.report.explain import explain
 from steptime.states import stage_states
 from steptime.step import estimate
+from steptime.validation.recipes import recipe_of
 
 NAMES = list(RECIPES)
 RATES = Rates(
@@ -279,6 +280,44 @@ def test_states_and_gathers():
 )
 def test_weights_are_quantised_once_a_step(name, stored, moved):
     assert quantise_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
+
+
+# --- the words of measured rows ---
+
+
+@pytest.mark.parametrize(
+    ("said", "framework", "precision", "stored", "assumed"),
+    [
+        ("fp8-delayed(hybrid, fp8_params)", "NeMo 24.09", "fp8_delayed", True, []),
+        ("fp8-delayed", "NeMo 24.07", "fp8_delayed", False, ["fp8_params: no"]),
+        ("fp8-delayed", "NeMo 2.0 25.02", "fp8_delayed", True, ["fp8_params: yes"]),
+        ("fp8 (per-tensor)", "NeMo 25.04.x (NeMo 2.0)", "fp8_current", True, ["fp8_params: yes"]),
+        ("fp8", "NeMo 25.04.rc2", "fp8_current", True, ["precision: fp8_current for 'fp8'", "fp8_params: yes"]),
+        ("fp8", "NeMo 24.03.01", "fp8_delayed", False, ["precision: fp8_delayed for 'fp8'", "fp8_params: no"]),
+        (
+            "fp8-hybrid",
+            "Megatron-LM/Core",
+            "fp8_delayed",
+            False,
+            ["precision: fp8_delayed for 'fp8-hybrid'", "fp8_params: no"],
+        ),
+        ("fp8-cs", "Megatron-Bridge NeMo 26.02", "fp8_current", True, ["fp8_params: yes"]),
+        ("mxfp8", "Megatron-Bridge NeMo 25.09", "mxfp8", False, ["fp8_params: no"]),
+        ("mxfp8", "Megatron-Bridge NeMo 25.11", "mxfp8", True, ["fp8_params: yes"]),
+        ("fp8-mxfp8", "Megatron-LM CI dev", "mxfp8", False, ["fp8_params: no"]),
+        ("fp8-blockwise", "Megatron-Core", "fp8_blockwise", False, ["fp8_params: no"]),
+        ("nvfp4", "Megatron-Bridge NeMo 26.02", "nvfp4", False, ["fp8_params: no"]),
+    ],
+)
+def test_recipes_of_measured_rows(said, framework, precision, stored, assumed):
+    told: list[str] = []
+    assert recipe_of(said, framework, "", told) == {"precision": precision, "fp8_params": stored}
+    assert told == assumed
+
+
+def test_other_words_name_no_recipe():
+    assert not any(recipe_of(word, "NeMo 24.05", "", []) for word in ("bf16", "", "int8 (folder named fp8)", "fp16"))
+    assert recipe_of("fp8-tensorwise", "Megatron-LM CI dev", "gpt3_native_fp8_tp", [])["fp8_params"]
 
 
 # --- a job ---
