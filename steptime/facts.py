@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.num import Num
-from steptime.precision import RECIPES, runs
+from steptime.precision import RECIPES, precisions
 
 if TYPE_CHECKING:
     from steptime.job import Job
-    from steptime.machine import Accelerator
     from steptime.performance import Recompute
 
 
@@ -284,17 +283,11 @@ def facts(job: Job) -> Facts:
         param_dtype=software.param_dtype,
         master_dtype=software.master_dtype,
         machine=machine.name,
-        machine_dtypes=_precisions(machine.accelerator),
+        machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
     )
-
-
-def _precisions(device: Accelerator) -> tuple[str, ...]:
-    """Dtypes and recipes that a device runs."""
-    rates = tuple(device.peak_flops)
-    return (*rates, *(name for name in RECIPES if runs(name, rates, microscaling=device.microscaling)))
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

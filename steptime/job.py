@@ -215,12 +215,8 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(
-            self.performance,
-            default,
-            interleaved=self.parallelism.vpp > 1,
-            any_layout=self.machine.accelerator.microscaling,
-        )
+        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
+        return found.on(any_layout=self.machine.accelerator.microscaling)
 
     @cached_property
     def microbatches(self) -> int:

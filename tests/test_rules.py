@@ -220,6 +220,34 @@ BROKEN = {
         {"hardware.node_type": "v100"},
         ["performance.precision: dgx-1v has no bf16 rate; use one of fp16, fp32"],
     ),
+    "framework has the recipe": (
+        {"performance.software": "deepspeed", "performance.precision": "fp8", "parallelism.zero_level": 1},
+        [
+            (
+                "performance.precision: fp8_delayed is TransformerEngine's, which deepspeed does not run; "
+                "use software megatron-core"
+            )
+        ],
+    ),
+    "recipe with ZeRO": (
+        {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
+        ["performance.precision: fp8_current is not modelled yet with zero_level 2; use 0 or 1, or bf16"],
+    ),
+    "norms under delayed scaling": (
+        {
+            "performance.precision": "fp8",
+            "performance.recompute": {"granularity": "selective", "modules": ["layernorm"]},
+        },
+        [
+            (
+                "performance: Megatron-Core does not recompute layernorm under fp8_delayed; use fp8_current, or other modules"
+            )
+        ],
+    ),
+    "fp8_params": (
+        {"performance.fp8_params": True},
+        ["performance.fp8_params: needs a low-precision recipe (got precision bf16); remove it"],
+    ),
     "remainder of bf16": (
         {"performance.master_dtype": "remainder", "performance.precision": "fp16"},
         ["performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 (got fp16)"],

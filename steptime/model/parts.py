@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.model.quantise import Backward, Operand
+from steptime.model.quantise import Backward, Operand, agree
 from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
         bytes=bytes_,
         backward_bytes=back,
     )
-    return [scatter], out.name
+    return [scatter, *agree(name, shard, forward=False)], out.name
 
 
 def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:

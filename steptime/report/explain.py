@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from steptime.cost.compute import peak_dtype
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
@@ -50,7 +51,7 @@ def explain(estimate: Estimate, name: str) -> list[Facts]:
 
 def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
     """FLOPs over the sustained rate against bytes over the memory rate."""
-    peak = estimate.throughput.peak_flops_used
+    peak = _peak(row, estimate)
     rate, moved = row.flops / row.compute_s, row.input_bytes + row.weight_bytes + row.output_bytes
     slower = max(row.compute_s, row.bandwidth_s)
     bound = "arithmetic" if row.compute_s >= row.bandwidth_s else "memory"
@@ -74,6 +75,14 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
         ),
     ]
     return Facts(f"{row.name}, {row.pass_}", facts)
+
+
+def _peak(row: GemmRow, estimate: Estimate) -> float:
+    """Dense peak of the dtype that a product runs in: the recipe's where its operands take fewer bytes than its results."""
+    device, software = estimate.job.machine.accelerator, estimate.job.software
+    if software.recipe is None or row.input_bytes < row.m * row.k * software.itemsize:
+        return estimate.throughput.peak_flops_used
+    return device.peak_flops[peak_dtype(device, software.compute_dtype)]
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:

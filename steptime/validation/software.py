@@ -140,7 +140,7 @@ def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[st
     Raises:
         SkipRowError: a framework whose low-precision kernels no profile describes.
     """
-    section = recipe_of(row.text("precision"), row.text("framework"), assumed)
+    section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
         raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
     return section
