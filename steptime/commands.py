@@ -67,7 +67,12 @@ def report(options: Namespace, out: Printer) -> int:
     """The report of one config, or its JSON; the check."""
     from steptime.step import estimate
 
-    found = estimate(load(options.config, options.sets))
+    job = load(options.config, options.sets)
+    if options.calibrate is not None:
+        from steptime.validation.calibrate import calibrated
+
+        job = calibrated(job, options.calibrate)
+    found = estimate(job)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
         tight = found.memory.verdict == "tight"

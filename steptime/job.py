@@ -191,6 +191,8 @@ class Job(Config):
             "data": self.data.model_dump(),
             "hardware": self.hardware.model_dump(exclude_defaults=True),
         }
+        if self.performance.calibration is not None:
+            config["performance"]["calibration"] = self.performance.calibration.model_dump()
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
             if section is not None:
                 config[key] = section.model_dump(exclude_none=True)
@@ -214,6 +216,11 @@ class Job(Config):
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
         return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
+
+    @property
+    def slowdown(self) -> float:
+        """Factor on all modelled seconds: 1, or what a calibration says."""
+        return 1.0 if self.performance.calibration is None else self.performance.calibration.factor
 
     @cached_property
     def microbatches(self) -> int:

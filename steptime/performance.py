@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import model_validator
 
+from steptime.calibration import Calibration
 from steptime.config import Config, ConfigError, build, near
 from steptime.document import parse_mapping, read_source
 from steptime.units import Seconds
@@ -75,6 +76,7 @@ class Performance(Options):
     recompute: Recompute | None = None
     overlap: Overlap | None = None
     software: str | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -220,7 +222,9 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
 
 
 _FOLDER = Path(__file__).parent / "data" / "software"
-_UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
+_UNSAID: frozenset[str] = frozenset(
+    {"activation_checkpointing_type", "recompute", "software", "overlap", "calibration"}
+)
 
 
 def software_names() -> list[str]:

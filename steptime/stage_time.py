@@ -11,6 +11,7 @@ from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network, tree_depth
 from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s
+from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.estimate import Pipeline, Time
@@ -43,11 +44,11 @@ class StepTime:
         self.job = job = assembly.job
         p = job.parallelism
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
-        self.tiers = network(job.machine, job.cross_dc, p.devices)
-        self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
+        self.tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), job.slowdown)
+        self.rates = slower_rates(rates(job.machine.accelerator, job.software, job.microbatches), job.slowdown)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        self.block = self.timed(assembly.block, job.recompute.modules, job.software.layer_gap_s)
+        self.block = self.timed(assembly.block, job.recompute.modules, job.software.layer_gap_s * job.slowdown)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
         self.chunk_times = [[self.chunk_time(c) for c in chunks] for chunks in assembly.stages]

@@ -19,10 +19,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
-    *("num", "config", "units", "ops", "buckets", "estimate", "document", "mesh", "machine", "performance"),
+    *(
+        "num",
+        "config",
+        "units",
+        "ops",
+        "buckets",
+        "estimate",
+        "document",
+        "mesh",
+        "machine",
+        "calibration",
+        "performance",
+    ),
     *("schedule", "recompute", "memory", "model"),
     *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
-    *("cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
+    *("cost.compute", "cost.comm", "cost.overlap", "cost.parts", "cost.pace"),
     *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),

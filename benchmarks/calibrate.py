@@ -1,0 +1,132 @@
+"""What a calibration is worth: rows calibrated by their siblings, which share model, accelerator, precision and release.
+
+Rows marked fit choose what the factor scales and how far it is shrunk (steptime/calibration.py); rows marked test only report.
+A sibling is another cell: another layout, batch or scale.
+
+python benchmarks/calibrate.py
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from math import exp, log
+from statistics import mean, median
+from typing import NamedTuple
+
+from steptime.calibration import DOUBT, HIGHEST, LOWEST
+from steptime.step import estimate
+from steptime.validation.compare import judge
+from steptime.validation.measurements import shipped
+from steptime.validation.rows import to_config, to_job
+from steptime.validation.summary import headline
+
+COMPUTE = ("gemm", "attention", "memory_bound", "launch", "recompute")
+NVIDIA = ("NeMo", "Megatron-LM", "Megatron-Bridge", "Megatron-Core")
+DOUBTS = (0.0, 0.1, DOUBT, 0.5, 1.0, 2.0)
+
+
+class Case(NamedTuple):
+    """One row: who its siblings are, and its step."""
+
+    split: str
+    framework: str
+    family: tuple[str, ...]
+    cell: tuple[str, ...]
+    measured_s: float
+    step_s: float
+    compute_s: float
+
+
+Family = list[Case]
+Scale = tuple[Callable[[Case], float], Callable[[Case, float], float]]
+"""The factor that one measured run asks for, and the step under a factor."""
+
+WHOLE: Scale = (lambda c: c.measured_s / c.step_s, lambda c, factor: c.step_s * factor)
+COMPUTE_ONLY: Scale = (
+    lambda c: max(0.1, 1.0 + (c.measured_s - c.step_s) / c.compute_s),
+    lambda c, factor: c.step_s + (factor - 1.0) * c.compute_s,
+)
+
+
+def cases() -> list[Case]:
+    """All rows of the headline whose step was measured."""
+    found = []
+    for j in headline([judge(row) for row in shipped()]):
+        if j.measured_step_s is None:
+            continue
+        time = estimate(to_job(to_config(j.row))).time
+        family = (j.row.text("model_name"), j.accelerator, j.precision, j.row.text("framework"), j.row.group)
+        seconds = sum(time.parts_s.get(part, 0.0) for part in COMPUTE)
+        found.append(Case(j.row.text("split"), j.framework, family, j.cell, j.measured_step_s, time.step_s, seconds))
+    return found
+
+
+def errors(rows: Iterable[Case], scale: Scale, doubt: float | None, *, single: bool) -> list[float]:
+    """|error| of every row that has siblings: calibrated by one of them (mean over which), or by all; None: uncalibrated."""
+    ratio, step = scale
+    families: dict[tuple[str, ...], Family] = defaultdict(list)
+    for case in rows:
+        families[case.family].append(case)
+
+    def error(case: Case, by: Family) -> float:
+        factor = 1.0
+        if doubt is not None:
+            factor = exp(sum(log(ratio(other)) for other in by) / (len(by) + doubt))
+        return abs(step(case, min(max(factor, LOWEST), HIGHEST)) / case.measured_s - 1.0)
+
+    found = []
+    for family in families.values():
+        for case in family:
+            siblings = [other for other in family if other.cell != case.cell]
+            if siblings and single:
+                found.append(mean(error(case, [other]) for other in siblings))
+            elif siblings:
+                found.append(error(case, siblings))
+    return found
+
+
+def figures(found: list[float]) -> str:
+    """Rows, median, mean and p90 in per cent as cells of a table."""
+    if not found:
+        return "0 | - | - | -"
+    ordered = sorted(found)
+    p90 = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+    return f"{len(ordered)} | {100 * median(ordered):.2f} | {100 * mean(ordered):.2f} | {100 * p90:.2f}"
+
+
+def table(rows: list[Case]) -> None:
+    """Both scales and all shrinkages."""
+    print("| scaled | shrinkage n0 | by | rows | median % | mean % | p90 % |\n|---|---:|---|---:|---:|---:|---:|")
+    print(f"| nothing | | | {figures(errors(rows, WHOLE, None, single=False))} |")
+    for name, scale in (("whole step", WHOLE), ("compute only", COMPUTE_ONLY)):
+        for doubt in DOUBTS:
+            for by in ("one sibling", "all siblings"):
+                found = errors(rows, scale, doubt, single=by == "one sibling")
+                print(f"| {name} | {doubt:g} | {by} | {figures(found)} |")
+
+
+def main() -> None:
+    """Print the choice on fit rows, then what the shipped rule reaches on test rows."""
+    every = cases()
+    nvidia = [case for case in every if case.framework.startswith(NVIDIA)]
+    fit, test = ([c for c in every if c.split == split] for split in ("fit", "test"))
+    print("## rows marked fit: the choice\n")
+    table(fit)
+    print("\n## the same, NeMo and Megatron-LM alone\n")
+    table([c for c in nvidia if c.split == "fit"])
+    print(f"\n## the shipped rule: whole step, n0 = {DOUBT:g}\n")
+    print("| rows | by | rows | median % | mean % | p90 % |\n|---|---|---:|---:|---:|---:|")
+    for name, rows in (
+        ("fit", fit),
+        ("fit, NeMo and Megatron-LM", [c for c in nvidia if c.split == "fit"]),
+        ("test", test),
+        ("test, NeMo and Megatron-LM", [c for c in nvidia if c.split == "test"]),
+    ):
+        print(f"| {name} | nothing | {figures(errors(rows, WHOLE, None, single=False))} |")
+        print(f"| {name} | one sibling | {figures(errors(rows, WHOLE, DOUBT, single=True))} |")
+        print(f"| {name} | all siblings | {figures(errors(rows, WHOLE, DOUBT, single=False))} |")
+
+
+if __name__ == "__main__":
+    main()
