@@ -21,7 +21,7 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs side by side: settings, step, parts, memory",
-    "explain": "one figure of a report, written out as formula and numbers",
+    "explain": "one figure, or all of a measured row, as formula and numbers",
     "validate": "published or own measured runs beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
@@ -150,10 +150,19 @@ def _scale(made: argparse.ArgumentParser) -> None:
 
 
 def _explain(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
+    made.add_argument(
+        "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
+    )
     made.add_argument(
         "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; none lists them"
     )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
+    )
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
+    )
+    made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:

@@ -204,7 +204,11 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
 
 
 def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: float) -> Pass:
-    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times."""
+    """A flash kernel: arithmetic against q, k, v and output read and written `passes` times.
+
+    The arithmetic runs at the device's attention rate times s / (s + CAUSAL_RAMP), which is 1 at RATED_LENGTH by definition, and
+    HEAD_64 of that at head size 64.
+    """
     per_token = op.n_q_heads * (op.d_qk + op.d_v) + op.n_kv_heads * (op.d_qk + op.d_v)
     bytes_ = op.batch * op.q_len * per_token * op.itemsize * passes
     ramp = op.kv_len / (op.kv_len + CAUSAL_RAMP) * ((RATED_LENGTH + CAUSAL_RAMP) / RATED_LENGTH)
@@ -214,7 +218,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
-    """A memory-bound kernel."""
+    """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`."""
     bandwidth = bytes_ / r.bytes_per_s
     return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s)
 
