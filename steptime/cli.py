@@ -176,6 +176,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
+    made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
 
 
 def _count(text: str) -> int:

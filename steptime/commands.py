@@ -190,6 +190,10 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.select import select
     from steptime.validation.summary import summarise
 
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.check(options.plot)
     rows = select(options.measurements, options.source, options.gpu, options.split)
     judged = [judge(row) for row in rows]
     if options.measurements:
@@ -197,6 +201,8 @@ def validate(options: Namespace, out: Printer) -> int:
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
         )
     summary = summarise(judged, options.worst)
+    if options.plot is not None:
+        plot.draw(judged, options.plot)
     if options.json:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
     else:

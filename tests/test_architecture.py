@@ -115,7 +115,7 @@ def test_blocks_know_nothing_of_a_job(path):
 
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
-LAZY = {"numpy", "tabulate"}
+LAZY = {"numpy", "tabulate", "matplotlib"}
 HEAVY = {"torch", "safetensors", "h5py", "matplotlib"}
 
 
