@@ -3,11 +3,13 @@
 Rows marked fit choose what the factor scales and how far it is shrunk (steptime/calibration.py); rows marked test only report.
 A sibling is another cell: another layout, batch or scale.
 
-python benchmarks/calibrate.py
+python benchmarks/calibrate.py         the shipped shrinkage
+python benchmarks/calibrate.py grid    all that were tried, on fit rows
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import exp, log
@@ -95,38 +97,29 @@ def figures(found: list[float]) -> str:
     return f"{len(ordered)} | {100 * median(ordered):.2f} | {100 * mean(ordered):.2f} | {100 * p90:.2f}"
 
 
-def table(rows: list[Case]) -> None:
-    """Both scales and all shrinkages."""
-    print("| scaled | shrinkage n0 | by | rows | median % | mean % | p90 % |\n|---|---:|---|---:|---:|---:|---:|")
-    print(f"| nothing | | | {figures(errors(rows, WHOLE, None, single=False))} |")
-    for name, scale in (("whole step", WHOLE), ("compute only", COMPUTE_ONLY)):
-        for doubt in DOUBTS:
+HEADER = "| rows | scaled | n0 | by | n | median % | mean % | p90 % |\n|---|---|---:|---|---:|---:|---:|---:|"
+
+
+def lines(name: str, rows: list[Case], scales: dict[str, Scale], doubts: tuple[float, ...]) -> None:
+    """Print the errors of some rows: uncalibrated, then under each scale and shrinkage."""
+    print(f"| {name} | nothing | | | {figures(errors(rows, WHOLE, None, single=False))} |")
+    for scaled, scale in scales.items():
+        for doubt in doubts:
             for by in ("one sibling", "all siblings"):
                 found = errors(rows, scale, doubt, single=by == "one sibling")
-                print(f"| {name} | {doubt:g} | {by} | {figures(found)} |")
+                print(f"| {name} | {scaled} | {doubt:g} | {by} | {figures(found)} |")
 
 
-def main() -> None:
-    """Print the choice on fit rows, then what the shipped rule reaches on test rows."""
+def main(doubts: tuple[float, ...] = (DOUBT,)) -> None:
+    """Print the choice between scales on fit rows, and what the shipped one reaches on test rows."""
     every = cases()
     nvidia = [case for case in every if case.framework.startswith(NVIDIA)]
-    fit, test = ([c for c in every if c.split == split] for split in ("fit", "test"))
-    print("## rows marked fit: the choice\n")
-    table(fit)
-    print("\n## the same, NeMo and Megatron-LM alone\n")
-    table([c for c in nvidia if c.split == "fit"])
-    print(f"\n## the shipped rule: whole step, n0 = {DOUBT:g}\n")
-    print("| rows | by | rows | median % | mean % | p90 % |\n|---|---|---:|---:|---:|---:|")
-    for name, rows in (
-        ("fit", fit),
-        ("fit, NeMo and Megatron-LM", [c for c in nvidia if c.split == "fit"]),
-        ("test", test),
-        ("test, NeMo and Megatron-LM", [c for c in nvidia if c.split == "test"]),
-    ):
-        print(f"| {name} | nothing | {figures(errors(rows, WHOLE, None, single=False))} |")
-        print(f"| {name} | one sibling | {figures(errors(rows, WHOLE, DOUBT, single=True))} |")
-        print(f"| {name} | all siblings | {figures(errors(rows, WHOLE, DOUBT, single=False))} |")
+    whole = {"whole step": WHOLE}
+    print(HEADER)
+    for split, scales, tried in (("fit", whole | {"compute only": COMPUTE_ONLY}, doubts), ("test", whole, (DOUBT,))):
+        for name, rows in ((split, every), (f"{split}, NeMo and Megatron-LM", nvidia)):
+            lines(name, [case for case in rows if case.split == split], scales, tried)
 
 
 if __name__ == "__main__":
-    main()
+    main(DOUBTS if sys.argv[1:] == ["grid"] else (DOUBT,))

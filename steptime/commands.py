@@ -202,6 +202,8 @@ def validate(options: Namespace, out: Printer) -> int:
         )
     summary = summarise(judged, options.worst)
     if options.plot is not None:
+        from steptime.report import plot
+
         plot.draw(judged, options.plot)
     if options.json:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
