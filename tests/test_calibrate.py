@@ -1,6 +1,7 @@
 """`3dtrn CONFIG --calibrate FILE`: the factor by hand, where it acts, what is refused."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,42 @@ def test_a_missing_file_standard_input_and_a_calibrated_config_are_refused(run, 
     twice = SMALL | {"performance": {"calibration": {"factor": 1.1}}}
     err = run("configs/llama3_70b.yaml", "--calibrate", write(tmp_path, [{"config": twice, "step_s": 9}]))[2]
     assert "performance.calibration: is there already" in err
+    code, out, err = run(
+        "configs/llama3_70b.yaml", "--set", "performance.calibration.factor=1.1", "--calibrate", MEASURED
+    )
+    assert (code, out) == (2, "")
+    assert err == "--calibrate: the config has a performance.calibration already; keep one of the two\n"
+
+
+# --- the benchmark ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return runpy.run_path(str(ROOT / "benchmarks" / "calibrate.py"))
+
+
+def test_siblings_are_other_cells_of_the_family(bench):
+    """Two cells that take 1.1 and 1.2 x their estimates of 10 s, a twin of the first cell, and a stranger."""
+
+    def case(family, cell, measured_s):
+        return bench["Case"]("fit", "NeMo", (family,), (cell,), measured_s, 10.0, 5.0)
+
+    rows = [case("a", "1", 11.0), case("a", "2", 12.0), case("a", "1", 11.0), case("b", "3", 20.0)]
+    found = bench["errors"](rows, bench["WHOLE"], 0.0, single=True)
+    # row 1 by row 2: 12 / 11 - 1; row 2 by rows 1 and 3: 1 - 11 / 12; the stranger has no sibling
+    assert found == pytest.approx([1 / 11, 1 / 12, 1 / 11])
+    assert bench["errors"](rows, bench["WHOLE"], None, single=False) == pytest.approx([1 / 11, 1 / 6, 1 / 11])
+
+
+def test_compute_alone_scales_compute_alone(bench):
+    """Of 10 s, 5 s are compute: a run of 11 s asks for 1.2 on these."""
+    ratio, step = bench["COMPUTE_ONLY"]
+    case = bench["Case"]("fit", "NeMo", ("a",), ("1",), 11.0, 10.0, 5.0)
+    assert ratio(case) == pytest.approx(1.2)
+    assert step(case, 1.2) == pytest.approx(11.0)
+
+
+def test_figures_of_a_slice(bench):
+    assert bench["figures"]([0.01, 0.02, 0.03]) == "3 | 2.00 | 2.00 | 3.00"
+    assert bench["figures"]([]) == "0 | - | - | -"

@@ -37,8 +37,11 @@ def calibrated(job: Job, path: str) -> Job:
     """The job with the calibration that the runs on its accelerator, in its precision, give.
 
     Raises:
-        ConfigError: a bad file, one line per problem; or none of its runs is on this accelerator in this precision.
+        ConfigError: a bad file, one line per problem; none of its runs is on this accelerator in this precision; or the job has a
+            calibration already.
     """
+    if job.performance.calibration is not None:
+        raise ConfigError("--calibrate: the config has a performance.calibration already; keep one of the two")
     place = (job.machine.accelerator.name, job.software.precision)
     found = runs(path)
     ratios = [run.ratio for run in found if (run.accelerator, run.precision) == place]
