@@ -71,3 +71,8 @@ class Calibration(Config, allow_inf_nan=False):
                 "what their configs say"
             )
         return lines
+
+
+def slowdown(calibration: Calibration | None) -> float:
+    """Factor on all modelled seconds: 1, or what a calibration says."""
+    return 1.0 if calibration is None else calibration.factor

@@ -177,7 +177,9 @@ class Job(Config):
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
         parallelism = self.parallelism.model_dump(exclude_none=True)
-        resolved = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
+        resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
+        if self.parallelism.cp > 1:
+            resolved["cp_comm_type"] = self.cp_comm_type
         performance = {key: getattr(self.software, key) for key in Options.model_fields}
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
@@ -215,12 +217,12 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
-
-    @property
-    def slowdown(self) -> float:
-        """Factor on all modelled seconds: 1, or what a calibration says."""
-        return 1.0 if self.performance.calibration is None else self.performance.calibration.factor
+        return resolve(
+            self.performance,
+            default,
+            interleaved=self.parallelism.vpp > 1,
+            any_layout=self.machine.accelerator.microscaling,
+        )
 
     @cached_property
     def microbatches(self) -> int:
@@ -232,6 +234,11 @@ class Job(Config):
         """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
         said = self.parallelism.sp
         return (self.software.sp if said is None else said) and self.parallelism.tp > 1
+
+    @cached_property
+    def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
+        """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
+        return self.parallelism.cp_comm_type or self.software.cp_comm_type
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:

@@ -7,19 +7,23 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from steptime.calibration import Calibration
-from steptime.config import Config, ConfigError, build, near
-from steptime.document import parse_mapping, read_source
+from steptime.config import Config, build
+from steptime.precision import RECIPES, Recipe, RecipeName, recipe
+from steptime.profiles import profile_mapping, profile_names
 from steptime.units import Seconds
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Bytes per element."""
+Precision: TypeAlias = Annotated[
+    Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
+]
+"""What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` over bf16."""
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
 Module: TypeAlias = Literal[
@@ -52,7 +56,8 @@ class Overlap(Config):
 class Options(Config):
     """The switches a profile sets and a config file may override."""
 
-    precision: Dtype | None = None
+    precision: Precision | None = None
+    fp8_params: bool | None = None
     attention_impl: Literal["flash", "unfused"] | None = None
     attention_kernel: Literal["best", "fa2"] | None = None
     norm_impl: Literal["fused", "composite"] | None = None
@@ -62,6 +67,7 @@ class Options(Config):
     rope_impl: Literal["fused", "composite", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
+    cuda_graphs: bool | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Literal["fp32", "remainder", "none"] | None = None
@@ -89,6 +95,8 @@ class Software(Config):
     """A software profile (data/software/*.yaml) with a job's overrides applied: everything set."""
 
     name: str
+    family: str
+    """The profile that it extends in the end, which says what its framework can run."""
     description: str
     # layout defaults
     sp: bool
@@ -100,7 +108,7 @@ class Software(Config):
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
     # kernels
-    precision: Dtype
+    precision: Precision
     attention_impl: Literal["flash", "unfused"]
     attention_kernel: Literal["best", "fa2"] = "best"
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), or FlashAttention-2, which torch runs."""
@@ -127,10 +135,20 @@ class Software(Config):
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    """How context parallelism exchanges keys and values: a ring (p2p), all gathered, or heads for tokens (a2a, Ulysses)."""
+    cp_impl: Literal["transformer_engine", "torch"] = "transformer_engine"
+    """Whose: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32 step by step; an
+    all-to-all is autograd's own)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
+    fp8_params: bool = False
+    """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
+    fp8_param_gather, off by default)."""
+    any_layout: bool = False
+    """fp8 products take operands in any layout: the machine's, set by the job."""
     fused_projections: bool
     """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
     sp_regather: bool
@@ -157,13 +175,27 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    cuda_graphs: bool = False
+    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
+    compute_factor: float = 1.0
+    """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]
     """Field -> framework file and line, document, or `assumed`."""
 
     @property
     def itemsize(self) -> float:
         """Bytes per activation element."""
-        return ITEMSIZE[self.precision]
+        return ITEMSIZE[self.compute_dtype]
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of all that no recipe quantises."""
+        return "bf16" if self.precision in RECIPES else self.precision
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The low-precision recipe of the projections, if any."""
+        return recipe(self.precision, any_layout=self.any_layout)
 
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
@@ -171,7 +203,7 @@ class Software(Config):
             return 0.0
         if dtype == "remainder":
             return 2.0
-        return ITEMSIZE[self.precision if dtype == "compute" else dtype]
+        return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
 SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
@@ -221,31 +253,27 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
     return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
 
 
-_FOLDER = Path(__file__).parent / "data" / "software"
-_UNSAID: frozenset[str] = frozenset(
-    {"activation_checkpointing_type", "recompute", "software", "overlap", "calibration"}
-)
+_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 def software_names() -> list[str]:
     """Names of all profiles."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return profile_names()
 
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name` as its file says.
+    """The profile `name`, or `name@release`, as its file says.
 
     Raises:
-        ConfigError: the name is unknown (one line, with the near match).
+        ConfigError: the name or the release is unknown (one line, with the near match).
     """
-    if name not in software_names():
-        raise ConfigError(f"performance.software: unknown profile (got {name!r}){near(name, software_names())}")
-    text, source = read_source(_FOLDER / f"{name}.yaml")
-    return build(Software, parse_mapping(text, source), name)
+    return build(Software, profile_mapping(name), name)
 
 
-def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
+def resolve(
+    performance: Performance, default: str = "megatron-core", *, interleaved: bool = False, any_layout: bool = False
+) -> Software:
     """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
 
     A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
@@ -256,10 +284,11 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    said["any_layout"] = any_layout
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile, key)) == "compute":
-            said[key] = precision
+            said[key] = "bf16" if precision in RECIPES else precision
     if said.get("param_dtype", profile.param_dtype) == "fp32":
         said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
     shares: dict[str, Share | None] = {} if interleaved else {"pp": False}

@@ -19,19 +19,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
-    *(
-        "num",
-        "config",
-        "units",
-        "ops",
-        "buckets",
-        "estimate",
-        "document",
-        "mesh",
-        "machine",
-        "calibration",
-        "performance",
-    ),
+    *("num", "config", "units", "precision", "ops", "buckets", "estimate", "document", "efficiency", "mesh", "machine"),
+    *("calibration", "profiles", "performance"),
     *("schedule", "recompute", "memory", "model"),
     *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
     *("cost.compute", "cost.comm", "cost.overlap", "cost.parts", "cost.pace"),

@@ -4,8 +4,9 @@ import pytest
 
 from steptime.config import ConfigError
 from steptime.performance import Overlap, Performance, Software, load_software, resolve, software_names
+from steptime.profiles import profile_mapping, profile_releases
 
-NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-core", "torch"]
+NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-bridge", "megatron-core", "nemo", "nemo-2022", "torch", "xla"]
 
 
 def test_names():
@@ -15,7 +16,7 @@ def test_names():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_switch_says_where_it_comes_from(name):
     profile = load_software(name)
-    switches = set(Software.model_fields) - {"name", "description", "sources", "overlap"}
+    switches = set(Software.model_fields) - {"name", "family", "description", "sources", "overlap"}
     switches |= {f"overlap.{axis}" for axis in Overlap.model_fields}
     assert set(profile.sources) == switches
     assert all(len(text) > 8 for text in profile.sources.values())
@@ -68,3 +69,26 @@ def test_unknown_profile():
     assert error.value.problems == [
         "performance.software: unknown profile (got 'megatron-cor'); did you mean 'megatron-core'?"
     ]
+
+
+def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
+    (tmp_path / "base.yaml").write_text("sp: true\noverlap: {tp: false, dp: true}\nsources: {sp: here, zero: there}\n")
+    (tmp_path / "own.yaml").write_text(
+        "extends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
+    )
+    monkeypatch.setattr("steptime.profiles._FOLDER", tmp_path)
+    expected = {
+        "family": "base",
+        "name": "own",
+        "sp": False,
+        "overlap": {"tp": True, "dp": True},
+        "sources": {"sp": "own", "zero": "there"},
+    }
+    assert profile_mapping("own") == expected
+    assert profile_mapping("own@1.0") == expected | {"name": "own@1.0", "zero": 2}
+    assert profile_mapping("own@1.1") == expected | {"name": "own@1.1"}
+    assert profile_releases("own") == ["1.0", "1.1"]
+    for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has none, write base")]:
+        with pytest.raises(ConfigError, match="unknown release") as error:
+            profile_mapping(wrong)
+        assert error.value.problems[0].endswith(text)

@@ -10,7 +10,7 @@ from steptime.machine import Tier
 
 
 def slower_rates(rates: Rates, factor: float) -> Rates:
-    """Every rate (`_flops`, `_per_s`) divided and every time (`_s`) multiplied by the factor; the names carry the units."""
+    """Every rate (`_flops`, `_per_s`) divided and every time (`_s`, slowness) multiplied by the factor; names carry the units."""
     if factor == 1.0:
         return rates
     changed: dict[str, Any] = {}
@@ -18,7 +18,7 @@ def slower_rates(rates: Rates, factor: float) -> Rates:
         value = getattr(rates, field.name)
         if field.name.endswith(("_flops", "_per_s")):
             changed[field.name] = value / factor
-        elif field.name.endswith("_s"):
+        elif field.name.endswith("_s") or field.name == "slowness":
             changed[field.name] = value * factor
     return replace(rates, **changed)
 

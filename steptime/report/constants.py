@@ -9,6 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steptime.document import parse_mapping, read_source
+from steptime.efficiency import FILE, SCALES, compute_factor, efficiency
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
     from steptime.job import Job
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("cost", "model", "fsdp", "buckets", "flops", "overhead", "stage_memory", "data_parallel", "stage_time")
+ROOMS = (
+    "cost",
+    "precision",
+    "model",
+    "fsdp",
+    "buckets",
+    "flops",
+    "overhead",
+    "stage_memory",
+    "data_parallel",
+    "stage_time",
+)
 """Modules and folders whose constants enter an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
@@ -87,18 +100,38 @@ def software(job: Job) -> Table:
     own = {key for key, value in said if value is not None}
     own |= {f"overlap.{axis}" for axis, share in said.overlap or () if share is not None}
     rows = []
-    for path, value in _leaves(profile.model_dump(exclude={"name", "description", "sources"}, exclude_none=True), ""):
-        source = "this config" if path in own else profile.sources.get(path, "no source of its own")
+    for path, value in _leaves(
+        profile.model_dump(exclude={"name", "family", "description", "sources"}, exclude_none=True), ""
+    ):
+        source = "this config" if path in own else profile.sources.get(path, "not in its file: the default")
         rows.append([f"{path} = {_word(value)}: {source}"])
     return Table(f"software profile {profile.name}", [], rows, _abbreviations(profile.name))
 
 
 def _abbreviations(profile: str) -> list[str]:
-    """The comment at the head of a profile's file, which spells out what its sources abbreviate."""
-    path = PACKAGE / "data" / "software" / f"{profile}.yaml"
-    head = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    text = " ".join(line.lstrip("# ") for line in head)
-    return [text] if text else []
+    """The comments at the head of a profile's file and of those it extends, which spell out what sources abbreviate."""
+    found: list[str] = []
+    name: str | None = profile.partition("@")[0]
+    while name:
+        text, path = read_source(PACKAGE / "data" / "software" / f"{name}.yaml")
+        head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        found.append(" ".join(line.lstrip("# ") for line in head))
+        name = parse_mapping(text, path).get("extends")
+    return [text for text in found if text]
+
+
+def fitted(job: Job) -> Table:
+    """The constants fitted on measured runs that this job meets (data/efficiency.yaml)."""
+    found, device = efficiency(), job.machine.accelerator.name
+    shares = found.sustained_share.get(device, {})
+    rows = [[f"sustained_share of {device}, {dtype} = {share:g}"] for dtype, share in shares.items()]
+    rows += [[f"default_share = {found.default_share:g}: GEMMs where no measured run has the accelerator or dtype"]]
+    rows += [[f"scale of {name} = {value:g}: {SCALES.get(name, name)}"] for name, value in found.scales.items()]
+    rows += [[f"compute_factor of {job.software.name} = {compute_factor(job.software.name):g}"]]
+    source = parse_mapping(*read_source(FILE)).get("source", "")
+    return Table(
+        "constants fitted on rows marked fit (data/efficiency.yaml)", [], rows, [str(source)] if source else []
+    )
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -80,12 +80,14 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
 
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
     """A rate as the sustained one times what depth, waves of tiles, and the kind of product leave of it."""
-    sustained = estimate.timing.rates.gemm_flops
-    depth = row.k / (row.k + compute.K_OVERHEAD)
+    rates, parts = estimate.timing.rates, (estimate.assembly.block, estimate.assembly.head)
+    quantised = any(op.name == row.name and getattr(op, "recipe", None) for part in parts for op in part.ops)
+    sustained = rates.recipe_flops if quantised else rates.gemm_flops
+    depth = row.k / (row.k + rates.k_overhead)
     kind = 1.0 if row.name.startswith("attn.core") else {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
     wgrad = f" x WGRAD_RATE {kind:g}" if kind < 1.0 else ""
     rest = rate / (sustained * depth * kind)
-    at = f"{quantity(sustained, SI, 'FLOP/s')} sustained x {whole(row.k)} / ({whole(row.k)} + {compute.K_OVERHEAD:g})"
+    at = f"{quantity(sustained, SI, 'FLOP/s')} sustained x {whole(row.k)} / ({whole(row.k)} + {rates.k_overhead:g})"
     return f"= {at}{wgrad} x {rest:.3f} for waves of tiles"
 
 

@@ -93,6 +93,7 @@ def predicted(judged: Judgement, estimate: Estimate) -> list[Section]:
         *written_out(estimate),
         ops.formulas(estimate),
         constants.shared(),
+        constants.fitted(estimate.job),
         constants.machine(estimate.job),
         constants.software(estimate.job),
     ]
