@@ -151,7 +151,7 @@ def test_a_hundred_rows_are_explained(run):
 # --- kernel by kernel ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["KOR22-001", "KOR22-004"])
+@pytest.mark.parametrize("name", ["KOR22-001", "KOR22-004", "mosaic-190", "bs-v100-069", "maxtext-017"])
 def test_kernels_sum_to_the_parts_of_the_step(name):
     found = estimate(to_job(to_config(ROWS[name])))
     rows = ops.op_times(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime import data_parallel, overhead
+from steptime import data_parallel, fsdp, overhead
 from steptime.cost import comm, compute, optimizer, overlap
 from steptime.cost.parts import part_time
 from steptime.ops import Attention, Comm, Gemm
@@ -45,7 +45,17 @@ class OpTime(NamedTuple):
 def op_times(estimate: Estimate) -> list[OpTime]:
     """Every compute op of the busiest stage, in the order of the model."""
     timing = estimate.timing
-    return [row for part, times in _parts(timing) for op in part.ops for row in _timed(op, part, times, timing)]
+    rows = [row for part, times in _parts(timing) for op in part.ops for row in _timed(op, part, times, timing)]
+    return [*rows, *_copies(timing)]
+
+
+def _copies(timing: StepTime) -> Iterator[OpTime]:
+    """FSDP's copies between its flat buffers and the parameters, of all groups of a micro-batch."""
+    if not fsdp.applies(timing.job):
+        return
+    forward, backward = (sum(group.copy_s for group in direction) for direction in timing.fsdp_times)
+    times = float(timing.job.microbatches)
+    yield OpTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
 
 
 def _parts(timing: StepTime) -> Iterator[tuple[Part, float]]:
@@ -123,6 +133,7 @@ def formulas(estimate: Estimate) -> Table:
         (overlap.beside_s, bool(estimate.collectives)),
         (walk, estimate.pipeline.stages > 1),
         (data_parallel.data_parallel, estimate.timing.dp is not None),
+        (fsdp.group_seconds, fsdp.applies(estimate.job)),
         (optimizer.optimizer_s, True),
         (vars(StepTime)["straggler_s"].func, True),
         (overhead.overhead, True),
