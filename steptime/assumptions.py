@@ -17,7 +17,8 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 
 def assumptions(job: Job) -> list[str]:
     """One line each."""
-    return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+    calibrated = job.performance.calibration.words if job.performance.calibration else []
+    return [*calibrated, *_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
 
 
 def _unsaid(job: Job) -> list[str]:

@@ -193,6 +193,8 @@ class Job(Config):
             "data": self.data.model_dump(),
             "hardware": self.hardware.model_dump(exclude_defaults=True),
         }
+        if self.performance.calibration is not None:
+            config["performance"]["calibration"] = self.performance.calibration.model_dump()
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
             if section is not None:
                 config[key] = section.model_dump(exclude_none=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
+from steptime.calibration import Calibration
 from steptime.config import Config, build
 from steptime.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.profiles import profile_mapping, profile_names
@@ -81,6 +82,7 @@ class Performance(Options):
     recompute: Recompute | None = None
     overlap: Overlap | None = None
     software: str | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -257,7 +259,7 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
     return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
 
 
-_UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
+_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
 @cache

@@ -50,6 +50,7 @@ class Recipe(NamedTuple):
 
 
 _BLOCKWISE, _MX, _NV = 4.0 / 128.0, 1.0 / 32.0, 1.0 / 16.0
+"""Bytes of scales per element: fp32 for 128 elements, one byte for 32 (OCP Microscaling Formats 1.0), one for 16 (NVFP4)."""
 RECIPES: dict[str, Recipe] = {
     entry.name: entry
     for entry in (

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
+from steptime.calibration import slowdown
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network, tree_depth
 from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
+from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.efficiency import efficiency
@@ -48,8 +50,9 @@ class StepTime:
         self.job = job = assembly.job
         p = job.parallelism
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
-        self.tiers = network(job.machine, job.cross_dc, p.devices)
-        self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
+        slow = slowdown(job.performance.calibration)
+        self.tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
+        self.rates = slower_rates(rates(job.machine.accelerator, job.software, job.microbatches), slow)
         self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
         groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
         self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)

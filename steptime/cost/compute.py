@@ -267,7 +267,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
-    """A memory-bound kernel."""
+    """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`."""
     bandwidth = bytes_ / r.bytes_per_s
     return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s)
 

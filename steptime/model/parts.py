@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Made = tuple[list[Op], str]
 FP32 = 4.0
+"""Bytes of one fp32 number."""
 
 
 def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
