@@ -52,7 +52,7 @@ class Options(Config):
 
     precision: Dtype | None = None
     attention_impl: Literal["flash", "unfused"] | None = None
-    attention_kernel: Literal["best", "fa2"] | None = None
+    attention_kernel: Literal["best", "fa2", "fa1", "triton"] | None = None
     norm_impl: Literal["fused", "composite"] | None = None
     activation_impl: Literal["fused", "composite"] | None = None
     loss_impl: Literal["fused", "composite"] | None = None
@@ -101,8 +101,9 @@ class Software(Config):
     # kernels
     precision: Dtype
     attention_impl: Literal["flash", "unfused"]
-    attention_kernel: Literal["best", "fa2"] = "best"
-    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), or FlashAttention-2, which torch runs."""
+    attention_kernel: Literal["best", "fa2", "fa1", "triton"] = "best"
+    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
+    it: FlashAttention-1, and its Triton version, which takes a bias."""
     norm_impl: Literal["fused", "composite"]
     activation_impl: Literal["fused", "composite"]
     loss_impl: Literal["fused", "composite"]
@@ -156,6 +157,12 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    host_kernel_s: Seconds = 0.0
+    """Time that the host takes to launch one kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
+    blocking_launches: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
+    node_links: Literal["all", "one"] = "all"
+    """Network links that a data-parallel collective over all ranks of a node has: those of all ranks, or of one."""
     compute_factor: float = 1.0
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
-from steptime.cost.comm import CommCost, collective, network, tree_depth
+from steptime.cost.comm import CommCost, collective, network, one_link, tree_depth
 from steptime.cost.compute import rates
 from steptime.cost.optimizer import optimizer_s
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
@@ -44,6 +44,8 @@ class StepTime:
         p = job.parallelism
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
         self.tiers = network(job.machine, job.cross_dc, p.devices)
+        shards = group(p, "shards", n_dcs=self.n_dcs)
+        self.dp_tiers = one_link(shards, self.tiers) if job.software.node_links == "one" else self.tiers
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
         self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
@@ -167,7 +169,7 @@ class StepTime:
         """Data-parallel collectives of the step; FSDP has its own, inside the micro-batches."""
         if fsdp.applies(self.job):
             return None
-        return data_parallel(self.assembly, self.states, self.tiers, self.walk, self.forward_s, self.backward_s)
+        return data_parallel(self.assembly, self.states, self.dp_tiers, self.walk, self.forward_s, self.backward_s)
 
     @cached_property
     def embedding_reduce(self) -> CommCost:
@@ -226,14 +228,14 @@ class StepTime:
         chunk = self.assembly.chunks[0]
         replay = sum(times * work.seconds for times, work in self.replays(chunk)) / max(chunk.layers, 1)
         return fsdp.group_seconds(
-            self.assembly, self.tiers, (self.embedding, self.block, self.head), replay, self.rates
+            self.assembly, self.dp_tiers, (self.embedding, self.block, self.head), replay, self.rates
         )
 
     def fsdp_exposed(self) -> float:
         """Seconds of FSDP's communication that compute does not hide, over all micro-batches."""
         if not fsdp.applies(self.job):
             return 0.0
-        return self.job.microbatches * fsdp.micro_batch_exposed(self.assembly, self.tiers, self.fsdp_times)
+        return self.job.microbatches * fsdp.micro_batch_exposed(self.assembly, self.dp_tiers, self.fsdp_times)
 
     # --- parts ---------------------------------------------------------------------------------------------------------
 

@@ -253,4 +253,4 @@ def seconds_of(calls: list[Reduction]) -> float:
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     """Gathers and reduce-scatters of the groups."""
-    return fsdp.rows(assembly, timing.tiers, timing.time.parts_s.get("dp_comm", 0.0), row)
+    return fsdp.rows(assembly, timing.dp_tiers, timing.time.parts_s.get("dp_comm", 0.0), row)

@@ -33,6 +33,12 @@ RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
 """Rate at head size 64 over that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
+OLDER_KERNELS = {"fa1": 1.0 / 1.9, "triton": 1.0 / 1.9}
+"""Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
+version (Dao 2023, arXiv 2307.08691 section 4.1). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
+ROW_BYTES = 16.0
+"""Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
+section "Tensor Core Requirements": 8 elements of 16 bits)."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
 """Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 
@@ -45,9 +51,10 @@ class Pass(NamedTuple):
     compute_s: Num
     bandwidth_s: Num
     time_s: Num
+    kernels: float = 1.0
 
 
-NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class Rates:
     """What a device sustains, for one job's precision."""
 
     gemm_flops: float
+    plain_flops: float
+    """Without tensor cores."""
     attention_forward_flops: float
     attention_backward_flops: float
     bytes_per_s: float
@@ -92,6 +101,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype) / slow,
+        plain_flops=accelerator.peak_flops.get("fp32", peak) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
@@ -106,13 +116,13 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
 
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
     """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
-    if (
-        software.attention_kernel == "fa2"
-        and accelerator.fa2_forward_efficiency
-        and accelerator.fa2_backward_efficiency
-    ):
-        return accelerator.fa2_forward_efficiency, accelerator.fa2_backward_efficiency
-    return accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
+    forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
+    if software.attention_kernel == "best":
+        return forward, backward
+    older = OLDER_KERNELS.get(software.attention_kernel, 1.0)
+    return (accelerator.fa2_forward_efficiency or forward) * older, (
+        accelerator.fa2_backward_efficiency or backward
+    ) * older
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
@@ -134,9 +144,22 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    compute = op.flops / (r.gemm_flops * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
+    peak = where(aligned(op), r.gemm_flops, r.plain_flops)
+    compute = op.flops / (peak * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
     bandwidth = bytes_ / r.bytes_per_s
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + r.gemm_kernel_s)
+
+
+def aligned(op: Gemm) -> Num:
+    """Whether a batched product's rows start where tensor cores can read them; weights are taken to be.
+
+    The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ in heads
+    alone (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
+    TFLOP/s, which is fp32's peak without tensor cores (19.5) times `shape_efficiency`; 104, 144, 208, 216 and 224 spend none.
+    """
+    if op.params or op.itemsize >= 4.0:
+        return True
+    return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
 
 
 def gemm_bytes(op: Gemm) -> tuple[Num, Num, Num]:
@@ -217,7 +240,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
     """A memory-bound kernel."""
     bandwidth = bytes_ / r.bytes_per_s
-    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s)
+    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels)
 
 
 def param_bytes(op: Op) -> float:

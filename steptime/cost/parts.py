@@ -11,7 +11,7 @@ from steptime.cost.compute import NOTHING, Pass, Rates
 from steptime.cost.overlap import beside_s, hidden_s
 from steptime.machine import Tier
 from steptime.mesh import Group
-from steptime.num import Num, is_column
+from steptime.num import Num, is_column, maximum
 from steptime.ops import Attention, Comm, Gemm, Kind, Op
 from steptime.performance import Software
 from steptime.recompute import Segment, replayed
@@ -41,6 +41,8 @@ class Work:
     memory_s: Num = 0.0
     launch_s: Num = 0.0
     """What the device waits for the host, and for kernels too small to be listed."""
+    kernels: float = 0.0
+    """Kernels launched, collectives included."""
     flops: Num = 0.0
     calls: list[CommCall] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ class Work:
         else:
             self.memory_s += done.time_s
         self.flops += done.flops
+        self.kernels += done.kernels
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,22 @@ def part_time(
     replay = forward_work(ops, passes, context, again)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay.launch_s = forward.launch_s * len(again) / len(ops)
+    for work in (forward, backward, replay):
+        wait_for_host(work, context.software)
     return PartTime(forward, backward, replay)
+
+
+def wait_for_host(work: Work, software: Software) -> None:
+    """Add what the device waits for the host.
+
+    Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
+    blocking launches the two take turns.
+    """
+    host_s = work.kernels * software.host_kernel_s
+    if not host_s:
+        return
+    late_s = host_s if software.blocking_launches else maximum(0.0, host_s - work.seconds)
+    work.launch_s = work.launch_s + late_s
 
 
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
@@ -123,6 +141,7 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             beside = passes[near].time_s if near is not None else 0.0
             hidden = hidden_s(cost.time_s, beside, context.software.overlap.tp, context.tp)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden))
+            work.kernels += 1.0
     return work
 
 
@@ -168,6 +187,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
             near = nearby_gemm(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
             work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+            work.kernels += 1.0
     return work
 
 

@@ -124,8 +124,8 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
     if not said:
         if dp > 1:
             assumed.append(f"zero_level: as {framework.profile} has it")
-        return {"fsdp": {}} if framework.profile == "fsdp2" else {}
-    if framework.profile == "fsdp2":
+        return {"fsdp": {}} if framework.base == "fsdp2" else {}
+    if framework.base == "fsdp2":
         notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
         if "bf16 reduce" in notes:
@@ -170,7 +170,7 @@ def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]
     if vocab is None:
         vocab = _usual_vocabulary(name, glu=glu)
         assumed.append(f"vocab: {vocab}")
-    if framework.profile == "deepspeed" and "megatron" in row.text("framework").lower():
+    if framework.base == "deepspeed" and "megatron" in row.text("framework").lower():
         vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
         assumed.append(f"vocab: padded to {vocab}, as Megatron-LM's model does")
     model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)
@@ -200,6 +200,6 @@ def _family(row: Row, framework: Framework, *, glu: bool) -> dict[str, Any]:
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
     if "alibi" in row.text("attention_kind").lower() or "bloom" in name:
         family = {"norm": "layernorm", "bias": True, "rotary_embeds": False}
-    if framework.profile == "megatron-2021":
+    if framework.base == "megatron-2021":
         family["dropout"] = DROPOUT
     return family

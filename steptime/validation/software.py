@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from steptime.performance import software_names
+from steptime.performance import load_software, software_names
 from steptime.validation.measurements import Row, SkipRowError
 
 _NO_PROFILE = (
@@ -24,22 +24,29 @@ class Framework(NamedTuple):
     own: bool = True
     """False: the profile is the nearest, not its own."""
 
+    @property
+    def base(self) -> str:
+        """The profile that its own extends in the end."""
+        return load_software(self.profile).family
+
 
 FRAMEWORKS = (
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    Framework(r"megatron.*deepspeed|deepspeed.*megatron|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
+    Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    Framework(r"megatron.*deepspeed|deepspeed.*megatron|deepspeed off", "Megatron-DeepSpeed", "megatron-deepspeed"),
     Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
     Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-core"),
     Framework(r"nemo megatron", "NeMo Megatron 2022", "megatron-2021"),
     Framework(r"nemo", "NeMo", "megatron-core"),
     Framework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
-    Framework(r"aleph alpha", "Aleph Alpha", "megatron-core", own=False),
+    Framework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
     Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
-    Framework(r"llm-foundry|composer", "llm-foundry", "fsdp2", own=False),
+    Framework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
     Framework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
-    Framework(r"internevo", "InternEvo", "megatron-core", own=False),
-    Framework(r"nanotron", "nanotron", "megatron-core", own=False),
+    Framework(r"internevo", "InternEvo", "internevo"),
+    Framework(r"nanotron", "nanotron", "nanotron"),
     Framework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
 )
 """First match wins."""
@@ -65,8 +72,10 @@ def framework_of(row: Row) -> Framework:
         return Framework("", said or "not stated", profile, own=False)
     if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
         return Framework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
-    if found_one.profile != "fsdp2" and row.text("zero_or_fsdp").lower().startswith("fsdp"):
+    if found_one.base != "fsdp2" and row.text("zero_or_fsdp").lower().startswith("fsdp"):
         return found_one._replace(profile="fsdp2", own=False)
+    if found_one.profile == "deepspeed" and row.text("precision").lower() == "fp16":  # fp16 is of 2020 and 2021
+        return found_one._replace(profile="deepspeed-2021")
     return found_one
 
 
@@ -84,11 +93,11 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     section: dict[str, Any] = {"software": framework.profile, "precision": precision_of(row, assumed)}
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
-    section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework.base, assumed) | _dtypes(row, notes) | _kernels(row, notes)
     overlap = _overlap(notes, row.whole("tp") or 1)
-    if overlap and framework.profile != "fsdp2":
+    if overlap and framework.base != "fsdp2":
         section["overlap"] = overlap
-    if framework.profile != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
+    if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
     return section
@@ -174,8 +183,12 @@ def _kernels(row: Row, notes: str) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:
         section["attention_impl"] = "unfused"
-    elif "flash_attention" in notes or "flashattention" in notes or "flash attention" in row.text("framework").lower():
+    elif "flash_attentionv1" in notes:
+        section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
+    elif "flash_attention" in notes or "flashattention" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
+    elif "flash attention" in row.text("framework").lower():
+        section["attention_impl"] = "flash"
     if "kernel torch" in notes:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
