@@ -10,6 +10,7 @@ from steptime.cost.overlap import contention, exposed_after
 from steptime.machine import Tier
 from steptime.mesh import Group, group
 from steptime.ops import Kind
+from steptime.performance import ITEMSIZE
 from steptime.schedule import Walk
 from steptime.states import States, state_bytes
 
@@ -78,7 +79,9 @@ def data_parallel(
     net = Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)
     size = state_bytes(job)
     times = job.microbatches if job.zero_level == 2 else 1
-    reductions = priced("gradients", "reduce_scatter" if sharded else "all_reduce", states, size.gradients, net, times)
+    kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
+    itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
+    reductions = priced("gradients", kind, states, itemsize, net, times)
     gathers = priced("parameters", "all_gather", states, size.params, net, 1) if sharded else []
     share = job.software.overlap.dp
     if share is True:

@@ -157,12 +157,20 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    move_rate: float = 1.0
+    """Rate of memory-bound kernels over that of a long copy."""
     host_kernel_s: Seconds = 0.0
     """Time that the host takes to launch one kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
     blocking_launches: bool = False
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
     node_links: Literal["all", "one"] = "all"
     """Network links that a data-parallel collective over all ranks of a node has: those of all ranks, or of one."""
+    tp_comm_factor: float = 1.0
+    """Seconds of tensor-parallel collectives in a run over those of the collective alone: ranks that wait for each other."""
+    sharded_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
+    """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
+    reduce_dtype: Literal["main", "fp32"] = "main"
+    """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
     compute_factor: float = 1.0
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]

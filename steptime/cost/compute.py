@@ -33,7 +33,7 @@ RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
 """Rate at head size 64 over that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
-OLDER_KERNELS = {"fa1": 1.0 / 1.9, "triton": 1.0 / 1.9}
+OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
 version (Dao 2023, arXiv 2307.08691 section 4.1). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
 ROW_BYTES = 16.0
@@ -67,6 +67,8 @@ class Rates:
     attention_forward_flops: float
     attention_backward_flops: float
     bytes_per_s: float
+    move_bytes_per_s: float
+    """Of memory-bound kernels."""
     gemm_kernel_s: float
     move_kernel_s: float
     sm_count: float
@@ -94,6 +96,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     """
     dtype = peak_dtype(accelerator, software.precision)
     slow = software.compute_factor
+    memory = accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
@@ -104,7 +107,8 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         plain_flops=accelerator.peak_flops.get("fp32", peak) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
+        bytes_per_s=memory,
+        move_bytes_per_s=memory * software.move_rate,
         gemm_kernel_s=software.gemm_kernel_s * slow,
         move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
@@ -239,7 +243,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
     """A memory-bound kernel."""
-    bandwidth = bytes_ / r.bytes_per_s
+    bandwidth = bytes_ / r.move_bytes_per_s
     return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels)
 
 

@@ -83,11 +83,16 @@ class Context:
     def price(self, op: Comm, kind: str) -> CommCost:
         """Seconds of one collective over the tensor-parallel group."""
         if is_column(op.bytes) or is_column(self.tp):
-            return collective(kind, op.bytes, self.tp_group, self.tiers)
+            return self.collective(kind, op.bytes)
         key = (kind, float(op.bytes))
         if key not in self.known:
-            self.known[key] = collective(kind, op.bytes, self.tp_group, self.tiers)
+            self.known[key] = self.collective(kind, op.bytes)
         return self.known[key]
+
+    def collective(self, kind: str, bytes_: Num) -> CommCost:
+        """The collective as it runs among the layers."""
+        alone = collective(kind, bytes_, self.tp_group, self.tiers)
+        return alone._replace(time_s=alone.time_s * self.software.tp_comm_factor)
 
 
 class PartTime(NamedTuple):

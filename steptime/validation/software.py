@@ -33,9 +33,9 @@ class Framework(NamedTuple):
 FRAMEWORKS = (
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
+    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "megatron-deepspeed@bloom"),
     Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
-    Framework(r"megatron.*deepspeed|deepspeed.*megatron|deepspeed off", "Megatron-DeepSpeed", "megatron-deepspeed"),
+    Framework(r"megatron.*deepspeed|deepspeed.*megatron|deepspeed off|may-jul 2021", "Megatron-DeepSpeed", "megatron-deepspeed@2021"),
     Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
     Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-core"),
     Framework(r"nemo megatron", "NeMo Megatron 2022", "megatron-2021"),
