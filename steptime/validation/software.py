@@ -10,7 +10,7 @@ from steptime.validation.measurements import Row, SkipRowError
 
 _NO_PROFILE = (
     "maxtext", "paxml", "jax", "xla", "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
-    "litgpt", "lit-gpt", "gigatron", "sagemaker",
+    "gigatron", "sagemaker",
 )  # fmt: skip
 """Frameworks whose kernels and schedules no profile describes."""
 
@@ -33,9 +33,11 @@ class Framework(NamedTuple):
 FRAMEWORKS = (
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "megatron-deepspeed@bloom"),
+    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
     Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
-    Framework(r"megatron.*deepspeed|deepspeed.*megatron|deepspeed off|may-jul 2021", "Megatron-DeepSpeed", "megatron-deepspeed@2021"),
+    Framework(r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"),
+    Framework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
+    Framework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
     Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
     Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-core"),
     Framework(r"nemo megatron", "NeMo Megatron 2022", "megatron-2021"),
@@ -45,6 +47,8 @@ FRAMEWORKS = (
     Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
     Framework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
     Framework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
+    Framework(r"litgpt", "LitGPT", "torch"),
+    Framework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
     Framework(r"internevo", "InternEvo", "internevo"),
     Framework(r"nanotron", "nanotron", "nanotron"),
     Framework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
