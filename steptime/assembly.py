@@ -10,7 +10,7 @@ from steptime.job import Job
 from steptime.memory import tensor_bytes
 from steptime.model.shard import Shard
 from steptime.num import Num, ceil
-from steptime.ops import Op, Param, Tensor
+from steptime.ops import Gemm, Op, Param, Tensor
 
 
 def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
@@ -36,6 +36,8 @@ def shard_of(job: Job) -> Shard:
         sp=job.sp,
         vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.vocab_multiple),
         software=job.software,
+        cp=p.cp,
+        cp_comm_type=job.cp_comm_type,
     )
 
 
@@ -63,6 +65,12 @@ class Part:
     def n_params(self) -> int:
         """Parameters on one device: split ones divided by tp."""
         return sum(local_elements(p, self.tp) for p in self.params)
+
+    @cached_property
+    def n_quantised(self) -> int:
+        """Parameters on one device that a recipe quantises: weights of its projections."""
+        weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
+        return sum(local_elements(p, self.tp) for p in weights)
 
     @cached_property
     def forward_flops(self) -> float:

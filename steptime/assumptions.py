@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.performance import Options
+from steptime.precision import RECIPES, rate_of
 
 if TYPE_CHECKING:
     from steptime.job import Job
@@ -28,7 +29,9 @@ def _unsaid(job: Job) -> list[str]:
     ]
     if unsaid:
         lines.append(f"from the profile {software.name}: {', '.join(unsaid)}")
-    layout = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
+    layout: dict[str, object] = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
+    if job.parallelism.cp > 1:
+        layout["cp_comm_type"] = job.cp_comm_type
     taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
     if taken:
         lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
@@ -46,6 +49,7 @@ def _unproved(job: Job) -> list[str]:
         "fused norms": software.norm_impl == "fused",
         "fused activation": software.activation_impl == "fused",
         "fused cross-entropy": software.loss_impl == "fused",
+        f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
     }
     names = [name for name, used in kernels.items() if used]
     if not names:
@@ -89,8 +93,10 @@ def _usual_figures(job: Job) -> list[str]:
         if name in type(part).model_fields and name not in part.model_fields_set
     ]
     twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
+    if precision in RECIPES:
+        twins = {rate_of(precision, device.peak_flops) or precision}
     if not twins & device.sustained_flops.keys():
-        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the peak")
+        found.append(f"accelerator.sustained_flops.{min(twins)} a fixed share of the best shape or of the peak")
     return found
 
 
@@ -106,6 +112,11 @@ def notes(job: Job) -> list[str]:
     if job.parallelism.tp > inner.size:
         lines.append(
             f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its collectives leave it"
+        )
+    elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
+        lines.append(
+            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {inner.name} ({inner.size:.0f} devices), so "
+            "the exchanges of context parallelism leave it"
         )
     if job.recompute.modules == {"core_attn"} and job.software.attention_impl == "flash":
         lines.append(

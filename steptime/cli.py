@@ -164,6 +164,12 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--split", default="all", metavar="fit|test|all", help="rows that constants may be fitted on, or the others"
     )
+    made.add_argument(
+        "--profile",
+        choices=("known", "unknown"),
+        default="known",
+        help="whether a row's framework tells its release, or only which framework it is (known)",
+    )
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
 

@@ -144,7 +144,7 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.summary import summarise
 
     rows = select(options.measurements, options.source, options.gpu, options.split)
-    judged = [judge(row) for row in rows]
+    judged = [judge(row, known_release=options.profile == "known") for row in rows]
     if options.measurements:
         sys.stderr.writelines(
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped

@@ -81,8 +81,9 @@ def data_parallel(
     times = job.microbatches if job.zero_level == 2 else 1
     kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
     itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
-    reductions = priced("gradients", kind, states, itemsize, net, times)
-    gathers = priced("parameters", "all_gather", states, size.params, net, 1) if sharded else []
+    reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
+    reductions = priced("gradients", kind, states, reduced, net, times)
+    gathers = priced("parameters", "all_gather", states, gathered, net, 1) if sharded else []
     share = job.software.overlap.dp
     if share is True:
         reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
@@ -96,17 +97,22 @@ def data_parallel(
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def priced(name: str, kind: Kind, states: list[States], itemsize: float, net: Network, times: int) -> Calls:
-    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once."""
-    known: dict[int, Reduction] = {}
+def priced(name: str, kind: Kind, states: list[States], itemsizes: list[float], net: Network, times: int) -> Calls:
+    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once.
 
-    def call(elements: int) -> Reduction:
-        if elements not in known:
-            bytes_ = elements * itemsize
-            known[elements] = Reduction(name, kind, bytes_, net.cost(kind, bytes_), times)
-        return known[elements]
+    `itemsizes`: bytes per element, by stage.
+    """
+    known: dict[float, Reduction] = {}
 
-    return [[[call(elements) for elements in buckets] for buckets in state.buckets] for state in states]
+    def call(bytes_: float) -> Reduction:
+        if bytes_ not in known:
+            known[bytes_] = Reduction(name, kind, bytes_, net.cost(kind, bytes_), times)
+        return known[bytes_]
+
+    return [
+        [[call(elements * itemsize) for elements in buckets] for buckets in state.buckets]
+        for state, itemsize in zip(states, itemsizes, strict=True)
+    ]
 
 
 def repeated(calls: Calls, backward_s: list[list[float]], times: int) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.num import Num
+from steptime.precision import RECIPES, runs
 
 if TYPE_CHECKING:
     from steptime.job import Job
+    from steptime.machine import Accelerator
     from steptime.performance import Recompute
 
 
@@ -20,21 +22,31 @@ class Framework(NamedTuple):
     interleaves: bool = True
     replicates_kv: bool = True
     """tp may exceed n_kv_heads: key and value heads are copied."""
+    context: tuple[str, ...] = ()
+    """Values of cp_comm_type that it runs; none: it has no context parallelism."""
+    copies_cut_cp: bool = False
+    """The ranks of one sequence may lie in different replicas of the shards."""
     rounds: bool = False
     """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
+    recipes: bool = True
+    """It runs its projections in low-precision recipes (TransformerEngine's)."""
 
 
 FRAMEWORKS = {
+    # num_distributed_optimizer_instances divides dp * cp (megatron/core/parallel_state.py, initialize_model_parallel);
+    # torchtitan's dp_replicate stands beside cp, which is sharded over (torchtitan/distributed/parallel_dims.py)
     # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
-    "megatron-core": Framework((0, 1, 2, 3), (0, 1)),
-    "megatron-2021": Framework((0, 1), (0, 1)),
-    # DistributedDataParallel, and ZeroRedundancyOptimizer
-    "torch": Framework((0, 1), (0, 1), replicates_kv=False, rounds=True),
-    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, rounds=True),
+    "megatron-core": Framework((0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True),
+    "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
+    # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
+    # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
+    "torch": Framework((0, 1), (0, 1), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
+    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False),
+    # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
+    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False, context=("a2a",), recipes=False),
 }
-_ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3))
+_ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), context=("p2p", "all_gather", "a2a"))
 
 
 class Facts(NamedTuple):
@@ -62,6 +74,8 @@ class Facts(NamedTuple):
     head_dim_said: bool
     moe: bool
     attention: str
+    attention_impl: str
+    cp_comm_type: str
     window: int | None
     mtp: int
     sp: bool
@@ -78,6 +92,8 @@ class Facts(NamedTuple):
     family: str
     vocab_multiple: int
     precision: str
+    recipe: bool
+    fp8_params: bool
     param_dtype: str
     master_dtype: str
     machine: str
@@ -105,6 +121,26 @@ class Facts(NamedTuple):
     def batch(self) -> Num:
         """Sequences that all pipelines take at once: dp * microbatch_sz."""
         return self.dp * self.microbatch_sz
+
+    @property
+    def chunks_of_cp(self) -> Num:
+        """Pieces of a sequence that context parallelism deals out, two to a rank."""
+        return 2 * self.cp
+
+    @property
+    def copied_ranks(self) -> Num:
+        """Ranks that `replicas` copies of the shards divide: dp, or dp * cp."""
+        return self.dp * self.cp if self.framework.copies_cut_cp else self.dp
+
+    @property
+    def copied_words(self) -> str:
+        """Their name."""
+        return f"dp*cp = {self.copied_ranks}" if self.framework.copies_cut_cp and self.cp > 1 else f"dp {self.dp}"
+
+    @property
+    def head_ranks(self) -> Num:
+        """Ranks over which an all-to-all spreads heads: tp * cp."""
+        return self.tp * self.cp
 
     @property
     def microbatches(self) -> Num:
@@ -160,12 +196,18 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model covers."""
-        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in self.machine_dtypes)
+        recipes = RECIPES if self.framework.recipes else ()
+        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32", *recipes) if dtype in self.machine_dtypes)
 
     @property
     def zero_words(self) -> str:
         """ZeRO levels of the framework."""
         return ", ".join(map(str, self.framework.zero_levels))
+
+    @property
+    def context_words(self) -> str:
+        """Values of cp_comm_type that the framework runs."""
+        return " or ".join(self.framework.context)
 
     @property
     def pipeline_zero_words(self) -> str:
@@ -221,6 +263,8 @@ def facts(job: Job) -> Facts:
         head_dim_said="head_dim" in model.model_fields_set,
         moe=model.moe is not None,
         attention=model.attention.kind,
+        attention_impl=software.attention_impl,
+        cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
         mtp=model.mtp,
         sp=job.sp,
@@ -235,14 +279,22 @@ def facts(job: Job) -> Facts:
         family=software.family,
         vocab_multiple=software.vocab_multiple,
         precision=software.precision,
+        recipe=software.recipe is not None,
+        fp8_params=software.fp8_params,
         param_dtype=software.param_dtype,
         master_dtype=software.master_dtype,
         machine=machine.name,
-        machine_dtypes=tuple(machine.accelerator.peak_flops),
+        machine_dtypes=_precisions(machine.accelerator),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
     )
+
+
+def _precisions(device: Accelerator) -> tuple[str, ...]:
+    """Dtypes and recipes that a device runs."""
+    rates = tuple(device.peak_flops)
+    return (*rates, *(name for name in RECIPES if runs(name, rates, microscaling=device.microscaling)))
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

@@ -23,7 +23,8 @@ from steptime.limits import NOT_MODELLED
 from steptime.machine import Machine
 from steptime.mesh import Parallelism
 from steptime.model.model import Model
-from steptime.performance import Options, Performance, RecomputePlan, Software, plan_recompute, resolve
+from steptime.performance import Options, Performance, Software, resolve
+from steptime.plan import RecomputePlan, plan_recompute
 from steptime.sections import anchor, apply_setting, mend, put, read_hardware, read_model
 from steptime.units import BytesPerS, Seconds
 
@@ -177,7 +178,9 @@ class Job(Config):
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
         parallelism = self.parallelism.model_dump(exclude_none=True)
-        resolved = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
+        resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
+        if self.parallelism.cp > 1:
+            resolved["cp_comm_type"] = self.cp_comm_type
         performance = {key: getattr(self.software, key) for key in Options.model_fields}
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
@@ -213,7 +216,12 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
+        return resolve(
+            self.performance,
+            default,
+            interleaved=self.parallelism.vpp > 1,
+            any_layout=self.machine.accelerator.microscaling,
+        )
 
     @cached_property
     def microbatches(self) -> int:
@@ -225,6 +233,11 @@ class Job(Config):
         """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
         said = self.parallelism.sp
         return (self.software.sp if said is None else said) and self.parallelism.tp > 1
+
+    @cached_property
+    def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
+        """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
+        return self.parallelism.cp_comm_type or self.software.cp_comm_type
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:

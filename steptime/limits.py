@@ -76,7 +76,11 @@ MODELLED = [
         lambda f: f.window is None,
     ),
     Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
-    Rule("cp", "parallelism.cp: not modelled yet (got {f.cp}); use 1", lambda f: f.cp == 1),
+    Rule(
+        "recipe with ZeRO",
+        "performance.precision: {f.precision} is not modelled yet with zero_level {f.zero_level}; use 0 or 1, or bf16",
+        lambda f: (not f.recipe) | (f.zero_level < 2),
+    ),
     Rule(
         "fsdp with pipeline",
         "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
@@ -87,18 +91,12 @@ MODELLED = [
 
 NOT_MODELLED = {
     **{
-        f"performance.precision={word}": "not modelled yet; use bf16, fp16 or fp32"
+        f"performance.precision={word}": "not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
         for word in (
-            "fp8",
             "fp8_e4m3",
-            "mxfp8",
-            "nvfp4",
             "fp4",
             "tf32",
             "int8",
-            "fp8_delayed",
-            "fp8_blockwise",
-            "fp8_current",
         )
     },
     **{
@@ -123,10 +121,11 @@ NOT_MODELLED = {
             "activation_offload",
             "optimizer_offload",
             "compile",
-            "cuda_graphs",
             "fp8",
         )
     },
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "ulysses", "hybrid_cp")},
+    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
+    "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
 }
 """Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""

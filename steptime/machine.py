@@ -54,6 +54,8 @@ class Accelerator(Config):
     """Dense peak by dtype [FLOP/s]. Never a sparse one."""
     sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
     """What a large GEMM sustains, by dtype [FLOP/s]."""
+    best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    """What the best GEMM shape reaches for a moment, by dtype [FLOP/s] (MAMF): to describe a device that has nothing else."""
     memory_bytes: Bytes = Field(gt=0)
     usable_memory_bytes: Bytes = Field(gt=0)
     """What a program can have before any context is made [B]."""
@@ -66,6 +68,8 @@ class Accelerator(Config):
     """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
+    microscaling: bool = False
+    """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     sm_count: int | None = None
     power_w: float | None = None
     note: str = ""

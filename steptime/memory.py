@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.ops import Gemm, Move, Op, Tensor
+from steptime.ops import Attention, Comm, Gemm, Move, Op, Tensor
 from steptime.recompute import Segment, find_segments, kept_names, replayed
 
 
@@ -86,12 +86,17 @@ def walk_forward(ops: list[Op], sizes: dict[str, float], kept: set[str], x: str,
     for i, op in enumerate(ops):
         made = [t.name for t in op.made]
         ledger.add(sum([sizes[name] for name in made]))
-        ledger.mark(op.name, float(op.forward_temp_bytes) if isinstance(op, Move) else 0.0)
+        ledger.mark(op.name, forward_temp(op))
         gone = [name for name in made if name not in last_use] + [
             name for name in dict.fromkeys(op.inputs) if last_use[name] == i
         ]
         ledger.add(-sum([sizes[name] for name in gone if name not in stay]))
     return ledger.peak
+
+
+def forward_temp(op: Op) -> float:
+    """Bytes that live only while an op runs forward."""
+    return float(op.forward_temp_bytes) if isinstance(op, (Move, Attention)) else 0.0
 
 
 class BackwardWalk:
@@ -103,6 +108,9 @@ class BackwardWalk:
         """Start with what forward kept."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.saved = set(kept)
+        own = (t for op in ops for t in op.made if t.grad_itemsize and t.name not in autograd.elsewhere)
+        self.grad_sizes = sizes | {t.name: float(t.grad_bytes) for t in own}
+        self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
         self.ledger = Ledger(sum(sizes[name] for name in kept))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}
@@ -121,8 +129,8 @@ class BackwardWalk:
     def run(self, out: str) -> Peak:
         """The most bytes held, from the gradient of `out` to that of the input."""
         if out in self.sizes:
-            self.grads[out] = [self.sizes[out], 1.0]
-            self.ledger.add(self.sizes[out])
+            self.grads[out] = [self.grad_sizes[out], 1.0]
+            self.ledger.add(self.grad_sizes[out])
         for i in range(len(self.ops) - 1, -1, -1):
             if i in self.replays:
                 self.replay(self.replays[i])
@@ -135,7 +143,7 @@ class BackwardWalk:
             op = self.ops[i]
             fresh = [t.name for t in op.made if t.name not in self.saved]
             self.ledger.add(sum(self.sizes[name] for name in fresh))
-            self.ledger.mark(op.name)
+            self.ledger.mark(op.name, forward_temp(op))
             stay = {name for name in fresh if name in self.first_need}
             self.saved |= stay
             self.ledger.add(-sum(self.sizes[name] for name in fresh if name not in stay))
@@ -169,14 +177,14 @@ class BackwardWalk:
         second = [name for name in op.inputs if name in self.grads]
         for name in op.inputs:
             if name not in self.grads:
-                self.grads[name] = [self.sizes[name], 1.0]
-                self.ledger.add(self.sizes[name])
-        extra = sum(self.sizes[name] for name in second) + self.regathered(op)
+                self.grads[name] = [self.grad_sizes[name], 1.0]
+                self.ledger.add(self.grad_sizes[name])
+        extra = sum(self.grad_sizes[name] for name in second) + self.regathered(op) + quantised(op)
         if self.autograd.weight_grads_stay:
             self.ledger.add(self.weight_grad(op))
         else:
             extra += self.weight_grad(op)
-        if isinstance(op, Move):
+        if isinstance(op, (Move, Attention)):
             extra += float(op.backward_temp_bytes)
         self.ledger.mark(op.name, extra)
         for name in second:
@@ -189,10 +197,10 @@ class BackwardWalk:
         """
         grad = self.grads[name]
         if grad[1] > 1.0:
-            self.ledger.add(self.sizes[name])
-            self.ledger.mark(op, self.sizes[name])
+            self.ledger.add(self.grad_sizes[name])
+            self.ledger.mark(op, self.grad_sizes[name])
             grad[1] -= 1.0
-            self.grads[name] = [self.sizes[name], 1.0]
+            self.grads[name] = [self.grad_sizes[name], 1.0]
 
     def release(self, grad: list[float] | None) -> None:
         """One user of a gradient buffer less; the last one frees it."""
@@ -210,9 +218,19 @@ class BackwardWalk:
 
     def regathered(self, op: Op) -> float:
         """Bytes of a projection's input gathered again because only its shard was kept."""
-        if not isinstance(op, Gemm) or not op.params or op.saves[0] in op.inputs:
+        if not isinstance(op, Gemm) or op.inputs[0] not in self.regathers:
             return 0.0
         return self.sizes[op.inputs[0]]
+
+
+def quantised(op: Op) -> float:
+    """Bytes of the quantised gradient of a projection's output, and of its input where only the other direction is kept."""
+    if not isinstance(op, Gemm) or op.recipe is None:
+        return 0.0
+    recipe = op.recipe
+    kept = op.saves[0].endswith(".columns") or recipe.copies == 1.0
+    inputs = 0.0 if kept else op.m * op.k
+    return float(recipe.itemsize * (recipe.copies * op.m * op.n + inputs))
 
 
 def chunk_peaks(parts: list[tuple[int, PartMemory]]) -> PartMemory:

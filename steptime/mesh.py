@@ -34,6 +34,7 @@ class Parallelism(Config):
     dp: int = Field(ge=1)
     vpp: int = Field(1, ge=1)
     cp: int = Field(1, ge=1)
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
     ep: int = Field(1, ge=1)
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from steptime.num import Num
+from steptime.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 Axis = Literal["tp", "cp", "pp", "dp", "ep", "embedding"]
@@ -25,11 +26,18 @@ class Tensor(NamedTuple):
     elements: Num
     itemsize: float
     """Bytes per element."""
+    grad_itemsize: float = 0.0
+    """Bytes per element of its gradient where that differs (a quantised copy's), else 0."""
 
     @property
     def bytes(self) -> Num:
         """Its size [B]."""
         return self.elements * self.itemsize
+
+    @property
+    def grad_bytes(self) -> Num:
+        """Size of its gradient [B]."""
+        return self.elements * (self.grad_itemsize or self.itemsize)
 
 
 class Param(NamedTuple):
@@ -82,6 +90,11 @@ class Gemm(Op):
     k: Num = 0.0
     count: Num = 1.0
     itemsize: float = 2.0
+    recipe: Recipe | None = None
+    """What its operands are quantised by; its results are in `itemsize`."""
+    cast_bytes: Num = 0.0
+    """Bytes that backward moves to quantise and transpose operands [B]."""
+    cast_kernels: float = 0.0
 
     @property
     def flops(self) -> Num:
@@ -105,6 +118,14 @@ class Attention(Op):
     d_v: Num = 0.0
     causal_share: float = 0.5
     itemsize: float = 2.0
+    calls: Num = 1.0
+    """Kernel calls of one pass: context parallelism attends to the keys and values block by block."""
+    merge_forward_bytes: Num = 0.0
+    """Bytes that kernels around the calls move: partial results put together, chunks put in order."""
+    merge_backward_bytes: Num = 0.0
+    merge_kernels: Num = 0.0
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
 
     @property
     def full_flops(self) -> Num:
@@ -136,6 +157,7 @@ class Comm(Op):
 
     `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
     `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
+    `count` calls are alike; each can run beside `beside` of the part's attention kernel (axis cp), as a share of its time.
     """
 
     kind: Kind | None = None
@@ -143,3 +165,7 @@ class Comm(Op):
     axis: Axis = "tp"
     bytes: Num = 0.0
     regather: bool = False
+    backward_bytes: Num | None = None
+    """The full tensor of the collective in backward, where that differs."""
+    count: Num = 1.0
+    beside: Num = 0.0

@@ -68,6 +68,8 @@ def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, time
 
 
 def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:
-    """Add its tensor-parallel communication."""
-    parts["tp_comm"] += times * work.comm_s
-    hidden["tp_comm"] += times * sum(call.hidden_s for call in work.calls)
+    """Add its tensor- and context-parallel communication."""
+    for call in work.calls:
+        name = f"{call.axis}_comm"
+        parts[name] = parts.get(name, 0.0) + times * call.exposed_s
+        hidden[name] = hidden.get(name, 0.0) + times * call.hidden_s

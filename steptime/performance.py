@@ -7,17 +7,22 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from steptime.config import Config, build
+from steptime.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.profiles import profile_mapping, profile_names
 from steptime.units import Seconds
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Bytes per element."""
+Precision: TypeAlias = Annotated[
+    Dtype | RecipeName, BeforeValidator(lambda word: "fp8_delayed" if word == "fp8" else word)
+]
+"""What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` over bf16."""
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
 Module: TypeAlias = Literal[
@@ -50,7 +55,8 @@ class Overlap(Config):
 class Options(Config):
     """The switches a profile sets and a config file may override."""
 
-    precision: Dtype | None = None
+    precision: Precision | None = None
+    fp8_params: bool | None = None
     attention_impl: Literal["flash", "unfused"] | None = None
     attention_kernel: Literal["best", "fa2", "fa1", "triton"] | None = None
     norm_impl: Literal["fused", "composite"] | None = None
@@ -60,6 +66,7 @@ class Options(Config):
     rope_impl: Literal["fused", "composite", "own_tables"] | None = None
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
+    cuda_graphs: bool | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Literal["fp32", "remainder", "none"] | None = None
@@ -99,7 +106,7 @@ class Software(Config):
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
     # kernels
-    precision: Dtype
+    precision: Precision
     attention_impl: Literal["flash", "unfused"]
     attention_kernel: Literal["best", "fa2", "fa1", "triton"] = "best"
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
@@ -127,10 +134,20 @@ class Software(Config):
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    """How context parallelism exchanges keys and values: a ring (p2p), all gathered, or heads for tokens (a2a, Ulysses)."""
+    cp_impl: Literal["transformer_engine", "torch"] = "transformer_engine"
+    """Whose: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32 step by step; an
+    all-to-all is autograd's own)."""
     tp_backward_overlap: bool = False
     """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
     comm_buffer: bool = False
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
+    fp8_params: bool = False
+    """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
+    fp8_param_gather, off by default)."""
+    any_layout: bool = False
+    """fp8 products take operands in any layout: the machine's, set by the job."""
     fused_projections: bool
     """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
     sp_regather: bool
@@ -160,7 +177,7 @@ class Software(Config):
     move_rate: float = 1.0
     """Rate of memory-bound kernels over that of a long copy."""
     host_kernel_s: Seconds = 0.0
-    """Time that the host takes to launch one kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
+    """What the host needs to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
     blocking_launches: bool = False
     """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
     node_links: Literal["all", "one"] = "all"
@@ -171,6 +188,8 @@ class Software(Config):
     """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
     reduce_dtype: Literal["main", "fp32"] = "main"
     """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
+    cuda_graphs: bool = False
+    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
     compute_factor: float = 1.0
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     sources: dict[str, str]
@@ -179,7 +198,17 @@ class Software(Config):
     @property
     def itemsize(self) -> float:
         """Bytes per activation element."""
-        return ITEMSIZE[self.precision]
+        return ITEMSIZE[self.compute_dtype]
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of all that no recipe quantises."""
+        return "bf16" if self.precision in RECIPES else self.precision
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The low-precision recipe of the projections, if any."""
+        return recipe(self.precision, any_layout=self.any_layout)
 
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
@@ -187,54 +216,7 @@ class Software(Config):
             return 0.0
         if dtype == "remainder":
             return 2.0
-        return ITEMSIZE[self.precision if dtype == "compute" else dtype]
-
-
-SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
-"""Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
-SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
-
-
-class RecomputePlan(NamedTuple):
-    """Recomputation in its one normal form: what both ways of saying it mean.
-
-    `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
-    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
-    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
-    Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
-    """
-
-    granularity: Literal["none", "selective", "full"] = "none"
-    method: Literal["uniform", "block"] | None = None
-    n_layers: tuple[int, ...] = ()
-    modules: frozenset[Module] = frozenset()
-
-    def to_config(self) -> dict[str, Any]:
-        """The keys of the performance section that say this."""
-        if self.granularity == "none":
-            return {"activation_checkpointing_type": "none"}
-        if self.granularity == "selective":
-            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
-        counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
-        return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
-
-
-def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
-    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
-
-    One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
-    """
-    said, word = performance.recompute, performance.activation_checkpointing_type
-    if said is None:
-        if word in {None, "none"}:
-            return RecomputePlan()
-        if word != "full":
-            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
-        said = Recompute(granularity="full")
-    if said.granularity == "selective":
-        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
-    counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
-    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
+        return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
 _UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
@@ -255,7 +237,9 @@ def load_software(name: str) -> Software:
     return build(Software, profile_mapping(name), name)
 
 
-def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
+def resolve(
+    performance: Performance, default: str = "megatron-core", *, interleaved: bool = False, any_layout: bool = False
+) -> Software:
     """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
 
     A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
@@ -266,10 +250,11 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    said["any_layout"] = any_layout
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile, key)) == "compute":
-            said[key] = precision
+            said[key] = "bf16" if precision in RECIPES else precision
     if said.get("param_dtype", profile.param_dtype) == "fp32":
         said.setdefault("master_dtype", "none")  # fp32 parameters are their own master
     shares: dict[str, Share | None] = {} if interleaved else {"pp": False}

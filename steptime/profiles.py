@@ -7,6 +7,7 @@ is its `family`: rules ask it what can run.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return base | fields | joined
 
 
+@cache
 def profile_releases(name: str) -> list[str]:
     """Releases that a profile tells apart, oldest first."""
     return [str(key) for key in parse_mapping(*read_source(_FOLDER / f"{name}.yaml")).get("releases", {})]

@@ -46,6 +46,44 @@ LAYOUT = [
         lambda f: (not f.sp) | (f.seqlen % f.tp == 0),
     ),
     Rule(
+        "framework has cp",
+        "parallelism.cp: {f.software} has no context parallelism (got {f.cp}); use 1",
+        lambda f: (f.cp == 1) | bool(f.framework.context),
+    ),
+    Rule(
+        "framework has cp_comm_type",
+        "parallelism.cp_comm_type: {f.software} has {f.context_words} (got {f.cp_comm_type})",
+        lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
+    ),
+    # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
+    Rule(
+        "cp needs flash",
+        "parallelism.cp: unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
+        lambda f: (f.cp == 1) | (f.attention_impl == "flash"),
+    ),
+    # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
+    Rule(
+        "cp divides seqlen",
+        "data.seqlen: must be a multiple of 2*cp = {f.chunks_of_cp} (got {f.seqlen})",
+        lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
+    ),
+    Rule(
+        "tp divides seqlen of cp",
+        "data.seqlen: sequence parallelism with cp needs a multiple of tp*cp = {f.head_ranks} (got {f.seqlen})",
+        lambda f: (f.cp == 1) | (not f.sp) | (f.seqlen % f.head_ranks == 0),
+    ),
+    # TransformerEngine AttnFuncWithCPAndQKVOA2A: q and k heads of a tensor-parallel rank divide by cp
+    Rule(
+        "a2a divides heads",
+        "parallelism.cp: a2a needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of "
+        "tp*cp = {f.head_ranks}; lower cp",
+        lambda f: (
+            (f.cp == 1)
+            | (f.cp_comm_type != "a2a")
+            | ((f.n_q_heads % f.head_ranks == 0) & (f.n_kv_heads % f.head_ranks == 0))
+        ),
+    ),
+    Rule(
         "n_kv_heads divides n_q_heads",
         "model.n_kv_heads: must divide n_q_heads {f.n_q_heads} (got {f.n_kv_heads})",
         lambda f: f.n_q_heads % f.n_kv_heads == 0,
@@ -133,8 +171,8 @@ LAYOUT = [
     ),
     Rule(
         "replicas divide dp",
-        "parallelism.replicas: must divide dp {f.dp} (got {f.replicas})",
-        lambda f: f.dp % f.replicas == 0,
+        "parallelism.replicas: must divide {f.copied_words} (got {f.replicas})",
+        lambda f: f.copied_ranks % f.replicas == 0,
     ),
     Rule(
         "replicas need sharding",
@@ -177,6 +215,17 @@ LAYOUT = [
         "machine has the precision",
         "performance.precision: {f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
         lambda f: f.precision in f.machine_dtypes,
+    ),
+    Rule(
+        "framework has the recipe",
+        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
+        "use software megatron-core",
+        lambda f: (not f.recipe) | f.framework.recipes,
+    ),
+    Rule(
+        "fp8_params",
+        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | f.recipe,
     ),
     Rule(
         "remainder of bf16",

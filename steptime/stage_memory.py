@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from steptime.assembly import Assembly, Chunk, Part, local_elements
 from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
-from steptime.performance import ITEMSIZE, RecomputePlan
+from steptime.plan import RecomputePlan
 from steptime.schedule import peaks
 
 
@@ -129,7 +129,7 @@ def weight_grad_itemsize(assembly: Assembly) -> float:
     if software.grad_accumulation_fusion:
         return software.itemsize if software.dummy_wgrads == "freed" else 0.0
     own = software.bytes_of(software.main_grad_dtype) == software.itemsize and not software.gradients_persist
-    return 0.0 if own and job.microbatches == 1 else ITEMSIZE[software.precision]
+    return 0.0 if own and job.microbatches == 1 else software.itemsize
 
 
 def waiting(part: PartMemory, bytes_: float) -> PartMemory:

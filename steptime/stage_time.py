@@ -9,10 +9,11 @@ from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network, one_link, tree_depth
-from steptime.cost.compute import rates
-from steptime.cost.optimizer import optimizer_s
+from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
+from steptime.cost.rates import rates
 from steptime.data_parallel import DataParallel, data_parallel
+from steptime.efficiency import scale
 from steptime.estimate import Pipeline, Time
 from steptime.mesh import Group, group
 from steptime.parts_of_step import step_parts
@@ -24,6 +25,10 @@ STRAGGLER = 0.0036
 """Longer step per doubling of the replicas that wait for each other: Llama 3 70B bf16 takes 1.8 % longer on 2,048 H100 than on 64
 at fixed work per GPU, and modelled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
 of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8) per doubling."""
+
+GRAPHED_GAP = 0.5
+"""What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
+device up, the pauses between dependent kernels stay)."""
 
 
 class ChunkTime(NamedTuple):
@@ -47,9 +52,13 @@ class StepTime:
         shards = group(p, "shards", n_dcs=self.n_dcs)
         self.dp_tiers = one_link(shards, self.tiers) if job.software.node_links == "one" else self.tiers
         self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
-        self.context = Context(self.rates, job.software, group(p, "tp", n_dcs=self.n_dcs), self.tiers, p.tp)
+        self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
+        groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
+        self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        gap_s = job.software.layer_gap_s * job.software.compute_factor
+        gap_s = job.software.layer_gap_s * self.rates.slowness * scale("layer_gap")
+        if job.software.cuda_graphs:
+            gap_s *= GRAPHED_GAP * scale("graphed_gap")
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
@@ -128,7 +137,7 @@ class StepTime:
         if not self.job.software.scatter_gather_sends or self.job.sp:
             return collective("send_recv", whole, pair, self.tiers)
         sent = collective("send_recv", whole / self.context.tp, pair, self.tiers)
-        gathered = collective("all_gather", whole, self.context.tp_group, self.tiers)
+        gathered = collective("all_gather", whole, self.tp_group, self.tiers)
         latency, bandwidth = sent.latency_s + gathered.latency_s, sent.bandwidth_s + gathered.bandwidth_s
         return CommCost(latency, bandwidth, sent.tier, sent.time_s + gathered.time_s, sent.algorithm)
 
@@ -193,7 +202,7 @@ class StepTime:
     @cached_property
     def norm_reduce(self) -> CommCost:
         """One of them, over tp."""
-        over = self.context.tp_group if self.job.sp else self.context.tp_group._replace(ranks=1)
+        over = self.tp_group if self.job.sp else self.tp_group._replace(ranks=1)
         return collective("all_reduce", self.norm_grads.bytes, over, self.tiers)
 
     @property
@@ -203,11 +212,13 @@ class StepTime:
 
     @cached_property
     def optimizer_s(self) -> float:
-        """Seconds of the optimizer on the stage with the most parameters."""
+        """Seconds of the optimizer on the stage with the most parameters, and of quantising the updated weights."""
         ranks = shard_ranks(self.job) if self.job.zero_level >= 1 else 1
         held = max(sum(self.assembly.local_params(c) for c in chunks) for chunks in self.assembly.stages)
         kept = held / ranks if self.job.zero_level >= 2 else held
-        return optimizer_s(self.job, held / ranks, kept, self.rates.bytes_per_s)
+        layers = max(sum(c.layers for c in chunks) for chunks in self.assembly.stages)
+        quantised = layers * self.assembly.block.n_quantised * quantise_bytes_per_weight(self.job)
+        return optimizer_s(self.job, held / ranks, kept, self.rates.bytes_per_s) + quantised / self.rates.bytes_per_s
 
     @cached_property
     def after_s(self) -> float:
@@ -220,7 +231,9 @@ class StepTime:
         """Seconds that synchronised replicas wait for the slowest of them."""
         p = self.job.parallelism
         replicas = min(p.dp * p.cp, -(-p.devices // self.job.machine.devices_per_node))
-        return STRAGGLER * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
+        return (
+            STRAGGLER * scale("straggler") * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
+        )
 
     @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:

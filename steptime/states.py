@@ -8,6 +8,7 @@ from steptime.assembly import Assembly, Chunk, local_elements
 from steptime.buckets import bucket_elements
 from steptime.job import Job
 from steptime.ops import Param
+from steptime.precision import weight_bytes
 
 
 class States(NamedTuple):
@@ -18,6 +19,8 @@ class States(NamedTuple):
     optimizer_bytes: float
     buckets: list[list[int]]
     """Padded elements of each gradient bucket, by virtual chunk: what one reduction carries."""
+    gathered_itemsize: float = 0.0
+    """Bytes per parameter that the all-gather after the update sends, mean of the stage."""
 
 
 class StateBytes(NamedTuple):
@@ -66,15 +69,42 @@ def stage_states(assembly: Assembly) -> list[States]:
         whole = float(sum(assembly.local_params(c) for c in chunks))
         padded = float(sum(map(sum, buckets))) if job.software.padded_buckets and level >= 1 else whole
         shard = -(-padded // ranks)
+        quantised = float(sum(quantised_elements(assembly, c) for c in chunks))
         by_stage.append(
             States(
-                params_bytes=size.params * (shard if level == 3 else padded),
+                params_bytes=size.params * (shard if level == 3 else padded) + quantised * extra_bytes(job),
                 gradients_bytes=size.gradients * (shard if level >= 2 else padded),
                 optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
                 buckets=buckets,
+                gathered_itemsize=gathered_itemsize(job, quantised, whole),
             )
         )
     return by_stage
+
+
+def quantised_elements(assembly: Assembly, chunk: Chunk) -> int:
+    """Weights of a chunk on one device that a recipe quantises: those of its blocks."""
+    return chunk.layers * assembly.block.n_quantised
+
+
+def extra_bytes(job: Job) -> float:
+    """Bytes per quantised weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
+    s = job.software
+    stored = s.bytes_of(s.param_dtype)
+    return weight_bytes(s.recipe, stored, stored=s.fp8_params) - stored
+
+
+def gathered_itemsize(job: Job, quantised: float, whole: float) -> float:
+    """Bytes per parameter in the all-gather: quantised ones go as the recipe sends them under `fp8_params`.
+
+    Megatron puts fp8 parameters and others into buffers of their own (core distributed/param_and_grad_buffer.py); the mean
+    stands for both.
+    """
+    s = job.software
+    usual = s.bytes_of(s.param_dtype)
+    if s.recipe is None or not s.fp8_params or not whole:
+        return usual
+    return usual + (s.recipe.param_gather_itemsize - usual) * quantised / whole
 
 
 def alike_buckets(assembly: Assembly, chunk: Chunk, known: dict[tuple[int, bool, bool, bool], list[int]]) -> list[int]:

@@ -8,8 +8,9 @@ from steptime import fsdp
 from steptime.assembly import Assembly
 from steptime.cost import compute
 from steptime.cost.comm import CommCost
-from steptime.cost.compute import Pass, peak_dtype
+from steptime.cost.compute import Pass
 from steptime.cost.parts import CommCall
+from steptime.cost.rates import peak_dtype
 from steptime.data_parallel import Reduction
 from steptime.estimate import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.job import Job
@@ -106,15 +107,14 @@ def is_replayed(timing: StepTime, op: Gemm) -> bool:
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
     """Forward, dgrad and wgrad of one projection."""
-    left, right, out = compute.gemm_bytes(op)
+    traffic = compute.gemm_traffic(op, timing.rates)
     done = compute.forward(op, timing.rates, timing.assembly.block.sizes)
     dgrad, wgrad = compute.gemm_backward(op, timing.rates)
     m = timing.job.microbatches
-    grad = wgrad.bytes - left - out if op.params else right
     return [
-        gemm_row(op, stage, "forward", (times + replayed) * m, (op.m, op.n, op.k), (left, right, out), done),
-        gemm_row(op, stage, "dgrad", times * m, (op.m, op.k, op.n), (out, right, left), dgrad),
-        gemm_row(op, stage, "wgrad", times * m, (op.k, op.n, op.m), (left, out, grad), wgrad),
+        gemm_row(op, stage, "forward", (times + replayed) * m, (op.m, op.n, op.k), traffic[0], done),
+        gemm_row(op, stage, "dgrad", times * m, (op.m, op.k, op.n), traffic[1], dgrad),
+        gemm_row(op, stage, "wgrad", times * m, (op.k, op.n, op.m), traffic[2], wgrad),
     ]
 
 
@@ -141,7 +141,7 @@ def gemm_row(
 
 def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     """Every kind of collective of a step, as the busiest stage sees it; sends by boundary."""
-    rows = [*tensor_parallel_rows(assembly, timing), *pipeline_rows(timing)]
+    rows = [*part_rows(assembly, timing), *pipeline_rows(timing)]
     if timing.dp:
         rows += data_parallel_rows(timing)
     elif fsdp.applies(timing.job):
@@ -176,9 +176,9 @@ def row(
     )
 
 
-def tensor_parallel_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
-    """Calls of the parts on every stage that has them, alike ones summed."""
-    m, ranks = timing.job.microbatches, timing.job.parallelism.tp
+def part_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
+    """Tensor- and context-parallel calls of the parts on every stage that has them, alike ones summed."""
+    m, groups = timing.job.microbatches, timing.context.groups
     counts: dict[tuple[str, str], float] = {}
     calls: dict[tuple[str, str], CommCall] = {}
     stage = timing.busiest
@@ -192,10 +192,19 @@ def tensor_parallel_rows(assembly: Assembly, timing: StepTime) -> list[Collectiv
             for call in work.calls:
                 key = (call.name, call.kind)
                 if here or not call.name.startswith(("attn", "mlp")):
-                    counts[key] = counts.get(key, 0.0) + times * m
+                    counts[key] = counts.get(key, 0.0) + times * m * float(call.count)
                     calls.setdefault(key, call)
     return [
-        row(c.name, c.kind, "tp", ranks, c.bytes, counts[key], c.cost, counts[key] * c.exposed_s)
+        row(
+            c.name,
+            c.kind,
+            c.axis,
+            float(groups[c.axis].ranks),
+            c.bytes,
+            counts[key],
+            c.cost,
+            counts[key] * c.exposed_s / c.count,
+        )
         for key, c in calls.items()
     ]
 

@@ -19,10 +19,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
-    *("num", "config", "units", "ops", "buckets", "estimate", "document", "mesh", "machine", "profiles", "performance"),
+    *("num", "config", "units", "precision", "ops", "buckets", "estimate", "document", "efficiency", "mesh", "machine"),
+    *("profiles", "performance", "plan"),
     *("schedule", "recompute", "memory", "model"),
     *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
-    *("cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
+    *("cost.rates", "cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
     *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),

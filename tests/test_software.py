@@ -6,7 +6,7 @@ from steptime.config import ConfigError
 from steptime.performance import Overlap, Performance, Software, load_software, resolve, software_names
 from steptime.profiles import profile_mapping, profile_releases
 
-NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-core", "torch"]
+NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-bridge", "megatron-core", "nemo", "nemo-2022", "torch", "xla"]
 
 
 def test_names():

@@ -146,7 +146,7 @@ MAPPED = {
         "hardware.node_type": "dgx-a100-80",
     },
     "NLAUNCH-A100-001": {
-        "performance.software": "megatron-2021",
+        "performance.software": "nemo-2022",
         "performance.recompute": {"granularity": "full", "method": "block", "n_layers": 4},
         "model.n_layers": 24,
     },
@@ -228,9 +228,10 @@ def test_empty_cells_take_usual_values_and_are_listed():
 @pytest.mark.parametrize(
     ("words", "profile"),
     [
-        ("Megatron-Bridge NeMo 25.11", "megatron-core"),
-        ("NeMo 24.12", "megatron-core"),
-        ("NeMo Megatron", "megatron-2021"),
+        ("Megatron-Bridge NeMo 25.11", "megatron-bridge"),
+        ("NeMo 24.12", "nemo"),
+        ("NeMo Megatron", "nemo-2022"),
+        ("MaxText (JAX/XLA SPMD)", "xla"),
         ("NeMo AutoModel (FSDP2)", "fsdp2"),
         ("Megatron-DeepSpeed (BLOOM production)", "megatron-2021"),
         ("Megatron-LM + DeepSpeed 3D (Megatron-DeepSpeed), Jun-Jul 2021", "megatron-2021"),
@@ -294,7 +295,7 @@ SKIPPED = [
     ({"attention_kind": "mla"}, "not modelled yet: multi-head latent attention"),
     ({"attention_kind": "gqa+sliding-window128 alternating"}, "not modelled yet: sliding-window attention"),
     ({"task": "lora"}, "not modelled yet: LoRA"),
-    ({"framework": "MaxText (JAX/XLA SPMD)"}, "not modelled yet: framework XLA (JAX, MaxText, PaxML)"),
+    ({"framework": "Levanter (JAX FSDP/TP)"}, "not modelled yet: framework XLA (Levanter, T5X)"),
     ({"recompute": "none+cpu_activation_offload(40 layers)"}, "not modelled yet: activation offloading"),
     ({"recompute": "selective(mla_up_proj)"}, "not modelled yet: recompute 'selective(mla_up_proj)'"),
     ({"zero_or_fsdp": "zero3 + offload"}, "not modelled yet: offloading"),
@@ -312,6 +313,19 @@ SKIPPED = [
     ({"gpu": "Cray-1"}, "gpu: unknown accelerator (got 'Cray-1'); 3dtrn machines lists what there is"),
     ({"tp": "32", "pp": "1", "n_heads": "24", "hidden": "3072"}, "parallelism.tp: must divide n_q_heads 24 (got 32)"),
 ]
+
+
+def test_the_release_of_a_framework_is_taken_where_the_profile_tells_it_apart():
+    rows = {
+        said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
+    }
+    known = {said: software.framework_of(row).software for said, row in rows.items()}
+    assert known == {
+        "NeMo 24.12.01": "nemo@24.12",
+        "NeMo 23.08": "nemo",
+        "Megatron-Bridge NeMo 26.04": "megatron-bridge@26.04",
+    }
+    assert {software.framework_of(row, known=False).software for row in rows.values()} == {"nemo", "megatron-bridge"}
 
 
 @pytest.mark.parametrize(("cells", "reason"), SKIPPED, ids=[reason[:48] for _, reason in SKIPPED])

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steptime.efficiency import scale
 from steptime.machine import Tier
 from steptime.mesh import Group, members_per_domain
 from steptime.num import Num, ceil, is_column, maximum, minimum, sqrt, where
@@ -115,13 +116,15 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
     Raises:
         ValueError: cross_dc without devices.
     """
+    factor = scale("network_rate")
+    tiers = [tier.model_copy(update={"efficiency": tier.efficiency * factor}) for tier in machine.tiers]
     if cross_dc is None:
-        return tuple(machine.tiers)
+        return tuple(tiers)
     if devices is None:
         raise ValueError("cross_dc: the devices of the job are needed to share the link between centres")
     per_centre = devices / cross_dc.n_dcs
-    inside = [tier for tier in machine.tiers if tier.size < per_centre]
-    outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
+    inside = [tier for tier in tiers if tier.size < per_centre]
+    outermost = tiers[len(inside)] if len(inside) < len(tiers) else None
     if outermost is not None:
         inside.append(outermost.model_copy(update={"size": per_centre}))
     between = Tier(

@@ -22,6 +22,23 @@ def clip_bytes_per_param(job: Job) -> float:
     return 3.0 * state_bytes(job).gradients
 
 
+def quantise_bytes_per_weight(job: Job) -> float:
+    """Bytes that each device moves once a step to quantise a projection's weight, however few ranks own it.
+
+    The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
+    forward (TE pytorch/module/base.py, get_weight_workspace). Weights stored quantised arrive so; of tensor-scaled ones only the
+    transpose is made (core fp8_utils.py, post_all_gather_processing). A bf16 gather is cast in any case.
+    """
+    s = job.software
+    recipe = s.recipe
+    if recipe is None:
+        return 0.0
+    copies = recipe.copies * recipe.weight_itemsize
+    if s.fp8_params and recipe.param_gather_itemsize < s.itemsize:
+        return 2.0 * (recipe.copies - 1.0) * recipe.weight_itemsize
+    return s.itemsize * (1.0 + recipe.amax_reads) + copies
+
+
 def optimizer_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
     """Seconds of one step.
 

@@ -39,6 +39,19 @@ def beside_s(comm_s: Num, compute_s: Num) -> Num:
     return minimum(comm_s, compute_s) * (1.0 - CONTENTION)
 
 
+def exchanges_hidden_s(comm_s: Num, count: Num, beside_s: Num, share: Share | None, slowed: float) -> Num:
+    """Seconds of `count` alike calls of which each runs beside `beside_s` of compute, less what they slow it down.
+
+    A share hides that part of them; True hides each as far as its compute lasts.
+
+    >>> exchanges_hidden_s(2.0, 3, 1.0, True, 0.0), exchanges_hidden_s(2.0, 3, 0.0, 0.5, 0.0)
+    (3.0, 3.0)
+    """
+    if share is True:
+        return count * minimum(comm_s, beside_s) * (1.0 - slowed)
+    return hidden_s(comm_s * count, beside_s, share)
+
+
 def contention(group: Group, tiers: Sequence[Tier]) -> float:
     """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group."""
     return CONTENTION if members_per_domain(group, tiers[0].size) > 1 else NIC_CONTENTION

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.compute import NOTHING, Pass, Rates
-from steptime.cost.overlap import beside_s, hidden_s
+from steptime.cost.compute import NOTHING, Pass
+from steptime.cost.overlap import beside_s, contention, exchanges_hidden_s, hidden_s
+from steptime.cost.rates import Rates
 from steptime.machine import Tier
 from steptime.mesh import Group
 from steptime.num import Num, is_column, maximum
-from steptime.ops import Attention, Comm, Gemm, Kind, Op
+from steptime.ops import Attention, Axis, Comm, Gemm, Kind, Op
 from steptime.performance import Software
 from steptime.recompute import Segment, replayed
 
 
 class CommCall(NamedTuple):
-    """One collective of a part."""
+    """One collective of a part, or `count` alike ones; `bytes` and `cost` are of one, `hidden_s` of all."""
 
     name: str
     kind: str
     bytes: Num
     cost: CommCost
     hidden_s: Num
+    axis: Axis = "tp"
+    count: Num = 1.0
 
     @property
     def exposed_s(self) -> Num:
-        """What of it nothing hides."""
-        return self.cost.time_s - self.hidden_s
+        """What of them nothing hides."""
+        return self.cost.time_s * self.count - self.hidden_s
 
 
 @dataclass
@@ -74,25 +78,36 @@ class Context:
 
     rates: Rates
     software: Software
-    tp_group: Group
+    groups: Mapping[str, Group]
+    """The ranks of a collective, by its op's axis."""
     tiers: tuple[Tier, ...]
     tp: Num
-    known: dict[tuple[str, float], CommCost] = field(default_factory=dict)
+    known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
     """Collectives priced so far: a block repeats a few."""
 
-    def price(self, op: Comm, kind: str) -> CommCost:
-        """Seconds of one collective over the tensor-parallel group."""
-        if is_column(op.bytes) or is_column(self.tp):
-            return self.collective(kind, op.bytes)
-        key = (kind, float(op.bytes))
+    def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
+        """Seconds of one collective over the group of its axis, of the op's `bytes` unless said."""
+        group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
+        if is_column(sent) or is_column(group.ranks):
+            return self.collective(kind, sent, op.axis)
+        key = (op.axis, kind, float(sent))
         if key not in self.known:
-            self.known[key] = self.collective(kind, op.bytes)
+            self.known[key] = self.collective(kind, sent, op.axis)
         return self.known[key]
 
-    def collective(self, kind: str, bytes_: Num) -> CommCost:
-        """The collective as it runs among the layers."""
-        alone = collective(kind, bytes_, self.tp_group, self.tiers)
-        return alone._replace(time_s=alone.time_s * self.software.tp_comm_factor)
+    def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
+        """A collective as it runs among the layers."""
+        alone = collective(kind, bytes_, self.groups[axis], self.tiers)
+        factor = self.software.tp_comm_factor if axis == "tp" else 1.0
+        return alone._replace(time_s=alone.time_s * factor)
+
+    def hidden(self, op: Comm, cost: CommCost, beside: Num) -> Num:
+        """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""
+        overlap = self.software.overlap
+        if op.axis != "cp":
+            return hidden_s(cost.time_s, beside, overlap.tp, self.tp)
+        slowed = contention(self.groups[op.axis], self.tiers)
+        return exchanges_hidden_s(cost.time_s, op.count, beside * op.beside, overlap.cp, slowed)
 
 
 class PartTime(NamedTuple):
@@ -142,19 +157,24 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             work.add(op, passes[i])
         elif op.kind is not None:
             cost = context.price(op, op.kind)
-            near = nearby_gemm(ops, i)
+            near = neighbour(ops, i)
             beside = passes[near].time_s if near is not None else 0.0
-            hidden = hidden_s(cost.time_s, beside, context.software.overlap.tp, context.tp)
-            work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden))
+            hidden = context.hidden(op, cost, beside)
+            work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
 
 
-def nearby_gemm(ops: list[Op], i: int) -> int | None:
-    """The projection beside a collective: after one that enters the tensor-parallel region, before one that leaves it.
+def neighbour(ops: list[Op], i: int) -> int | None:
+    """What runs beside a collective.
 
-    Other collectives wait for what they reduce or gather (the loss's sums, a projection cut finer than its heads).
+    The attention kernel for the exchanges of context parallelism; else the projection after a collective that enters the
+    tensor-parallel region, before one that leaves it. Other collectives wait for what they reduce or gather (the loss's sums, a
+    projection cut finer than its heads).
     """
+    op = ops[i]
+    if isinstance(op, Comm) and op.axis == "cp":
+        return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
     if enters(ops[i]):
         order = range(i + 1, len(ops))
     elif leaves(ops[i]):
@@ -189,7 +209,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
                 work.add(op, done)
             work.memory_s += compute.parameter_gradients(op, context.rates)
         elif op.backward is not None:
-            near = nearby_gemm(ops, i)
+            near = neighbour(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
             work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
             work.kernels += 1.0
@@ -203,10 +223,8 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s
-        calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden))
-    cost = context.price(op, kind)
-    if asynchronous:
-        hidden = beside_s(cost.time_s, wgrad_s)
-    else:
-        hidden = hidden_s(cost.time_s, dgrad_s, context.software.overlap.tp, context.tp)
-    return [*calls, CommCall(f"{op.name}.grad", kind, op.bytes, cost, hidden)]
+        calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
+    sent = op.bytes if op.backward_bytes is None else op.backward_bytes
+    cost = context.price(op, kind, sent)
+    hidden = beside_s(cost.time_s, wgrad_s) if asynchronous else context.hidden(op, cost, dgrad_s)
+    return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden, op.axis, op.count)]

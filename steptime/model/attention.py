@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steptime.model.context import context_parallel
 from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.quantise import Backward, Operand, backward_casts, cast_context, cast_norm
 from steptime.num import is_column, maximum
 from steptime.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
 
@@ -23,8 +26,9 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
     """The attention half of a block, from "x" to "x2"."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
-    entered, read, kept = enter_tp("attn", n1, hidden, shard)
-    projected, (q, k, v) = projections(model, shard, read, kept)
+    normed, operand = cast_norm(normed, n1, rows * hidden, shard)
+    entered, operand = enter_tp("attn", operand, hidden, shard, shard.software.recipe)
+    projected, (q, k, v) = projections(model, shard, operand)
     ops = [*normed, *entered, *projected]
     if model.qk_norm:
         made, q, k = qk_norm(model, shard, q, k)
@@ -36,13 +40,17 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
     n_q, _ = heads(model, shard)
     weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), "tp")
     bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
-    project = linear("attn.proj", o, "attn.proj.out", n_q * model.head_dim, hidden, shard, (weight, *bias))
+    width = n_q * model.head_dim
+    quantised, operand = cast_context(o, shard.tokens * width, shard)
+    back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
+    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back)
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    return [*ops, *core, project, *left, *dropped, residual("attn.residual", "x", branch, "x2", rows * hidden, shard)]
+    last = residual("attn.residual", "x", branch, "x2", rows * hidden, shard)
+    return [*ops, *core, *quantised, project, *left, *dropped, last]
 
 
-def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[Op], tuple[str, str, str]]:
+def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple[str, str, str]]:
     """q, k and v: one GEMM (Megatron's linear_qkv) or one each; the ops and the storages that hold q, k and v.
 
     Of one GEMM they are views of one storage. A fused attention kernel wants them contiguous, so there each is its own;
@@ -56,7 +64,8 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
     if not shard.software.fused_projections:
         params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.qkv_bias) for p, _, count in parts}
         return [
-            linear(f"attn.{p}_proj", read, f"attn.{p}", hidden, n * d, shard, params[p], kept) for p, n, _ in parts
+            linear(f"attn.{p}_proj", x, f"attn.{p}", hidden, n * d, shard, params[p], casts(shard, n * d, hidden))
+            for p, n, _ in parts
         ], own
     rows = (model.n_q_heads + 2 * model.n_kv_heads) * d
     every = linear_params("attn.qkv", (rows, hidden), model.qkv_bias)
@@ -65,7 +74,8 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
     views = shard.software.attention_impl == "unfused"
     outputs = whole if views else split
-    gemm = Gemm("attn.qkv", (read,), outputs, (kept,), (), every, m=shard.tokens, n=width, k=hidden, itemsize=size)
+    one = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
+    gemm = replace(one, outputs=outputs)
     gathered, qkv = spread(model, shard, outputs[0].name)
     made: list[Op] = [gemm, *gathered]
     if not views:
@@ -73,6 +83,11 @@ def projections(model: Model, shard: Shard, read: str, kept: str) -> tuple[list[
     if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
+
+
+def casts(shard: Shard, width: Num, hidden: int) -> Backward:
+    """What the backward of a projection after the norm quantises."""
+    return backward_casts(shard, shard.tokens, width, hidden, from_norm=True)
 
 
 def spread(model: Model, shard: Shard, qkv: str) -> Made:
@@ -128,7 +143,9 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
 
 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
-    """Scores, softmax, context: flash or unfused."""
+    """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
+    if shard.context_split:
+        return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
     if shard.software.attention_impl == "flash":
         return flash(model, shard, q, k, v)
     return unfused(model, shard, q, k, v)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.parts import FP32, dropout, enter_tp, norm
+from steptime.model.quantise import Operand
 from steptime.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     """
     hidden, size = model.hidden_sz, shard.itemsize
     normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
-    entered, read, kept = enter_tp("head", read, hidden, shard)
+    entered, (read, kept) = enter_tp("head", Operand(read, read), hidden, shard)
     columns = shard.vocab / shard.tp
     logits = Tensor("head.logits", shard.tokens * columns, size)
     weight = Param("head.weight", (shard.vocab, hidden), "tp")

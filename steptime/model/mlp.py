@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.model.attention import linear_params
+from steptime.model.attention import casts, linear_params
 from steptime.model.parts import Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.quantise import Operand, backward_casts, cast, cast_norm
 from steptime.ops import Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
@@ -21,18 +22,22 @@ def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     """The MLP half of a block, from "x2" to "y"."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
-    entered, read, kept = enter_tp("mlp", n2, hidden, shard)
-    inner, act = glu(model, shard, read, kept) if model.glu else plain(model, shard, read, kept)
+    normed, operand = cast_norm(normed, n2, rows * hidden, shard)
+    entered, operand = enter_tp("mlp", operand, hidden, shard, shard.software.recipe)
+    inner, act = glu(model, shard, operand) if model.glu else plain(model, shard, operand)
+    width = model.inter_sz / shard.tp
+    quantised, operand = cast("mlp.act", act, shard.tokens * width, shard)
     weight = Param("mlp.down.weight", (hidden, model.inter_sz), "tp")
     bias = (Param("mlp.down.bias", (hidden,)),) if model.bias else ()
-    down = linear("mlp.down", act, "mlp.down.out", model.inter_sz / shard.tp, hidden, shard, (weight, *bias))
+    back = backward_casts(shard, shard.tokens, hidden, width, reduced=True)
+    down = linear("mlp.down", operand, "mlp.down.out", width, hidden, shard, (weight, *bias), back)
     left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard)
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
     last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
-    return [*normed, *entered, *inner, down, *left, *dropped, last]
+    return [*normed, *entered, *inner, *quantised, down, *left, *dropped, last]
 
 
-def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
+def glu(model: Model, shard: Shard, x: Operand) -> Made:
     """act(gate) * up (Shazeer 2020).
 
     fused: one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
@@ -44,13 +49,14 @@ def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
     if shard.software.fused_projections:
         gate = up = "mlp.gate_up"
         params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
-        ops: list[Op] = [linear("mlp.gate_up", read, gate, hidden, 2.0 * width, shard, params, kept)]
+        back = casts(shard, 2.0 * width, hidden)
+        ops: list[Op] = [linear("mlp.gate_up", x, gate, hidden, 2.0 * width, shard, params, back)]
     else:
         shape = (model.inter_sz, hidden)
         w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
         ops = [
-            linear("mlp.gate_proj", read, gate, hidden, width, shard, w_gate, kept),
-            linear("mlp.up_proj", read, up, hidden, width, shard, w_up, kept),
+            linear("mlp.gate_proj", x, gate, hidden, width, shard, w_gate, casts(shard, width, hidden)),
+            linear("mlp.up_proj", x, up, hidden, width, shard, w_up, casts(shard, width, hidden)),
         ]
     both = tuple(dict.fromkeys((gate, up)))
     out = Tensor("mlp.act.out", elements, size)
@@ -67,11 +73,11 @@ def glu(model: Model, shard: Shard, read: str, kept: str) -> Made:
     return [*ops, Move("mlp.act.mul", (activated.name, up), (out,), (activated.name, up))], out.name
 
 
-def plain(model: Model, shard: Shard, read: str, kept: str) -> Made:
+def plain(model: Model, shard: Shard, x: Operand) -> Made:
     """act(up): GELU and SiLU keep their input, ReLU its output."""
     width = model.inter_sz / shard.tp
     params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
-    up = linear("mlp.up_proj", read, "mlp.up", model.hidden_sz, width, shard, params, kept)
+    up = linear("mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz))
     out = Tensor("mlp.act.out", shard.tokens * width, shard.itemsize)
     saved = out.name if model.activation == "relu" else "mlp.up"
     return [up, Move("mlp.act", ("mlp.up",), (out,), (saved,))], out.name

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.model.quantise import Backward, Operand
 from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
     from steptime.model.shard import Shard
     from steptime.num import Num
+    from steptime.precision import Recipe
 
 Made = tuple[list[Op], str]
 FP32 = 4.0
@@ -62,59 +64,86 @@ def composite_rmsnorm(
 
 
 def linear(
-    name: str, x: str, out: str, k: Num, n: Num, shard: Shard, params: tuple[Param, ...], saves: str | None = None
+    name: str, x: Operand, out: str, k: Num, n: Num, shard: Shard, params: tuple[Param, ...], casts: Backward
 ) -> Gemm:
-    """One projection: T x k by k x n on this device. `saves` is what it keeps for wgrad, its input unless said."""
+    """One projection of a block: T x k by k x n on this device, in the recipe's precision where there is one.
+
+    `casts`: what its backward quantises.
+    """
     return Gemm(
         name,
-        (x,),
+        (x.read,),
         (Tensor(out, shard.tokens * n, shard.itemsize),),
-        (saves or x,),
+        (x.kept,),
         (),
         params,
         m=shard.tokens,
         n=n,
         k=k,
         itemsize=shard.itemsize,
+        recipe=shard.software.recipe,
+        cast_bytes=casts.bytes,
+        cast_kernels=casts.kernels,
     )
 
 
-def enter_tp(name: str, x: str, hidden: int, shard: Shard) -> tuple[list[Op], str, str]:
-    """Before a column-parallel projection: (ops, the tensor it reads, the tensor it keeps for wgrad).
+def enter_tp(
+    name: str, x: Operand, hidden: int, shard: Shard, recipe: Recipe | None = None
+) -> tuple[list[Op], Operand]:
+    """Before a column-parallel projection: ops, and what it reads and keeps for wgrad.
 
     With sp an all-gather whose backward is a reduce-scatter (g-bar of Korthikanti et al. 2022, figure 5); Megatron keeps the
     shard and gathers again for wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+    Under a recipe the quantised copy is gathered, by rows now and by columns again (TE pytorch/distributed.py,
+    gather_along_first_dim with a quantizer); gradients are reduced in the compute dtype.
     Without sp the identity whose backward is an all-reduce (f of Shoeybi et al. 2019, figure 3).
     """
     if not shard.split:
-        return [], x, x
-    whole = Tensor(f"{x}.gathered", shard.tokens * hidden, shard.itemsize)
+        return [], x
+    full = shard.tokens * hidden * shard.itemsize
     if not shard.sp:
-        return [Comm(f"{name}.copy", (x,), backward="all_reduce", bytes=whole.bytes)], x, x
+        return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full)], x
+    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize)
+    if recipe:
+        whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
     regather = shard.software.sp_regather
     gather = Comm(
         f"{name}.gather",
-        (x,),
+        (x.read,),
         (whole,),
         kind="all_gather",
         backward="reduce_scatter",
         bytes=whole.bytes,
         regather=regather,
+        backward_bytes=full,
     )
-    return [gather], whole.name, x if regather else whole.name
+    return [gather], Operand(whole.name, x.kept if regather else whole.name)
 
 
 def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
-    """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place."""
+    """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place.
+
+    Under a recipe backward gathers quantised gradients, in both directions where a transpose does not make the other (TE
+    pytorch/module/base.py, grad_output_preprocess).
+    """
     if not shard.split:
         return [], partial
     bytes_ = shard.tokens * hidden * shard.itemsize
     if not shard.sp:
         return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_)], partial
     out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
-    return [
-        Comm(f"{name}.scatter", (partial,), (out,), kind="reduce_scatter", backward="all_gather", bytes=bytes_)
-    ], out.name
+    recipe = shard.software.recipe
+    back = shard.tokens * hidden * recipe.itemsize * (1.0 if recipe.tensor_scaled else 2.0) if recipe else bytes_
+    scatter = Comm(
+        f"{name}.scatter",
+        (partial,),
+        (out,),
+        kind="reduce_scatter",
+        backward="all_gather",
+        bytes=bytes_,
+        backward_bytes=back,
+    )
+    return [scatter], out.name
 
 
 def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:

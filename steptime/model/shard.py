@@ -13,7 +13,8 @@ class Shard:
     """Tokens, tensor parallelism and implementation choices of one device.
 
     `batch` sequences of which this device holds `seq` tokens each (s/cp) and attends to `kv_seq`. `vocab` is the padded
-    vocabulary, whole. `sp`: norms, dropouts and residuals hold 1/tp of the tokens (Korthikanti et al. 2022, section 4.2.2).
+    vocabulary, whole. `cp` ranks share a sequence and exchange as `cp_comm_type` says.
+    `sp`: norms, dropouts and residuals hold 1/tp of the tokens (Korthikanti et al. 2022, section 4.2.2).
     """
 
     batch: Num
@@ -23,6 +24,8 @@ class Shard:
     sp: bool
     vocab: Num
     software: Software
+    cp: Num = 1
+    cp_comm_type: str = "p2p"
 
     @property
     def tokens(self) -> Num:
@@ -38,6 +41,11 @@ class Shard:
     def split(self) -> bool:
         """Whether tensor parallelism communicates at all (a column of tp always states its collectives)."""
         return is_column(self.tp) or self.tp != 1
+
+    @property
+    def context_split(self) -> bool:
+        """Whether a sequence lies on several devices (a column of cp always states its exchanges)."""
+        return is_column(self.cp) or self.cp != 1
 
     @property
     def itemsize(self) -> float:

@@ -61,6 +61,7 @@ PARTS = {
     "launch": "launch gaps",
     "recompute": "recomputation",
     "tp_comm": "tensor-parallel communication",
+    "cp_comm": "context-parallel communication",
     "pp_comm": "pipeline sends",
     "dp_comm": "data-parallel communication",
     "embedding_comm": "tied embedding's all-reduce",

@@ -102,13 +102,13 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1.0
 
 
-def judge(row: Row) -> Judgement:
+def judge(row: Row, *, known_release: bool = True) -> Judgement:
     """One row against its estimate; trouble with the row is a reason, never an exception."""
     measured = Judgement(row, precision=precision_family(row.text("precision")))
     try:
         step_s, (memory, metric) = measured_step_s(row), measured_memory(row)
         measured = measured._replace(measured_step_s=step_s, measured_bytes=memory, metric=metric)
-        mapped = to_config(row)
+        mapped = to_config(row, known_release=known_release)
         job = to_job(mapped)
     except SkipRowError as problem:
         text = str(problem)

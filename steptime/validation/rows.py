@@ -24,8 +24,8 @@ class Mapped(NamedTuple):
     framework: Framework
 
 
-def to_config(row: Row) -> Mapped:
-    """The config of a row, and what was assumed for it.
+def to_config(row: Row, *, known_release: bool = True) -> Mapped:
+    """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
 
     Raises:
         SkipRowError: the row lacks something needed, or has something that is not modelled.
@@ -33,7 +33,7 @@ def to_config(row: Row) -> Mapped:
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
     _refuse_what_is_not_modelled(row)
-    framework = framework_of(row)
+    framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
     parallelism = _parallelism(row, framework, assumed)
@@ -44,7 +44,7 @@ def to_config(row: Row) -> Mapped:
     }
     model = _model(row, framework, assumed)
     hardware = hardware_of(row)
-    if replicas := _replicas(row, parallelism["dp"]):
+    if replicas := _replicas(row, parallelism["dp"] * parallelism.get("cp", 1)):
         parallelism["replicas"] = replicas
     config = {
         "model": model,
@@ -80,7 +80,7 @@ def _refuse_what_is_not_modelled(row: Row) -> None:
         (attention.startswith("mla"), "multi-head latent attention"),
         ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
         ("window" in attention, "sliding-window attention"),
-        ((row.whole("cp") or 1) > 1, "context parallelism"),
+        ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
         ("offload" in zero, "offloading"),
         ("mcore" in zero, "Megatron-FSDP"),
         ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
@@ -94,10 +94,11 @@ def _refuse_what_is_not_modelled(row: Row) -> None:
 def _parallelism(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
     """Degrees, states and how layers are spread."""
     tp, pp, n_gpus = row.needed("tp"), row.needed("pp"), row.needed("n_gpus")
-    dp, rest = divmod(n_gpus, tp * pp)
+    cp = row.whole("cp") or 1
+    dp, rest = divmod(n_gpus, tp * pp * cp)
     if rest or dp == 0 or dp != (row.whole("dp") or dp):
-        raise SkipRowError("n_gpus: not the product of tp, pp and dp")
-    section: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp}
+        raise SkipRowError("n_gpus: not the product of tp, pp, cp and dp")
+    section: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp} | _context(row, framework, assumed, cp)
     vpp = row.whole("vpp")
     assumed += [f"{column}: 1" for column in ("vpp", "cp") if row.whole(column) is None]
     if (vpp or 1) > 1:
@@ -118,14 +119,26 @@ def _parallelism(row: Row, framework: Framework, assumed: list[str]) -> dict[str
     return section
 
 
+def _context(row: Row, framework: Framework, assumed: list[str], cp: int) -> dict[str, Any]:
+    """Context parallelism, and its exchange where the notes state it ("CP a2a", "Ulysses")."""
+    if cp == 1:
+        return {}
+    notes = row.text("overlap_notes").lower()
+    found = re.search(r"\bcp[ :=]+(a2a|p2p|all_gather)\b", notes)
+    said = "a2a" if "ulysses" in notes else found[1] if found else ""
+    if not said:
+        assumed.append(f"cp_comm_type: as {framework.profile} has it")
+    return {"cp": cp, "cp_comm_type": said} if said else {"cp": cp}
+
+
 def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> dict[str, Any]:
     """ZeRO level or FSDP options."""
     said = row.text("zero_or_fsdp").lower()
     if not said:
         if dp > 1:
             assumed.append(f"zero_level: as {framework.profile} has it")
-        return {"fsdp": {}} if framework.base == "fsdp2" else {}
-    if framework.base == "fsdp2":
+        return {"fsdp": {}} if framework.sharded else {}
+    if framework.sharded:
         notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
         if "bf16 reduce" in notes:
@@ -137,11 +150,11 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
     return {"zero_level": int(found[1]) if found else 0}
 
 
-def _replicas(row: Row, dp: int) -> int:
-    """Copies of the shards, where a source says over how many ranks the states are sharded."""
-    found = re.search(r"over (\d+) ranks", row.text("zero_or_fsdp").lower())
-    ranks = int(found[1]) if found else 0
-    return dp // ranks if ranks and dp % ranks == 0 else 0
+def _replicas(row: Row, sharers: int) -> int:
+    """Copies of the shards among dp*cp ranks, where a source says over how many ranks the states are sharded."""
+    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
+    ranks = int(found[1] or found[2]) if found else 0
+    return sharers // ranks if ranks and sharers % ranks == 0 else 0
 
 
 def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import re
 from typing import Any, NamedTuple
 
 from steptime.performance import load_software, software_names
+from steptime.profiles import profile_releases
 from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.recipes import recipe_of
 
 _NO_PROFILE = (
-    "maxtext", "paxml", "jax", "xla", "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
+    "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
     "gigatron", "sagemaker",
 )  # fmt: skip
 """Frameworks whose kernels and schedules no profile describes."""
@@ -23,25 +25,40 @@ class Framework(NamedTuple):
     profile: str
     own: bool = True
     """False: the profile is the nearest, not its own."""
+    release: str = ""
+    """The release that the row names and the profile tells apart."""
 
     @property
     def base(self) -> str:
-        """The profile that its own extends in the end."""
+        """The profile that its own starts from."""
         return load_software(self.profile).family
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the profile takes torch FSDP's options."""
+        return self.base == "fsdp2"
+
+    @property
+    def software(self) -> str:
+        """The profile, with the release where it is known."""
+        return f"{self.profile}@{self.release}" if self.release else self.profile
 
 
 FRAMEWORKS = (
+    Framework(r"maxtext|paxml", "XLA (MaxText, PaxML)", "xla"),
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
     Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
     Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
-    Framework(r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"),
+    Framework(
+        r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"
+    ),
     Framework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
     Framework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
     Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
-    Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-core"),
-    Framework(r"nemo megatron", "NeMo Megatron 2022", "megatron-2021"),
-    Framework(r"nemo", "NeMo", "megatron-core"),
+    Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
+    Framework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
+    Framework(r"nemo", "NeMo", "nemo"),
     Framework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
     Framework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
     Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
@@ -59,12 +76,17 @@ _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16
 _MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
 
 
-def framework_of(row: Row) -> Framework:
-    """The framework of a row.
+def framework_of(row: Row, *, known: bool = True) -> Framework:
+    """The framework of a row, with its release unless that is to count as unknown.
 
     Raises:
         SkipRowError: no profile describes it.
     """
+    found = _framework(row)
+    return found._replace(release=release_of(found, row.text("framework"))) if known else found
+
+
+def _framework(row: Row) -> Framework:
     said = row.text("framework").lower()
     if found := next((word for word in _NO_PROFILE if word in said), ""):
         raise SkipRowError(f"not modelled yet: framework {_title(found)}")
@@ -76,15 +98,21 @@ def framework_of(row: Row) -> Framework:
         return Framework("", said or "not stated", profile, own=False)
     if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
         return Framework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
-    if found_one.base != "fsdp2" and row.text("zero_or_fsdp").lower().startswith("fsdp"):
+    if not found_one.sharded and row.text("zero_or_fsdp").lower().startswith("fsdp"):
         return found_one._replace(profile="fsdp2", own=False)
     if found_one.profile == "deepspeed" and row.text("precision").lower() == "fp16":  # fp16 is of 2020 and 2021
         return found_one._replace(profile="deepspeed-2021")
     return found_one
 
 
+def release_of(framework: Framework, words: str) -> str:
+    """The release in a framework's words, as far as its profile tells releases apart: 24.12 of "NeMo 24.12.01"."""
+    said = re.findall(r"\d+\.\d+", words)
+    return next((release for release in profile_releases(framework.profile) if release in said), "")
+
+
 def _title(word: str) -> str:
-    return "XLA (JAX, MaxText, PaxML)" if word in {"maxtext", "paxml", "jax", "xla", "levanter", "t5x"} else word
+    return "XLA (Levanter, T5X)" if word in {"levanter", "t5x"} else word
 
 
 def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
@@ -94,12 +122,13 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
         SkipRowError: something in it is not modelled.
     """
     notes = row.text("overlap_notes").lower()
-    section: dict[str, Any] = {"software": framework.profile, "precision": precision_of(row, assumed)}
+    section: dict[str, Any] = {"software": framework.software}
+    section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
     section |= recompute_of(row, framework.base, assumed) | _dtypes(row, notes) | _kernels(row, notes)
-    overlap = _overlap(notes, row.whole("tp") or 1)
-    if overlap and framework.base != "fsdp2":
+    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
+    if overlap and not framework.sharded:
         section["overlap"] = overlap
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
@@ -112,6 +141,18 @@ def _before_flash(row: Row) -> bool:
     framework = row.text("framework").lower()
     old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
     return old or "v100" in row.text("gpu").lower()
+
+
+def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+    """The recipe of a row; nothing where it has none.
+
+    Raises:
+        SkipRowError: a framework whose low-precision kernels no profile describes.
+    """
+    section = recipe_of(row.text("precision"), row.text("framework"), assumed)
+    if section and framework.base != "megatron-core":
+        raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
+    return section
 
 
 def precision_of(row: Row, assumed: list[str]) -> str:
@@ -156,9 +197,12 @@ def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
         return {}
     if re.fullmatch(r"none( \(.*\))?", said):
         return {"activation_checkpointing_type": "none"}
+    if profile == "xla" and (policy := xla_policy(said)):
+        assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
+        return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if said == "selective" and profile.startswith("megatron"):
+    if said == "selective" and load_software(profile).family.startswith("megatron"):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
         chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
@@ -169,6 +213,19 @@ def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
         if set(modules) <= _MODULES:
             return {"recompute": {"granularity": "selective", "modules": modules}}
     raise SkipRowError(f"not modelled yet: recompute {said[:60]!r}")
+
+
+def xla_policy(said: str) -> list[str]:
+    """The modules that a rematerialisation policy of MaxText or PaxML runs again; empty for one that cannot be expressed.
+
+    A policy names what it keeps (maxtext MaxText/layers/decoders.py, get_remat_policy): the projections of attention, or every
+    matrix product with weights.
+    """
+    if re.fullmatch(
+        r"remat policy save_qkv_proj|custom remat: save q,k,v,qkv,out_proj(,mlpwo)?|save_qkv_out_proj", said
+    ):
+        return ["core_attn", "layernorm", "mlp"]
+    return ["act", "core_attn", "layernorm"] if said in {"minimal", "save_dot_only"} else []
 
 
 def _dtypes(row: Row, notes: str) -> dict[str, Any]:
@@ -197,6 +254,8 @@ def _kernels(row: Row, notes: str) -> dict[str, Any]:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
+    if re.search(r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)", notes):
+        section["cuda_graphs"] = True
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     return section
@@ -207,7 +266,7 @@ _NO_DP_OVERLAP = re.compile(
 )
 
 
-def _overlap(notes: str, tp: int) -> dict[str, bool]:
+def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     """What the source says to be hidden, or not to be; the profile speaks for the rest.
 
     Raises:
@@ -218,7 +277,8 @@ def _overlap(notes: str, tp: int) -> dict[str, bool]:
     overlap: dict[str, bool] = {}
     if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
         overlap["tp"] = True
-    if re.search(r"\bno tp overlap", notes):
+    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
+        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
         overlap["tp"] = False
     if _NO_DP_OVERLAP.search(notes):
         overlap["dp"] = False

@@ -1,0 +1,223 @@
+"""Fit the constants of steptime/data/efficiency.yaml on the measured rows marked `fit`, and on nothing else.
+
+python benchmarks/fit_constants.py --date 2026-11-21 [--check]
+
+What is fitted: for each accelerator and GEMM dtype the share of the rate measured alone that a training step reaches, and for
+each software profile and release one factor on the seconds of its kernels. NVIDIA's own frameworks come first; other trainers
+then get their factor beside the shares found. Each constant has a prior (a normal on its logarithm), so a
+constant that few runs speak for stays near it. The loss is soft-L1 of log(predicted / measured), one vote per cell. The same
+rows give the same file; --check says whether the file is what the rows give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from steptime.efficiency import FILE, NOTHING_FITTED, SCALES, Efficiency, share_family, using
+from steptime.job import Job
+from steptime.step import estimate
+from steptime.validation.compare import judge
+from steptime.validation.measurements import shipped
+from steptime.validation.rows import to_config, to_job
+from steptime.validation.summary import headline
+
+SHARE_SIGMA = 0.15
+"""Prior of a sustained share: log-normal around 1, as the machine files already derate what was measured alone."""
+SCALE_SIGMA = 0.15
+"""Prior of what a documented constant is multiplied by."""
+PROFILE_SIGMA = 0.10
+"""Prior of a framework's factor around 1."""
+RELEASE_SIGMA = 0.04
+"""Prior of a release's factor around its framework's: the same cell in another release differs by 2.7 % in the median."""
+ROBUST = 0.05
+"""Errors beyond this count in proportion, not squared."""
+ERROR_SIGMA = 0.05
+"""Spread of errors that priors are weighed against."""
+STEP = 0.01
+"""Of the finite differences, in the logarithm."""
+ROUNDS = 12
+CLOSE = 5e-4
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Name = tuple[str, ...]
+
+
+@dataclass
+class Run:
+    """One measured run and the constants that speak in it."""
+
+    job: Job
+    measured_s: float
+    weight: float
+    names: tuple[Name, ...]
+    nvidia: bool
+    """A run of NVIDIA's own frameworks, or of Megatron-LM on 8 x B200: these set the shares of the accelerators."""
+
+    def error(self, constants: Efficiency) -> float:
+        """log(predicted / measured)."""
+        with using(constants):
+            return log(estimate(self.job).step_s / self.measured_s)
+
+
+def runs() -> list[Run]:
+    """The headline rows marked `fit`, one vote per cell."""
+    judged = [
+        j for j in headline(judge(row) for row in shipped() if row.text("split") == "fit") if j.step_error is not None
+    ]
+    votes = Counter(j.cell for j in judged)
+    found = []
+    for j in judged:
+        job = to_job(to_config(j.row))
+        profile, _, release = job.software.name.partition("@")
+        names: list[Name] = [
+            ("share", job.machine.accelerator.name, share_family(job.software.precision)),
+            ("factor", profile),
+        ]
+        if release:
+            names.append(("factor", job.software.name))
+        names += [("scale", name) for name in SCALES]
+        own = job.software.family.startswith("megatron") and j.row.file == "nvidia"
+        nvidia = own or j.row.group == "simumax"
+        assert j.measured_step_s is not None
+        found.append(Run(job, j.measured_step_s, 1.0 / votes[j.cell], tuple(names), nvidia))
+    return found
+
+
+def sigma(name: Name) -> float:
+    """The prior's spread."""
+    if name[0] != "factor":
+        return SHARE_SIGMA if name[0] == "share" else SCALE_SIGMA
+    return RELEASE_SIGMA if "@" in name[1] else PROFILE_SIGMA
+
+
+def constants(x: dict[Name, float]) -> Efficiency:
+    """The constants whose logarithms are `x`; a release's factor stands on its profile's."""
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    factors: dict[str, float] = {}
+    for name, value in x.items():
+        if name[0] == "share":
+            shares[name[1]][name[2]] = exp(value)
+        elif name[0] == "factor":
+            profile = name[1].partition("@")[0]
+            beneath = x.get(("factor", profile), 0.0) if profile != name[1] else 0.0
+            factors[name[1]] = exp(value + beneath)
+    scales = {name[1]: exp(value) for name, value in x.items() if name[0] == "scale"}
+    every = sorted(value for name, value in x.items() if name[0] == "share")
+    middle = exp(every[len(every) // 2]) if every else 1.0
+    return Efficiency(dict(shares), middle, scales, factors)
+
+
+def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
+    """Logarithms of the constants that `known` lacks, and those: Gauss-Newton with soft-L1 weights and priors."""
+    names = sorted({name for run in rows for name in run.names} - known.keys())
+    index = {name: i for i, name in enumerate(names)}
+    x = np.zeros(len(names))
+    votes = np.array([run.weight for run in rows])
+    prior = np.diag([(ERROR_SIGMA / sigma(name)) ** 2 for name in names])
+    for _ in range(ROUNDS):
+        now = dict(zip(names, map(float, x), strict=True)) | known
+        errors = np.array([run.error(constants(now)) for run in rows])
+        slopes = slopes_of(rows, now, errors, index)
+        weights = votes / np.sqrt(1.0 + (errors / ROBUST) ** 2)
+        left = slopes.T @ (weights[:, None] * slopes) + prior
+        change = np.linalg.solve(left, -slopes.T @ (weights * errors) - prior @ x)
+        x = x + change
+        print(
+            f"largest change {np.abs(change).max():.4f}, mean |error| {np.average(np.abs(errors), weights=votes):.4f}",
+            file=sys.stderr,
+        )
+        if np.abs(change).max() < CLOSE:
+            break
+    return dict(zip(names, map(float, x), strict=True)) | known
+
+
+def slopes_of(rows: Sequence[Run], now: dict[Name, float], errors: Floats, index: dict[Name, int]) -> Floats:
+    """Derivative of every error by the logarithm of every constant that is sought: one more estimate for each.
+
+    A row has one share, and its profile's and its release's factor move it alike.
+    """
+    slopes = np.zeros((len(rows), len(index)))
+    for kind in ("share", "factor", *SCALES):
+        mine = [name for name in now if kind in (name[0], name[1]) and "@" not in name[1]]
+        moved = constants(now | {name: now[name] + STEP for name in mine})
+        for r, run in enumerate(rows):
+            sought = [index[name] for name in run.names if kind in (name[0], name[1]) and name in index]
+            if sought:
+                slopes[r, sought] = (run.error(moved) - errors[r]) / STEP
+    return slopes
+
+
+def figures(rows: Sequence[Run], now: Efficiency) -> dict[str, float]:
+    """Weighted median, mean, p90 and bias of the errors, in per cent."""
+    errors = sorted(((exp(run.error(now)) - 1.0, run.weight) for run in rows), key=lambda pair: abs(pair[0]))
+    total = sum(weight for _, weight in errors)
+
+    def quantile(share: float) -> float:
+        seen = 0.0
+        for error, weight in errors:
+            seen += weight
+            if seen >= share * total:
+                return abs(error)
+        return abs(errors[-1][0])
+
+    mean = sum(abs(error) * weight for error, weight in errors) / total
+    bias = sum(error * weight for error, weight in errors) / total
+    return {
+        k: round(100.0 * v, 1)
+        for k, v in {"median": quantile(0.5), "mean": mean, "p90": quantile(0.9), "bias": bias}.items()
+    }
+
+
+def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
+    """The text of data/efficiency.yaml."""
+    now = rounded(constants(x))
+    speak = Counter(name for run in rows for name in run.names)
+    body = {
+        "written_by": f"python benchmarks/fit_constants.py --date {date}",
+        "source": "fitted on the measured rows marked fit, with priors (benchmarks/fit_constants.py)",
+        "rows": len(rows),
+        "cells": round(sum(run.weight for run in rows)),
+        "errors_percent": {"nothing fitted": figures(rows, NOTHING_FITTED), "fitted": figures(rows, now)},
+        "rows_that_speak": {" ".join(name[1:]): count for name, count in sorted(speak.items())},
+        **now._asdict(),
+    }
+    return yaml.safe_dump(body, sort_keys=False, width=118)
+
+
+def rounded(now: Efficiency) -> Efficiency:
+    """Three decimals: no run speaks for more."""
+    shares = {a: {d: round(v, 3) for d, v in sorted(by.items())} for a, by in sorted(now.sustained_share.items())}
+    return Efficiency(
+        shares, round(now.default_share, 3), {k: round(v, 3) for k, v in sorted(now.compute_factor.items())}
+    )
+
+
+def main() -> int:
+    """Fit, and write the file or compare with it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--date", required=True, help="the date to write into the file")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file differs")
+    asked = parser.parse_args()
+    rows = runs()
+    shares = fit([run for run in rows if run.nvidia], {})
+    text = document(rows, fit([run for run in rows if not run.nvidia], shares), asked.date)
+    if asked.check:
+        return int(Path(FILE).read_text(encoding="utf-8") != text)
+    Path(FILE).write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

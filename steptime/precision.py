@@ -1,0 +1,147 @@
+"""Low-precision recipes: what a block's projections multiply, hold, save and send. One entry each; all else stays bf16.
+
+Attention, norms, residuals, embedding, head and the reductions of tensor parallelism keep the compute dtype (Megatron-Core
+0.16.1 core/fp8_utils.py, get_fp8_context wraps the transformer layers only; fp8_dot_product_attention is off,
+core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, transformer_engine/; core = megatron-core 0.16.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Literal, NamedTuple, TypeAlias
+
+RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4"]
+
+
+class Recipe(NamedTuple):
+    """How weights, activations and gradients of a projection are quantised. Itemsizes count the scales."""
+
+    name: str
+    rates: tuple[str, ...]
+    """Rates of a machine that its products run at, the first one there."""
+    itemsize: float
+    """Bytes per element of one quantised copy of an activation or gradient."""
+    weight_itemsize: float
+    """Bytes per element of one quantised copy of a weight."""
+    amax_reads: float
+    """Reads of the whole tensor before the one that casts it."""
+    tensor_scaled: bool
+    """One scale per tensor: a transpose is the same numbers moved. Else rows and columns are quantised each by themselves."""
+    fused_norm: bool
+    """The norm's kernel writes the quantised copies; else it writes bf16, which a cast reads."""
+    proj_keeps_input: bool
+    """The attention's output projection keeps its bf16 input, which attention keeps anyway, and casts it again for wgrad."""
+    param_gather_itemsize: float
+    """Bytes per element that the parameter all-gather sends where parameters are stored quantised (`fp8_params`)."""
+    microscaling: bool
+    """Needs tensor cores that apply block scales."""
+    column_reads: float = 0.0
+    """Reads of the whole tensor, weights apart, by a kernel of its own that makes the copy by columns."""
+    scale_kernels: float = 0.0
+    """Kernels that lay out the scales of a product's operands before it."""
+    split_forward: bool = False
+    """The forward product adds up in fp32 in short stretches, as the backward ones always do."""
+    copies: float = 2.0
+    """Quantised copies of each tensor: by rows for the forward product, by columns for the backward ones."""
+    forward_rate: float = 1.0
+    backward_rate: float = 1.0
+    """Rates of the products over the machine's own."""
+
+
+_BLOCKWISE, _MX, _NV = 4.0 / 128.0, 1.0 / 32.0, 1.0 / 16.0
+RECIPES: dict[str, Recipe] = {
+    entry.name: entry
+    for entry in (
+        Recipe(
+            "fp8_delayed", ("fp8",), 1.0, 1.0, 0.0,
+            tensor_scaled=True, fused_norm=True, proj_keeps_input=False, param_gather_itemsize=1.0, microscaling=False,
+        ),
+        Recipe(
+            "fp8_current", ("fp8",), 1.0, 1.0, 1.0,
+            tensor_scaled=True, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=1.0, microscaling=False,
+        ),
+        Recipe(
+            "fp8_blockwise", ("fp8",), 1.0 + _BLOCKWISE, 1.0 + _BLOCKWISE / 128.0, 0.0,
+            tensor_scaled=False, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=1.0, microscaling=False,
+            split_forward=True,
+        ),
+        Recipe(
+            "mxfp8", ("mxfp8", "fp8"), 1.0 + _MX, 1.0 + _MX, 0.0,
+            tensor_scaled=False, fused_norm=True, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
+            scale_kernels=2.0,
+        ),
+        Recipe(
+            "nvfp4", ("nvfp4", "fp4"), 0.5 + _NV, 0.5 + _NV, 1.0,
+            tensor_scaled=False, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
+            column_reads=1.0, scale_kernels=2.0,
+        ),
+    )
+}  # fmt: skip
+"""Sources, by column:
+
+- rates, microscaling: TE common/recipe/__init__.py; MXFP8 and NVFP4 want compute capability 10 (TE pytorch/quantization.py,
+  check_mxfp8_support, check_nvfp4_support). All three products run in the recipe, NVFP4's dgrad and wgrad too (TE
+  NVFP4BlockScaling: Hadamard transform and stochastic rounding in the backward casts, no bf16 product).
+- itemsizes: one fp32 scale per tensor; blockwise 1 x 128 fp32 scales for activations, 128 x 128 for weights (Float8BlockScaling);
+  mxfp8 one byte per 32; nvfp4 one byte per 16 (NVFP4BlockScaling docstring).
+- amax_reads: delayed scaling takes the maximum while it casts, for the next step; current scaling reads first
+  (Float8CurrentScaling); blocks fit into the cast kernel; nvfp4's second-level scale is one per tensor (TE
+  pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl: nvte_hadamard_transform_amax).
+- column_reads: same function: nvte_hadamard_transform_cast_fusion_columnwise beside the kernel that casts by rows.
+- tensor_scaled: a transposed copy for fp8 products that take one layout only (TE pytorch/utils.py,
+  is_non_tn_fp8_gemm_supported: compute capability below 10); MXFP8, blockwise and NVFP4 quantise both directions from the
+  original (TE NVFP4BlockScaling docstring).
+- fused_norm: TE pytorch/csrc/extensions/normalization.cpp, force_unfused_kernel: fused for delayed scaling, for MXFP8 with
+  NVTE_NORM_FWD_USE_CUDNN=1, which NVIDIA's performance scripts set (Megatron-Bridge).
+- proj_keeps_input: core transformer/attention.py:363-379, set_save_original_input except for delayed scaling.
+- param_gather_itemsize: core distributed/param_and_grad_buffer.py:776-790: bf16 parameters in the gradient buffer for MXFP8,
+  raw fp8 data for the others; nvfp4 assumed as mxfp8.
+- scale_kernels: TE pytorch/csrc/extensions/gemm.cpp, swizzle_scaling_factors of both operands.
+- split_forward: TE Float8BlockScaling ("requires split accumulation"); the others' forward products add up fast, all backward
+  ones do not (Float8CurrentScaling: fp8_gemm_fprop, _dgrad, _wgrad; for delayed scaling TE pytorch/module/base.py, _2X_ACC_FPROP,
+  _DGRAD, _WGRAD).
+- copies: TE pytorch/module/base.py, get_weight_workspace, keeps them over the micro-batches of a step
+  (core extensions/transformer_engine.py:671, is_first_microbatch).
+"""
+
+SPLIT_ACCUMULATION = 1.0 / 1.15
+"""Rate of fp8 products that add up in fp32 over that of fast accumulation, on tensor cores before microscaling: fast
+accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100)."""
+
+
+def recipe(name: str, *, any_layout: bool) -> Recipe | None:
+    """The recipe `name` on a machine whose fp8 products take operands in any layout or not; None for plain dtypes.
+
+    Where it does, a tensor-scaled copy serves both directions, and products add up in fp32 at full rate.
+    """
+    found = RECIPES.get(name)
+    if found is None:
+        return None
+    if any_layout:
+        return found._replace(copies=1.0) if found.tensor_scaled else found
+    forward = SPLIT_ACCUMULATION if found.split_forward else 1.0
+    return found._replace(forward_rate=forward, backward_rate=SPLIT_ACCUMULATION)
+
+
+def weight_bytes(of: Recipe | None, compute: float, *, stored: bool) -> float:
+    """Bytes per element of a projection's weight on a device, the fp32 master apart.
+
+    Quantised copies, and one in the compute dtype's `compute` bytes unless the weight is `stored` quantised.
+
+    >>> weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=False), weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=True)
+    (4.0, 2.0)
+    """
+    if of is None:
+        return compute
+    return of.copies * of.weight_itemsize + (0.0 if stored else compute)
+
+
+def rate_of(name: str, rates: Container[str]) -> str | None:
+    """Which of a machine's rates a recipe's products run at; None where there is none."""
+    return next((rate for rate in RECIPES[name].rates if rate in rates), None)
+
+
+def runs(name: str, rates: tuple[str, ...], *, microscaling: bool) -> bool:
+    """Whether a machine with these rates runs a recipe."""
+    found = RECIPES[name]
+    return (microscaling or not found.microscaling) and rate_of(name, rates) is not None

@@ -1,0 +1,39 @@
+"""From the words of a measured row to a low-precision recipe."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_WORDS = (
+    (r"mxfp8", "mxfp8"),
+    (r"nvfp4", "nvfp4"),
+    (r"^fp8.*block", "fp8_blockwise"),
+    (r"^fp8.*(-cs\b|per-tensor|tensorwise|current)", "fp8_current"),
+    (r"^fp8.*delayed", "fp8_delayed"),
+)
+"""First match wins."""
+
+
+def recipe_of(said: str, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """`precision` and `fp8_params` of a row whose precision is `said`; nothing where it names no recipe.
+
+    NeMo has a choice of recipe since 2.3.0 (25.04) and takes current scaling since; before there was delayed scaling alone.
+    Parameters are stored in fp8 where the source says so, and in NeMo 2.0's and Megatron-Bridge's recipes (their
+    mixed_precision.py: fp8_param_gather True for delayed and current scaling and for MXFP8, of which Megatron-Bridge 25.09 says
+    False; not for NVFP4). Their layers are all quantised: performance configs turn first_last_layers_bf16 off.
+    """
+    said, framework = said.lower(), framework.lower()
+    found = next((recipe for words, recipe in _WORDS if re.search(words, said)), "")
+    if not found and re.split(r"[^a-z0-9_]", said)[0] != "fp8":
+        return {}
+    if not found:
+        found = "fp8_current" if re.search(r"nemo.* 25\.(0[4-9]|1)", framework) else "fp8_delayed"
+        assumed.append(f"precision: {found} for {said!r}")
+    if "fp8_params" in said:
+        return {"precision": found, "fp8_params": True}
+    stored = bool(re.search(r"megatron-bridge|nemo.*\b2[5-9]\.\d\d", framework)) and found != "nvfp4"
+    if found == "mxfp8" and "megatron-bridge nemo 25.09" in framework:
+        stored = False
+    assumed.append(f"fp8_params: {'yes' if stored else 'no'}")
+    return {"precision": found, "fp8_params": stored}
