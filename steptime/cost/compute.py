@@ -58,7 +58,7 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, k_over
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    asymptote = r.recipe_flops if op.recipe else where(aligned(op), r.gemm_flops, r.plain_flops)
+    asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
     compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, r.k_overhead))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
@@ -184,7 +184,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
     """A memory-bound kernel."""
-    bandwidth = bytes_ / r.move_bytes_per_s
+    bandwidth = bytes_ / (r.bytes_per_s * r.move_rate)
     return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels)
 
 

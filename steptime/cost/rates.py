@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from steptime.efficiency import compute_factor, scale, sustained_share
 from steptime.machine import Accelerator
@@ -29,13 +30,9 @@ class Rates:
     """What a device sustains, for one job's precision."""
 
     gemm_flops: float
-    plain_flops: float
-    """Without tensor cores."""
     attention_forward_flops: float
     attention_backward_flops: float
     bytes_per_s: float
-    move_bytes_per_s: float
-    """Of memory-bound kernels."""
     gemm_kernel_s: float
     move_kernel_s: float
     sm_count: float
@@ -47,6 +44,10 @@ class Rates:
     """Seconds of kernels and launches over what the constants give, already in the rates above."""
     accumulate_bytes: float = 0.0
     """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
+    move_rate: float = 1.0
+    """Rate of memory-bound kernels over `bytes_per_s`."""
+    plain_share: float = 1.0
+    """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """GEMM rate of quantised projections."""
     k_overhead: float = K_OVERHEAD
@@ -71,7 +72,6 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     dtype = peak_dtype(accelerator, software.compute_dtype)
     projections = peak_dtype(accelerator, software.precision)
     slow = software.compute_factor * compute_factor(software.name)
-    memory = accelerator.memory_bytes_per_s * accelerator.memory_efficiency * scale("memory_rate") / slow
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
@@ -81,11 +81,9 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         gemm_flops=sustained_flops(accelerator, dtype)
         * sustained_share(accelerator.name, software.compute_dtype)
         / slow,
-        plain_flops=accelerator.peak_flops.get("fp32", peak) / slow,
         attention_forward_flops=peak * attention[0] * scale("attention_rate"),
         attention_backward_flops=peak * attention[1] * scale("attention_rate"),
-        bytes_per_s=memory,
-        move_bytes_per_s=memory * software.move_rate,
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency * scale("memory_rate") / slow,
         gemm_kernel_s=software.gemm_kernel_s * slow,
         move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
@@ -93,6 +91,8 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         fused_accumulation=software.grad_accumulation_fusion,
         slowness=slow,
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
+        move_rate=software.move_rate,
+        plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections)
         * sustained_share(accelerator.name, software.precision)
         / slow,
@@ -109,6 +109,11 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
     ) * older
+
+
+def plain_share(accelerator: Accelerator, dtype: str) -> float:
+    """Rate of a GEMM that tensor cores cannot take, which runs as one in fp32, over that of one that they can."""
+    return min(1.0, accelerator.peak_flops.get("fp32", inf) / sustained_flops(accelerator, dtype))
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
