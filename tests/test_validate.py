@@ -123,7 +123,7 @@ MAPPED = {
         "model.dropout": None,
     },
     "bs-v100-075": {
-        "performance.software": "deepspeed-2021",
+        "performance.software": "deepspeed",
         "performance.attention_impl": "unfused",
         "parallelism.zero_level": 3,
         "hardware.overrides": {"devices_per_node": 4, "tiers.0.size": 4, "tiers.1.bytes_per_s": "12.5 GB/s"},
@@ -235,7 +235,7 @@ def test_empty_cells_take_usual_values_and_are_listed():
         ("NeMo AutoModel (FSDP2)", "fsdp2"),
         ("Megatron-DeepSpeed (BLOOM production)", "bloom"),
         ("Megatron-LM + DeepSpeed 3D (Megatron-DeepSpeed), Jun-Jul 2021", "megatron-deepspeed-2021"),
-        ("DeepSpeedExamples Megatron-LM v1.1.5-ZeRO3", "deepspeed"),
+        ("DeepSpeedExamples Megatron-LM v1.1.5-ZeRO3", "deepspeed-2021"),
         ("Megatron-LM (May-Jul 2021)", "megatron-deepspeed"),
         ("torchtitan+torchao", "fsdp2"),
         ("llm-foundry v0.0.4", "llm-foundry"),

@@ -47,7 +47,8 @@ class Framework(NamedTuple):
 FRAMEWORKS = (
     Framework(r"maxtext|paxml", "XLA (MaxText, PaxML)", "xla"),
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
-    Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
+    Framework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
+    Framework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
     Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
     Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
     Framework(
@@ -100,8 +101,6 @@ def _framework(row: Row) -> Framework:
         return Framework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
     if not found_one.sharded and row.text("zero_or_fsdp").lower().startswith("fsdp"):
         return found_one._replace(profile="fsdp2", own=False)
-    if found_one.profile == "deepspeed" and row.text("precision").lower() == "fp16":  # fp16 is of 2020 and 2021
-        return found_one._replace(profile="deepspeed-2021")
     return found_one
 
 
