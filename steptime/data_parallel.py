@@ -83,7 +83,7 @@ def data_parallel(
     itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
     reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
     reductions = priced("gradients", kind, states, reduced, net, times)
-    gathers = priced("parameters", "all_gather", states, gathered, net, 1) if sharded else []
+    gathers = priced("parameters", job.software.sharded_gather, states, gathered, net, 1) if sharded else []
     share = job.software.overlap.dp
     if share is True:
         reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
@@ -94,6 +94,8 @@ def data_parallel(
     else:
         shown = 1.0 - float(share or 0.0)
         reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
+    if job.software.sharded_gather == "broadcast":
+        gather_s = worst_stage(gathers)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 

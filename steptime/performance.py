@@ -186,6 +186,8 @@ class Software(Config):
     """Seconds of tensor-parallel collectives in a run over those of the collective alone: ranks that wait for each other."""
     sharded_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
     """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
+    sharded_gather: Literal["all_gather", "broadcast"] = "all_gather"
+    """How updated parameters return: gathered, or sent from each owner in turn after the step, which nothing hides."""
     reduce_dtype: Literal["main", "fp32"] = "main"
     """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
     cuda_graphs: bool = False

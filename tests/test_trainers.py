@@ -125,6 +125,18 @@ def test_sharded_states_with_all_reduced_fp32_gradients_send_four_times_as_much(
     assert [c.bytes for c in first.gathers[0][0]] == [c.bytes for c in other.gathers[0][0]]
 
 
+def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypatch):
+    """The ring of a broadcast passes every rank once, so its latency grows with them; nothing hides it."""
+    dp = changed(monkeypatch, "internevo").timing.dp
+    call = dp.gathers[0][0][0]
+    assert call.kind == "broadcast"
+    assert dp.gather_exposed_s == pytest.approx(sum(c.cost.time_s for c in dp.gathers[0][0]))
+    tiers = Machine.load("dgx-a100-80gb").tiers
+    few, many = (collective("broadcast", 0.0, Group("dp", n, 1.0), tiers).latency_s for n in (64.0, 128.0))
+    hops = 56 * tiers[0].latency_s + 8 * tiers[1].latency_s  # 8 more nodes of 8
+    assert many - few == pytest.approx(hops)
+
+
 @pytest.mark.parametrize(
     ("words", "precision", "profile"),
     [
