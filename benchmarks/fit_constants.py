@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from steptime.cost.compute import peak_dtype
+from steptime.cost.rates import peak_dtype
 from steptime.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
 from steptime.job import Job
 from steptime.step import estimate

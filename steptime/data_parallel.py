@@ -10,6 +10,7 @@ from steptime.cost.overlap import contention, exposed_after
 from steptime.machine import Tier
 from steptime.mesh import Group, group
 from steptime.ops import Kind
+from steptime.performance import ITEMSIZE
 from steptime.schedule import Walk
 from steptime.states import States, state_bytes
 
@@ -78,9 +79,11 @@ def data_parallel(
     net = Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)
     size = state_bytes(job)
     times = job.microbatches if job.zero_level == 2 else 1
-    reduced, gathered = [size.gradients] * len(states), [state.gathered_itemsize for state in states]
-    reductions = priced("gradients", "reduce_scatter" if sharded else "all_reduce", states, reduced, net, times)
-    gathers = priced("parameters", "all_gather", states, gathered, net, 1) if sharded else []
+    kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
+    itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
+    reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
+    reductions = priced("gradients", kind, states, reduced, net, times)
+    gathers = priced("parameters", job.software.sharded_gather, states, gathered, net, 1) if sharded else []
     share = job.software.overlap.dp
     if share is True:
         reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
@@ -91,6 +94,8 @@ def data_parallel(
     else:
         shown = 1.0 - float(share or 0.0)
         reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
+    if job.software.sharded_gather == "broadcast":
+        gather_s = worst_stage(gathers)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 

@@ -23,7 +23,8 @@ from steptime.limits import NOT_MODELLED
 from steptime.machine import Machine
 from steptime.mesh import Parallelism
 from steptime.model.model import Model
-from steptime.performance import Options, Performance, RecomputePlan, Software, plan_recompute, resolve
+from steptime.performance import Options, Performance, Software, resolve
+from steptime.plan import RecomputePlan, plan_recompute
 from steptime.sections import anchor, apply_setting, mend, put, read_hardware, read_model
 from steptime.units import BytesPerS, Seconds
 

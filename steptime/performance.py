@@ -7,7 +7,7 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
@@ -59,7 +59,7 @@ class Options(Config):
     precision: Precision | None = None
     fp8_params: bool | None = None
     attention_impl: Literal["flash", "unfused"] | None = None
-    attention_kernel: Literal["best", "fa2"] | None = None
+    attention_kernel: Literal["best", "fa2", "fa1", "triton"] | None = None
     norm_impl: Literal["fused", "composite"] | None = None
     activation_impl: Literal["fused", "composite"] | None = None
     loss_impl: Literal["fused", "composite"] | None = None
@@ -110,8 +110,9 @@ class Software(Config):
     # kernels
     precision: Precision
     attention_impl: Literal["flash", "unfused"]
-    attention_kernel: Literal["best", "fa2"] = "best"
-    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), or FlashAttention-2, which torch runs."""
+    attention_kernel: Literal["best", "fa2", "fa1", "triton"] = "best"
+    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
+    it: FlashAttention-1, and its Triton version, which takes a bias."""
     norm_impl: Literal["fused", "composite"]
     activation_impl: Literal["fused", "composite"]
     loss_impl: Literal["fused", "composite"]
@@ -173,6 +174,22 @@ class Software(Config):
     layer_gap_s: Seconds = 0.0
     """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
     kernels too small to be listed [s]."""
+    move_rate: float = 1.0
+    """Rate of memory-bound kernels over that of a long copy."""
+    host_kernel_s: Seconds = 0.0
+    """What the host needs to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
+    blocking_launches: bool = False
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
+    node_links: Literal["all", "one"] = "all"
+    """Network links that a data-parallel collective over all ranks of a node has: those of all ranks, or of one."""
+    tp_comm_factor: float = 1.0
+    """Seconds of tensor-parallel collectives in a run over those of the collective alone: ranks that wait for each other."""
+    sharded_reduction: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
+    """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
+    sharded_gather: Literal["all_gather", "broadcast"] = "all_gather"
+    """How updated parameters return: gathered, or sent from each owner in turn after the step, which nothing hides."""
+    reduce_dtype: Literal["main", "fp32"] = "main"
+    """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
     cuda_graphs: bool = False
     """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
     compute_factor: float = 1.0
@@ -210,53 +227,6 @@ class Software(Config):
         if dtype == "remainder":
             return 2.0
         return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
-
-
-SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
-"""Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
-SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
-
-
-class RecomputePlan(NamedTuple):
-    """Recomputation in its one normal form: what both ways of saying it mean.
-
-    `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
-    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
-    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
-    Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
-    """
-
-    granularity: Literal["none", "selective", "full"] = "none"
-    method: Literal["uniform", "block"] | None = None
-    n_layers: tuple[int, ...] = ()
-    modules: frozenset[Module] = frozenset()
-
-    def to_config(self) -> dict[str, Any]:
-        """The keys of the performance section that say this."""
-        if self.granularity == "none":
-            return {"activation_checkpointing_type": "none"}
-        if self.granularity == "selective":
-            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
-        counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
-        return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
-
-
-def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
-    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
-
-    One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
-    """
-    said, word = performance.recompute, performance.activation_checkpointing_type
-    if said is None:
-        if word in {None, "none"}:
-            return RecomputePlan()
-        if word != "full":
-            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
-        said = Recompute(granularity="full")
-    if said.granularity == "selective":
-        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
-    counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
-    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
 
 
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from steptime.assembly import Assembly, Chunk, Part, local_elements
 from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
-from steptime.performance import RecomputePlan
+from steptime.plan import RecomputePlan
 from steptime.schedule import peaks
 
 

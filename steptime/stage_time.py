@@ -9,11 +9,11 @@ from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
 from steptime.calibration import slowdown
 from steptime.cost import compute
-from steptime.cost.comm import CommCost, collective, network, tree_depth
-from steptime.cost.compute import rates
+from steptime.cost.comm import CommCost, collective, network, one_link, tree_depth
 from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
 from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
+from steptime.cost.rates import rates
 from steptime.data_parallel import DataParallel, data_parallel
 from steptime.efficiency import efficiency
 from steptime.estimate import Pipeline, Time
@@ -52,6 +52,8 @@ class StepTime:
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
         slow = slowdown(job.performance.calibration)
         self.tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
+        shards = group(p, "shards", n_dcs=self.n_dcs)
+        self.dp_tiers = one_link(shards, self.tiers) if job.software.node_links == "one" else self.tiers
         self.rates = slower_rates(rates(job.machine.accelerator, job.software, job.microbatches), slow)
         self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
         groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
@@ -184,7 +186,7 @@ class StepTime:
         """Data-parallel collectives of the step; FSDP has its own, inside the micro-batches."""
         if fsdp.applies(self.job):
             return None
-        return data_parallel(self.assembly, self.states, self.tiers, self.walk, self.forward_s, self.backward_s)
+        return data_parallel(self.assembly, self.states, self.dp_tiers, self.walk, self.forward_s, self.backward_s)
 
     @cached_property
     def embedding_reduce(self) -> CommCost:
@@ -245,14 +247,14 @@ class StepTime:
         chunk = self.assembly.chunks[0]
         replay = sum(times * work.seconds for times, work in self.replays(chunk)) / max(chunk.layers, 1)
         return fsdp.group_seconds(
-            self.assembly, self.tiers, (self.embedding, self.block, self.head), replay, self.rates
+            self.assembly, self.dp_tiers, (self.embedding, self.block, self.head), replay, self.rates
         )
 
     def fsdp_exposed(self) -> float:
         """Seconds of FSDP's communication that compute does not hide, over all micro-batches."""
         if not fsdp.applies(self.job):
             return 0.0
-        return self.job.microbatches * fsdp.micro_batch_exposed(self.assembly, self.tiers, self.fsdp_times)
+        return self.job.microbatches * fsdp.micro_batch_exposed(self.assembly, self.dp_tiers, self.fsdp_times)
 
     # --- parts ---------------------------------------------------------------------------------------------------------
 

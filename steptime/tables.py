@@ -8,8 +8,9 @@ from steptime import fsdp
 from steptime.assembly import Assembly
 from steptime.cost import compute
 from steptime.cost.comm import CommCost
-from steptime.cost.compute import Pass, peak_dtype
+from steptime.cost.compute import Pass
 from steptime.cost.parts import CommCall
+from steptime.cost.rates import peak_dtype
 from steptime.data_parallel import Reduction
 from steptime.estimate import CollectiveRow, Flops, GemmRow, Params, Throughput
 from steptime.job import Job
@@ -261,4 +262,4 @@ def seconds_of(calls: list[Reduction]) -> float:
 
 def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     """Gathers and reduce-scatters of the groups."""
-    return fsdp.rows(assembly, timing.tiers, timing.time.parts_s.get("dp_comm", 0.0), row)
+    return fsdp.rows(assembly, timing.dp_tiers, timing.time.parts_s.get("dp_comm", 0.0), row)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from steptime.cost import compute
 from steptime.cost.comm import network
-from steptime.cost.compute import Rates, attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
+from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context, part_time
+from steptime.cost.rates import Rates
 from steptime.machine import Machine
 from steptime.mesh import Group
 from steptime.model.presets import load_model

@@ -15,7 +15,8 @@ from steptime.job import Job
 from steptime.machine import Machine
 from steptime.mesh import Parallelism
 from steptime.model.model import Model
-from steptime.performance import Performance, RecomputePlan
+from steptime.performance import Performance
+from steptime.plan import RecomputePlan
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
 

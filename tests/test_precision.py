@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from steptime.assembly import Assembly
 from steptime.cost import compute
-from steptime.cost.compute import Rates, gemm_backward, gemm_traffic
+from steptime.cost.compute import gemm_backward, gemm_traffic
 from steptime.cost.optimizer import quantise_bytes_per_weight
+from steptime.cost.rates import Rates
+from steptime.cost.rates import rates as rates_of
 from steptime.job import Job
 from steptime.memory import quantised
 from steptime.model.quantise import cast_bytes
@@ -221,7 +223,7 @@ def test_sequence_parallelism_gathers_quantised():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_of_batches_equals_its_rows(name):
     assembly = Assembly(job(name, "dgx-b200", tp=2))
-    rates = compute.rates(assembly.job.machine.accelerator, assembly.job.software)
+    rates = rates_of(assembly.job.machine.accelerator, assembly.job.software)
 
     def costs(batch) -> list[object]:
         ops = assembly.job.model.block_ops(replace(assembly.shard, batch=batch))

@@ -125,7 +125,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         ],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
-    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, k_overhead=200.0))
+    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12))
     fields["assembly"] = SimpleNamespace(block=SimpleNamespace(ops=[]), head=SimpleNamespace(ops=[]))
     return SimpleNamespace(**fields | changes)
 

@@ -145,6 +145,13 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
     return (*inside, between)
 
 
+def one_link(group: Group, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
+    """The tiers as a collective over `group` sees them that crosses nodes over one link, not over those of all its ranks."""
+    members = members_per_domain(group, tiers[0].size)
+    outer = (tier.model_copy(update={"bytes_per_s": tier.bytes_per_s / members}) for tier in tiers[1:])
+    return (tiers[0], *outer)
+
+
 def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCost:
     """Seconds of one call of `kind` over a group.
 

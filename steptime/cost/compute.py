@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.efficiency import compute_factor, sustained_share
-from steptime.machine import Accelerator
+from steptime.cost.rates import Rates
 from steptime.num import Num, ceil, maximum, where
 from steptime.ops import Attention, Gemm, Move, Op
-from steptime.performance import ITEMSIZE, Software
-from steptime.precision import RECIPES, rate_of
+from steptime.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
 """Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix
@@ -25,11 +22,6 @@ WAVE_LOSS = 0.25
 WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
-FALLBACK_SUSTAINED = 0.75
-"""Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
-BEST_SUSTAINED = 0.8
-"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
-Hopper, 0.6 to 0.8 on Blackwell)."""
 CAUSAL_RAMP = 450.0
 """Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
 figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
@@ -38,6 +30,9 @@ RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
 """Rate at head size 64 over that at 128: 156/173 on A100, 257/294 on H100 (FlashAttention-2, causal, 4k; same README)."""
+ROW_BYTES = 16.0
+"""Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
+section "Tensor Core Requirements": 8 elements of 16 bits)."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
 """Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 
@@ -50,96 +45,10 @@ class Pass(NamedTuple):
     compute_s: Num
     bandwidth_s: Num
     time_s: Num
+    kernels: float = 1.0
 
 
-NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What a device sustains, for one job's precision."""
-
-    gemm_flops: float
-    attention_forward_flops: float
-    attention_backward_flops: float
-    bytes_per_s: float
-    gemm_kernel_s: float
-    move_kernel_s: float
-    sm_count: float
-    grad_itemsize: float
-    """Bytes per element of the gradient that wgrad writes."""
-    fused_accumulation: bool
-    """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
-    slowness: float = 1.0
-    """Seconds of kernels and launches over what the constants give, already in the rates above."""
-    accumulate_bytes: float = 0.0
-    """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
-    recipe_flops: float = 0.0
-    """GEMM rate of quantised projections."""
-
-
-def peak_dtype(accelerator: Accelerator, precision: str) -> str:
-    """The tensor-core mode that a precision runs in: fp32 GEMMs use tf32 only where asked, so fp32 stays fp32."""
-    if precision in RECIPES:
-        precision = rate_of(precision, accelerator.peak_flops) or precision
-    if precision in accelerator.peak_flops:
-        return precision
-    twin = {"bf16": "fp16", "fp16": "bf16"}.get(precision, "fp32")
-    return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
-
-
-def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
-    """Sustained rates of a device under a software profile.
-
-    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
-    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
-    """
-    dtype = peak_dtype(accelerator, software.compute_dtype)
-    projections = peak_dtype(accelerator, software.precision)
-    slow = software.compute_factor * compute_factor(software.name)
-    peak = accelerator.peak_flops[dtype] / slow
-    main = software.bytes_of(software.main_grad_dtype)
-    attention = attention_efficiency(accelerator, software)
-    # the first micro-batch's gradient becomes the gradient where none persists
-    times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
-    return Rates(
-        gemm_flops=sustained_flops(accelerator, dtype)
-        * sustained_share(accelerator.name, software.compute_dtype)
-        / slow,
-        attention_forward_flops=peak * attention[0],
-        attention_backward_flops=peak * attention[1],
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
-        gemm_kernel_s=software.gemm_kernel_s * slow,
-        move_kernel_s=software.move_kernel_s * slow,
-        sm_count=float(accelerator.sm_count or 1),
-        grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
-        fused_accumulation=software.grad_accumulation_fusion,
-        slowness=slow,
-        accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
-        recipe_flops=sustained_flops(accelerator, projections)
-        * sustained_share(accelerator.name, software.precision)
-        / slow,
-    )
-
-
-def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
-    """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
-    if (
-        software.attention_kernel == "fa2"
-        and accelerator.fa2_forward_efficiency
-        and accelerator.fa2_backward_efficiency
-    ):
-        return accelerator.fa2_forward_efficiency, accelerator.fa2_backward_efficiency
-    return accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
-
-
-def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
-    """What a long GEMM reaches by itself [FLOP/s]; bf16 and fp16 stand in for each other."""
-    twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
-    known = accelerator.sustained_flops
-    best = accelerator.best_flops.get(dtype) or accelerator.best_flops.get(twin)
-    guess = best * BEST_SUSTAINED if best else accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
-    return known.get(dtype) or known.get(twin) or guess
+NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:
@@ -154,11 +63,23 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    asymptote = r.recipe_flops if op.recipe else r.gemm_flops
+    asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
     compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
+
+
+def aligned(op: Gemm) -> Num:
+    """Whether a batched product's rows start where tensor cores can read them; weights are taken to be.
+
+    The heads of unfused attention are slices of one tensor, head_dim elements apart. Of BigScience's runs that differ in heads
+    alone (rows marked fit), those of head size 108 and 150 spend 31 to 37 s of a step more on 370 to 390 TFLOP per device: 11
+    TFLOP/s, which is fp32's peak without tensor cores (19.5) times `shape_efficiency`; 104, 144, 208, 216 and 224 spend none.
+    """
+    if op.params or op.itemsize >= 4.0:
+        return True
+    return ((op.k * op.itemsize) % ROW_BYTES == 0) & ((op.n * op.itemsize) % ROW_BYTES == 0)
 
 
 class Traffic(NamedTuple):
@@ -268,8 +189,8 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:
     """A memory-bound kernel: its bytes at the sustained memory rate, plus a fixed time for each of its `kernels`."""
-    bandwidth = bytes_ / r.bytes_per_s
-    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s)
+    bandwidth = bytes_ / (r.bytes_per_s * r.move_rate)
+    return Pass(0.0, bytes_, 0.0, bandwidth, bandwidth + kernels * r.move_kernel_s, kernels)
 
 
 def param_bytes(op: Op) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from steptime.cost.compute import Rates
+from steptime.cost.rates import Rates
 from steptime.machine import Tier
 
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.compute import NOTHING, Pass, Rates
+from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.overlap import beside_s, contention, exchanges_hidden_s, hidden_s
+from steptime.cost.rates import Rates
 from steptime.machine import Tier
 from steptime.mesh import Group
-from steptime.num import Num, is_column
+from steptime.num import Num, is_column, maximum
 from steptime.ops import Attention, Axis, Comm, Gemm, Kind, Op
 from steptime.performance import Software
 from steptime.recompute import Segment, replayed
@@ -44,6 +45,8 @@ class Work:
     memory_s: Num = 0.0
     launch_s: Num = 0.0
     """What the device waits for the host, and for kernels too small to be listed."""
+    kernels: float = 0.0
+    """Kernels launched, collectives included."""
     flops: Num = 0.0
     calls: list[CommCall] = field(default_factory=list)
 
@@ -66,6 +69,7 @@ class Work:
         else:
             self.memory_s += done.time_s
         self.flops += done.flops
+        self.kernels += done.kernels
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,17 @@ class Context:
         """Seconds of one collective over the group of its axis, of the op's `bytes` unless said."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
         if is_column(sent) or is_column(group.ranks):
-            return collective(kind, sent, group, self.tiers)
+            return self.collective(kind, sent, op.axis)
         key = (op.axis, kind, float(sent))
         if key not in self.known:
-            self.known[key] = collective(kind, sent, group, self.tiers)
+            self.known[key] = self.collective(kind, sent, op.axis)
         return self.known[key]
+
+    def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
+        """A collective as it runs among the layers."""
+        alone = collective(kind, bytes_, self.groups[axis], self.tiers)
+        factor = self.software.tp_comm_factor if axis == "tp" else 1.0
+        return alone._replace(time_s=alone.time_s * factor)
 
     def hidden(self, op: Comm, cost: CommCost, beside: Num) -> Num:
         """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""
@@ -120,7 +130,22 @@ def part_time(
     replay = forward_work(ops, passes, context, again)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay.launch_s = forward.launch_s * len(again) / len(ops)
+    for work in (forward, backward, replay):
+        wait_for_host(work, context.software)
     return PartTime(forward, backward, replay)
+
+
+def wait_for_host(work: Work, software: Software) -> None:
+    """Add what the device waits for the host.
+
+    Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
+    blocking launches the two take turns.
+    """
+    host_s = work.kernels * software.host_kernel_s
+    if not host_s:
+        return
+    late_s = host_s if software.blocking_launches else maximum(0.0, host_s - work.seconds)
+    work.launch_s = work.launch_s + late_s
 
 
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
@@ -136,6 +161,7 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             beside = passes[near].time_s if near is not None else 0.0
             hidden = context.hidden(op, cost, beside)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
+            work.kernels += 1.0
     return work
 
 
@@ -186,6 +212,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
             near = neighbour(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
             work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+            work.kernels += 1.0
     return work
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from steptime.assembly import Assembly
 from steptime.cost.comm import collective
-from steptime.cost.compute import Rates
 from steptime.cost.overlap import contention
 from steptime.cost.parts import PartTime
+from steptime.cost.rates import Rates
 from steptime.estimate import CollectiveRow
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
 from steptime.job import Job

@@ -183,7 +183,7 @@ def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]
     if vocab is None:
         vocab = _usual_vocabulary(name, glu=glu)
         assumed.append(f"vocab: {vocab}")
-    if framework.profile == "deepspeed" and "megatron" in row.text("framework").lower():
+    if framework.base == "deepspeed" and "megatron" in row.text("framework").lower():
         vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
         assumed.append(f"vocab: padded to {vocab}, as Megatron-LM's model does")
     model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)

@@ -12,7 +12,7 @@ from steptime.validation.recipes import recipe_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
-    "litgpt", "lit-gpt", "gigatron", "sagemaker",
+    "gigatron", "sagemaker",
 )  # fmt: skip
 """Frameworks whose kernels and schedules no profile describes."""
 
@@ -48,19 +48,28 @@ FRAMEWORKS = (
     Framework(r"maxtext", "MaxText", "xla"),
     Framework(r"paxml", "PaxML", "paxml"),
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
-    Framework(r"deepspeedexamples|deepspeed zero|trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    Framework(r"megatron.*deepspeed|deepspeed.*megatron|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    Framework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
+    Framework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
+    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
+    Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    Framework(
+        r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"
+    ),
+    Framework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
+    Framework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
     Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
     Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
     Framework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
     Framework(r"nemo", "NeMo", "nemo"),
     Framework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
-    Framework(r"aleph alpha", "Aleph Alpha", "megatron-core", own=False),
+    Framework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
     Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
-    Framework(r"llm-foundry|composer", "llm-foundry", "fsdp2", own=False),
+    Framework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
     Framework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
-    Framework(r"internevo", "InternEvo", "megatron-core", own=False),
-    Framework(r"nanotron", "nanotron", "megatron-core", own=False),
+    Framework(r"litgpt", "LitGPT", "torch"),
+    Framework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
+    Framework(r"internevo", "InternEvo", "internevo"),
+    Framework(r"nanotron", "nanotron", "nanotron"),
     Framework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
 )
 """First match wins."""
@@ -117,7 +126,7 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
-    section |= recompute_of(row, framework.profile, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework.base, assumed) | _dtypes(row, notes) | _kernels(row, notes)
     overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
@@ -235,8 +244,12 @@ def _kernels(row: Row, notes: str) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:
         section["attention_impl"] = "unfused"
-    elif "flash_attention" in notes or "flashattention" in notes or "flash attention" in row.text("framework").lower():
+    elif "flash_attentionv1" in notes:
+        section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
+    elif "flash_attention" in notes or "flashattention" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
+    elif "flash attention" in row.text("framework").lower():
+        section["attention_impl"] = "flash"
     if "kernel torch" in notes:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:

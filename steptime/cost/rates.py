@@ -1,0 +1,118 @@
+"""What a device sustains under a software profile: the rates that the cost of every op rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from steptime.efficiency import compute_factor, sustained_share
+from steptime.machine import Accelerator
+from steptime.performance import Software
+from steptime.precision import RECIPES, rate_of
+
+FALLBACK_SUSTAINED = 0.75
+"""Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
+BEST_SUSTAINED = 0.8
+"""The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
+Hopper, 0.6 to 0.8 on Blackwell)."""
+OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7}
+"""Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
+version (Dao 2023, arXiv 2307.08691 section 4.1). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device sustains, for one job's precision."""
+
+    gemm_flops: float
+    attention_forward_flops: float
+    attention_backward_flops: float
+    bytes_per_s: float
+    gemm_kernel_s: float
+    move_kernel_s: float
+    sm_count: float
+    grad_itemsize: float
+    """Bytes per element of the gradient that wgrad writes."""
+    fused_accumulation: bool
+    """wgrad reads and writes the main gradient (gradient-accumulation fusion)."""
+    slowness: float = 1.0
+    """Seconds of kernels and launches over what the constants give, already in the rates above."""
+    accumulate_bytes: float = 0.0
+    """Bytes per weight that a kernel of its own moves to add wgrad's result to the main gradient."""
+    move_rate: float = 1.0
+    """Rate of memory-bound kernels over `bytes_per_s`."""
+    plain_share: float = 1.0
+    """GEMM rate without tensor cores over `gemm_flops`."""
+    recipe_flops: float = 0.0
+    """GEMM rate of quantised projections."""
+
+
+def peak_dtype(accelerator: Accelerator, precision: str) -> str:
+    """The tensor-core mode that a precision runs in: fp32 GEMMs use tf32 only where asked, so fp32 stays fp32."""
+    if precision in RECIPES:
+        precision = rate_of(precision, accelerator.peak_flops) or precision
+    if precision in accelerator.peak_flops:
+        return precision
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(precision, "fp32")
+    return twin if twin in accelerator.peak_flops else next(iter(accelerator.peak_flops))
+
+
+def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -> Rates:
+    """Sustained rates of a device under a software profile.
+
+    Without fusion the gradient of a weight is added to the main one by a kernel of its own, except where the first micro-batch's
+    becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
+    """
+    dtype = peak_dtype(accelerator, software.compute_dtype)
+    projections = peak_dtype(accelerator, software.precision)
+    slow = software.compute_factor * compute_factor(software.name)
+    peak = accelerator.peak_flops[dtype] / slow
+    main = software.bytes_of(software.main_grad_dtype)
+    attention = attention_efficiency(accelerator, software)
+    # the first micro-batch's gradient becomes the gradient where none persists
+    times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
+    return Rates(
+        gemm_flops=sustained_flops(accelerator, dtype)
+        * sustained_share(accelerator.name, software.compute_dtype)
+        / slow,
+        attention_forward_flops=peak * attention[0],
+        attention_backward_flops=peak * attention[1],
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
+        gemm_kernel_s=software.gemm_kernel_s * slow,
+        move_kernel_s=software.move_kernel_s * slow,
+        sm_count=float(accelerator.sm_count or 1),
+        grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
+        fused_accumulation=software.grad_accumulation_fusion,
+        slowness=slow,
+        accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
+        move_rate=software.move_rate,
+        plain_share=plain_share(accelerator, dtype),
+        recipe_flops=sustained_flops(accelerator, projections)
+        * sustained_share(accelerator.name, software.precision)
+        / slow,
+    )
+
+
+def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
+    """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
+    forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
+    if software.attention_kernel == "best":
+        return forward, backward
+    older = OLDER_KERNELS.get(software.attention_kernel, 1.0)
+    return (accelerator.fa2_forward_efficiency or forward) * older, (
+        accelerator.fa2_backward_efficiency or backward
+    ) * older
+
+
+def plain_share(accelerator: Accelerator, dtype: str) -> float:
+    """Rate of a GEMM that tensor cores cannot take, which runs as one in fp32, over that of one that they can."""
+    return min(1.0, accelerator.peak_flops.get("fp32", inf) / sustained_flops(accelerator, dtype))
+
+
+def sustained_flops(accelerator: Accelerator, dtype: str) -> float:
+    """What a long GEMM reaches by itself [FLOP/s]; bf16 and fp16 stand in for each other."""
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)
+    known = accelerator.sustained_flops
+    best = accelerator.best_flops.get(dtype) or accelerator.best_flops.get(twin)
+    guess = best * BEST_SUSTAINED if best else accelerator.peak_flops[dtype] * FALLBACK_SUSTAINED
+    return known.get(dtype) or known.get(twin) or guess

@@ -1,0 +1,156 @@
+"""What other trainers do differently: kernels, launches, waits and links, each by a figure that a hand can check."""
+
+from dataclasses import replace
+
+import pytest
+
+from steptime import Job, estimate
+from steptime.cost import compute
+from steptime.cost.comm import collective, one_link
+from steptime.cost.parts import Work, wait_for_host
+from steptime.cost.rates import OLDER_KERNELS, attention_efficiency, plain_share, rates
+from steptime.machine import Machine
+from steptime.mesh import Group
+from steptime.ops import Gemm, Param
+from steptime.performance import load_software
+from steptime.validation.measurements import Row
+from steptime.validation.software import framework_of
+
+A100 = Machine.load("dgx-a100-80gb").accelerator
+RATES = rates(A100, load_software("megatron-2021"))
+
+
+def product(**changes):
+    return Gemm("attn.core.scores", m=2048.0, n=2048.0, **changes)
+
+
+def test_older_flash_kernels_are_slower_than_flash_attention_2_by_the_published_ratio():
+    now = attention_efficiency(A100, load_software("fsdp2"))
+    for profile, kernel in (("llm-foundry", "triton"), ("aleph-alpha", "fa1")):
+        software = load_software(profile).model_copy(update={"attention_kernel": kernel})
+        assert attention_efficiency(A100, software) == pytest.approx([share * OLDER_KERNELS[kernel] for share in now])
+    assert 1.7 <= 1 / OLDER_KERNELS["fa1"] <= 3.0
+    assert 1.3 <= 1 / OLDER_KERNELS["triton"] <= 2.5
+
+
+def test_heads_whose_rows_are_no_multiple_of_16_bytes_do_without_tensor_cores():
+    """104 elements of 2 bytes are 13 times 16 bytes; 108 are 13.5."""
+    even, odd = (compute.forward(product(k=k), RATES, {}) for k in (104.0, 108.0))
+    depth = (108 / 308) / (104 / 304)
+    assert plain_share(A100, "fp16") == pytest.approx(19.5e12 / (RATES.gemm_flops))
+    assert odd.compute_s / even.compute_s == pytest.approx(108 / 104 / depth / RATES.plain_share)
+    weight = (Param("w", (108, 2048)),)
+    assert compute.forward(product(k=108.0, params=weight), RATES, {}).compute_s < odd.compute_s / 5
+    wide = compute.forward(product(k=108.0, itemsize=4.0), RATES, {})
+    assert wide.compute_s < odd.compute_s / 5
+
+
+def test_memory_bound_kernels_may_run_below_a_copy():
+    slow = replace(RATES, move_rate=0.5)
+    moved = [compute.move_pass(1e9, 0.0, r).time_s for r in (RATES, slow)]
+    assert moved[1] == pytest.approx(2 * moved[0])
+    assert compute.forward(product(k=64.0), slow, {}) == compute.forward(product(k=64.0), RATES, {})
+
+
+@pytest.mark.parametrize(
+    ("kernels", "blocking", "added"),
+    [
+        (100.0, False, 0.0),  # 100 x 10 us of launches under 2 ms of kernels
+        (300.0, False, 1e-3),  # 3 ms of launches: the device waits for one
+        (100.0, True, 1e-3),  # in turns
+    ],
+)
+def test_the_device_waits_for_the_host(kernels, blocking, added):
+    software = load_software("torch").model_copy(update={"host_kernel_s": 10e-6, "blocking_launches": blocking})
+    work = Work(gemm_s=2e-3, kernels=kernels)
+    wait_for_host(work, software)
+    assert work.launch_s == pytest.approx(added)
+    wait_for_host(work := Work(gemm_s=2e-3, kernels=1e6), load_software("torch"))
+    assert work.launch_s == 0.0
+
+
+def test_kernels_of_a_block_are_counted():
+    """A block without tensor parallelism: every op once, moves as often as they have kernels."""
+    found = estimate(job("torch", tp=1))
+    ops = found.assembly.block.ops
+    listed = sum(getattr(op, "kernels", 1.0) for op in ops)
+    assert found.timing.block.forward.kernels == listed
+    assert found.timing.block.backward.kernels > listed
+
+
+def test_one_link_of_a_node_carries_what_eight_did():
+    tiers = Machine.load("dgx-a100-80gb").tiers
+    over = Group("dp", 64.0, 1.0)
+    shared, single = (
+        collective("all_gather", 1e10, over, tiers),
+        collective("all_gather", 1e10, over, one_link(over, tiers)),
+    )
+    assert single.bandwidth_s == pytest.approx(8 * shared.bandwidth_s)
+    assert single.bandwidth_s == pytest.approx(1e10 * 63 / 64 / (tiers[1].bytes_per_s * tiers[1].efficiency))
+
+
+def job(software, tp=8, dp=2, **performance):
+    return Job(
+        model={"preset": "llama2-7b"},
+        parallelism={"tp": tp, "pp": 1, "dp": dp, "sp": False},
+        performance={"software": software, **performance},
+        data={"gbs": 16, "seqlen": 2048, "microbatch_sz": 1},
+        hardware={"node_type": "dgx-a100-80gb"},
+    )
+
+
+def changed(monkeypatch, software, **fields):
+    """An estimate under a profile with other fields."""
+    whole = load_software(software).model_copy(update=fields)
+    monkeypatch.setattr("steptime.performance.load_software", lambda _: whole)
+    return estimate(job(software))
+
+
+def test_ranks_that_wait_for_each_other_lengthen_tensor_parallel_collectives_alone(monkeypatch):
+    once = changed(monkeypatch, "aleph-alpha", tp_comm_factor=1.0).time.parts_s
+    twice = changed(monkeypatch, "aleph-alpha", tp_comm_factor=2.0).time.parts_s
+    assert twice["tp_comm"] == pytest.approx(2 * once["tp_comm"])
+    for part in ("gemm", "attention", "memory_bound", "dp_comm"):
+        assert twice[part] == once[part]
+
+
+def test_sharded_states_with_all_reduced_fp32_gradients_send_four_times_as_much(monkeypatch):
+    """bf16 gradients, reduce-scattered: 2 bytes a parameter. All-reduced in fp32: 8."""
+    first = changed(monkeypatch, "aleph-alpha", sharded_reduction="reduce_scatter", reduce_dtype="main").timing.dp
+    other = changed(monkeypatch, "aleph-alpha").timing.dp
+    plain, full = first.reductions[0][0][0], other.reductions[0][0][0]
+    assert (plain.kind, full.kind) == ("reduce_scatter", "all_reduce")
+    assert full.bytes == 2 * plain.bytes
+    assert full.cost.bandwidth_s == pytest.approx(4 * plain.cost.bandwidth_s)
+    assert [c.bytes for c in first.gathers[0][0]] == [c.bytes for c in other.gathers[0][0]]
+
+
+def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypatch):
+    """The ring of a broadcast passes every rank once, so its latency grows with them; nothing hides it."""
+    dp = changed(monkeypatch, "internevo").timing.dp
+    call = dp.gathers[0][0][0]
+    assert call.kind == "broadcast"
+    assert dp.gather_exposed_s == pytest.approx(sum(c.cost.time_s for c in dp.gathers[0][0]))
+    tiers = Machine.load("dgx-a100-80gb").tiers
+    few, many = (collective("broadcast", 0.0, Group("dp", n, 1.0), tiers).latency_s for n in (64.0, 128.0))
+    hops = 56 * tiers[0].latency_s + 8 * tiers[1].latency_s  # 8 more nodes of 8
+    assert many - few == pytest.approx(hops)
+
+
+@pytest.mark.parametrize(
+    ("words", "precision", "profile"),
+    [
+        ("Aleph Alpha in-house (Megatron-style 3D)", "bf16", "aleph-alpha"),
+        ("llm-foundry v0.0.4 (torch 2.x FSDP, flash attention)", "bf16", "llm-foundry"),
+        ("Megatron-DeepSpeed (ZeRO-1, BigScience tr11 prep, Feb 2022)", "fp16", "bloom"),
+        ("Megatron-LM + DeepSpeed 3D (Megatron-DeepSpeed), Jun-Jul 2021", "fp16", "megatron-deepspeed-2021"),
+        ("Megatron-LM (May-Jul 2021)", "fp16", "megatron-deepspeed"),
+        ("Megatron-DeepSpeed (vTrain validation runs)", "fp16", "megatron-2021"),
+        ("DeepSpeed ZeRO-3", "fp16", "deepspeed-2021"),
+        ("XTuner (MMEngine + DeepSpeed ZeRO-3, flash-attn, Ulysses SP)", "fp16/bf16", "deepspeed"),
+        ("InternEvo v0.2.1dev20231121", "bf16", "internevo"),
+        ("nanotron", "bf16", "nanotron"),
+    ],
+)
+def test_a_framework_finds_its_profile(words, precision, profile):
+    assert framework_of(Row({"framework": words, "precision": precision}, "other", 1)).profile == profile
