@@ -22,7 +22,7 @@ ROOMS = [
     *("num", "config", "units", "precision", "ops", "buckets", "estimate", "document", "efficiency", "mesh", "machine"),
     *("profiles", "performance"),
     *("schedule", "recompute", "memory", "model"),
-    *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
+    *("frameworks", "facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
     *("cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
     *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.config import ConfigError
-from steptime.facts import FRAMEWORKS, facts
+from steptime.facts import facts
+from steptime.frameworks import FRAMEWORKS
 from steptime.job import Job
 from steptime.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
 from steptime.performance import load_software, software_names
