@@ -209,7 +209,7 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     )
     assert (
         "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
-        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the peak"
+        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak"
     ) in job(hardware=str(bare)).assumptions
     assert "does not say" not in "\n".join(job().assumptions)
 
