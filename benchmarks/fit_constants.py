@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from steptime.efficiency import FILE, NOTHING_FITTED, SCALES, Efficiency, share_family, using
+from steptime.cost.rates import peak_dtype
+from steptime.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
 from steptime.job import Job
 from steptime.step import estimate
 from steptime.validation.compare import judge
@@ -31,10 +32,10 @@ from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job
 from steptime.validation.summary import headline
 
-SHARE_SIGMA = 0.15
-"""Prior of a sustained share: log-normal around 1, as the machine files already derate what was measured alone."""
-SCALE_SIGMA = 0.15
-"""Prior of what a documented constant is multiplied by."""
+MEASURED_SIGMA, ASSUMED_SIGMA = 0.03, 0.10
+"""Prior of a sustained share around 1: the machine file's rate was measured, or is a guess from another figure."""
+GAP_SIGMA = 0.5
+"""Prior of the launch gaps of a low-precision recipe over those of bf16."""
 PROFILE_SIGMA = 0.10
 """Prior of a framework's factor around 1."""
 RELEASE_SIGMA = 0.04
@@ -61,6 +62,8 @@ class Run:
     measured_s: float
     weight: float
     names: tuple[Name, ...]
+    guessed: bool
+    """Whether the machine file's GEMM rate is a guess."""
     nvidia: bool
     """A run of NVIDIA's own frameworks, or of Megatron-LM on 8 x B200: these set the shares of the accelerators."""
 
@@ -86,18 +89,28 @@ def runs() -> list[Run]:
         ]
         if release:
             names.append(("factor", job.software.name))
-        names += [("scale", name) for name in SCALES]
+        if job.software.recipe:
+            names.append(("gap",))
         own = job.software.family.startswith("megatron") and j.row.file == "nvidia"
         nvidia = own or j.row.group == "simumax"
         assert j.measured_step_s is not None
-        found.append(Run(job, j.measured_step_s, 1.0 / votes[j.cell], tuple(names), nvidia))
+        found.append(Run(job, j.measured_step_s, 1.0 / votes[j.cell], tuple(names), is_guess(job), nvidia))
     return found
 
 
-def sigma(name: Name) -> float:
+def is_guess(job: Job) -> bool:
+    """Whether the GEMM rate of a job's precision was not measured on the machine but guessed from another figure."""
+    dtype = peak_dtype(job.machine.accelerator, job.software.precision)
+    source = job.machine.provenance.get(f"accelerator.sustained_flops.{dtype}", "assumed")
+    return source.startswith("assumed")
+
+
+def sigma(name: Name, guessed: Collection[Name]) -> float:
     """The prior's spread."""
-    if name[0] != "factor":
-        return SHARE_SIGMA if name[0] == "share" else SCALE_SIGMA
+    if name[0] == "share":
+        return ASSUMED_SIGMA if name in guessed else MEASURED_SIGMA
+    if name[0] == "gap":
+        return GAP_SIGMA
     return RELEASE_SIGMA if "@" in name[1] else PROFILE_SIGMA
 
 
@@ -112,10 +125,9 @@ def constants(x: dict[Name, float]) -> Efficiency:
             profile = name[1].partition("@")[0]
             beneath = x.get(("factor", profile), 0.0) if profile != name[1] else 0.0
             factors[name[1]] = exp(value + beneath)
-    scales = {name[1]: exp(value) for name, value in x.items() if name[0] == "scale"}
     every = sorted(value for name, value in x.items() if name[0] == "share")
     middle = exp(every[len(every) // 2]) if every else 1.0
-    return Efficiency(dict(shares), middle, scales, factors)
+    return Efficiency(dict(shares), middle, exp(x.get(("gap",), 0.0)), factors)
 
 
 def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
@@ -124,7 +136,8 @@ def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
     index = {name: i for i, name in enumerate(names)}
     x = np.zeros(len(names))
     votes = np.array([run.weight for run in rows])
-    prior = np.diag([(ERROR_SIGMA / sigma(name)) ** 2 for name in names])
+    guessed = {name for run in rows if run.guessed for name in run.names if name[0] == "share"}
+    prior = np.diag([(ERROR_SIGMA / sigma(name, guessed)) ** 2 for name in names])
     for _ in range(ROUNDS):
         now = dict(zip(names, map(float, x), strict=True)) | known
         errors = np.array([run.error(constants(now)) for run in rows])
@@ -148,11 +161,11 @@ def slopes_of(rows: Sequence[Run], now: dict[Name, float], errors: Floats, index
     A row has one share, and its profile's and its release's factor move it alike.
     """
     slopes = np.zeros((len(rows), len(index)))
-    for kind in ("share", "factor", *SCALES):
-        mine = [name for name in now if kind in (name[0], name[1]) and "@" not in name[1]]
+    for kind in ("share", "factor", "gap"):
+        mine = [name for name in now if name[0] == kind and "@" not in name[-1]]
         moved = constants(now | {name: now[name] + STEP for name in mine})
         for r, run in enumerate(rows):
-            sought = [index[name] for name in run.names if kind in (name[0], name[1]) and name in index]
+            sought = [index[name] for name in run.names if name[0] == kind and name in index]
             if sought:
                 slopes[r, sought] = (run.error(moved) - errors[r]) / STEP
     return slopes
@@ -198,9 +211,8 @@ def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
 def rounded(now: Efficiency) -> Efficiency:
     """Three decimals: no run speaks for more."""
     shares = {a: {d: round(v, 3) for d, v in sorted(by.items())} for a, by in sorted(now.sustained_share.items())}
-    return Efficiency(
-        shares, round(now.default_share, 3), {k: round(v, 3) for k, v in sorted(now.compute_factor.items())}
-    )
+    factors = {name: round(value, 3) for name, value in sorted(now.compute_factor.items())}
+    return Efficiency(shares, round(now.default_share, 3), round(now.recipe_gap, 3), factors)
 
 
 def main() -> int:

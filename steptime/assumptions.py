@@ -17,7 +17,8 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 
 def assumptions(job: Job) -> list[str]:
     """One line each."""
-    return [*_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+    calibrated = job.performance.calibration.words if job.performance.calibration else []
+    return [*calibrated, *_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
 
 
 def _unsaid(job: Job) -> list[str]:
@@ -49,6 +50,7 @@ def _unproved(job: Job) -> list[str]:
         "fused norms": software.norm_impl == "fused",
         "fused activation": software.activation_impl == "fused",
         "fused cross-entropy": software.loss_impl == "fused",
+        f"{software.precision} projections": software.recipe is not None,
         f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
     }
     names = [name for name, used in kernels.items() if used]
@@ -84,7 +86,7 @@ def _machine(job: Job) -> list[str]:
 
 def _usual_figures(job: Job) -> list[str]:
     """Figures of the machine that its file leaves to the defaults."""
-    device, precision = job.machine.accelerator, job.software.precision
+    device, precision = job.machine.accelerator, str(job.software.precision)
     places = [("accelerator", device), *((f"tiers.{i}", tier) for i, tier in enumerate(job.machine.tiers))]
     found = [
         f"{at}.{name} {getattr(part, name):g}"
@@ -94,9 +96,10 @@ def _usual_figures(job: Job) -> list[str]:
     ]
     twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
     if precision in RECIPES:
-        twins = {rate_of(precision, device.peak_flops) or precision}
+        precision = rate_of(precision, device.peak_flops) or precision
+        twins = {precision}
     if not twins & device.sustained_flops.keys():
-        found.append(f"accelerator.sustained_flops.{min(twins)} a fixed share of the best shape or of the peak")
+        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
     return found
 
 

@@ -21,7 +21,7 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs side by side: settings, step, parts, memory",
-    "explain": "one figure of a report, written out as formula and numbers",
+    "explain": "one figure, or all of a measured row, as formula and numbers",
     "validate": "published or own measured runs beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
@@ -123,6 +123,7 @@ def _report(made: argparse.ArgumentParser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
         "--min-mfu",
@@ -149,10 +150,19 @@ def _scale(made: argparse.ArgumentParser) -> None:
 
 
 def _explain(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
+    made.add_argument(
+        "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
+    )
     made.add_argument(
         "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; none lists them"
     )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
+    )
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
+    )
+    made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
@@ -172,6 +182,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
+    made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
 
 
 def _count(text: str) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job import Job
+    from steptime.validation.measurements import Row
 
 
 class Printer:
@@ -67,7 +68,12 @@ def report(options: Namespace, out: Printer) -> int:
     """The report of one config, or its JSON; the check."""
     from steptime.step import estimate
 
-    found = estimate(load(options.config, options.sets))
+    job = load(options.config, options.sets)
+    if options.calibrate is not None:
+        from steptime.validation.calibrate import calibrated
+
+        job = calibrated(job, options.calibrate)
+    found = estimate(job)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
         tight = found.memory.verdict == "tight"
@@ -121,11 +127,19 @@ def _labels(a: str, b: str) -> tuple[str, str]:
 
 
 def explain(options: Namespace, out: Printer) -> int:
-    """One name's working, or the names there are."""
+    """One name's working, or the names there are; of a measured row its whole way, where no name is asked for."""
     from steptime.report import explain as working
     from steptime.step import estimate
+    from steptime.validation.find import find
 
-    found = estimate(load(options.config, options.sets))
+    row = find(options.config, options.measurements)
+    if row is not None and options.sets:
+        raise ConfigError(f"--set: not for a measured row; 3dtrn explain {row.id} --yaml prints a config to change")
+    if row is not None and (options.yaml or options.name is None):
+        return _explain_row(row, out, only_yaml=options.yaml)
+    if options.yaml:
+        raise ConfigError("--yaml: for a measured row; a config is YAML already")
+    found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
         out.text("\n".join(working.names(found)) + "\n")
         return 0
@@ -136,20 +150,61 @@ def explain(options: Namespace, out: Printer) -> int:
     return 0
 
 
+def _row_job(row: Row) -> Job:
+    """The job of a measured row.
+
+    Raises:
+        ConfigError: the row is skipped; the reason.
+    """
+    from steptime.validation.measurements import SkipRowError
+    from steptime.validation.rows import to_config, to_job
+
+    try:
+        return to_job(to_config(row))
+    except SkipRowError as problem:
+        raise ConfigError(f"{row.id}: {problem}") from None
+
+
+def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
+    """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
+    from steptime.report import row as view
+    from steptime.step import estimate
+    from steptime.validation.compare import judge
+
+    if only_yaml:
+        _row_job(row)  # raises where there is none
+        out.text(view.config_yaml(row))
+        return 0
+    judged = judge(row)
+    out.sections(view.published(judged))
+    if judged.config is not None:
+        out.text(f"\nthe config it became\n{view.indented(view.config_yaml(row))}\n")
+        out.sections(view.predicted(judged, estimate(_row_job(row))))
+    return 0
+
+
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
     from steptime.report import validation as report_validation
-    from steptime.validation.compare import judge
+    from steptime.validation.compare import judge_all
     from steptime.validation.select import select
     from steptime.validation.summary import summarise
 
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.check(options.plot)
     rows = select(options.measurements, options.source, options.gpu, options.split)
-    judged = [judge(row, known_release=options.profile == "known") for row in rows]
+    judged = judge_all(rows, known_release=options.profile == "known")
     if options.measurements:
         sys.stderr.writelines(
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
         )
     summary = summarise(judged, options.worst)
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.draw(judged, options.plot)
     if options.json:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
     else:

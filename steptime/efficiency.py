@@ -17,18 +17,6 @@ from steptime.document import parse_mapping, read_source
 FILE = Path(__file__).parent / "data" / "efficiency.yaml"
 
 
-SCALES = {
-    "attention_rate": "rates of the flash attention kernels (data/accelerators)",
-    "memory_rate": "rate of memory-bound kernels, memory_efficiency (data/accelerators)",
-    "k_overhead": "depth of a tile's prologue and epilogue, K_OVERHEAD (cost/compute.py)",
-    "layer_gap": "launch gaps of a layer, layer_gap_s (data/software)",
-    "graphed_gap": "what CUDA graphs leave of them, GRAPHED_GAP (stage_time.py)",
-    "network_rate": "rates of collectives, efficiency of a machine's tiers (data/machines)",
-    "straggler": "slowdown per doubling of the replicas, STRAGGLER (stage_time.py)",
-}
-"""The constants that a fit may move, each from its own source."""
-
-
 class Efficiency(NamedTuple):
     """All fitted constants; 1.0 everywhere is the model with nothing fitted."""
 
@@ -36,13 +24,13 @@ class Efficiency(NamedTuple):
     """Accelerator -> GEMM dtype -> share of `sustained_flops` that the GEMMs of a training step reach."""
     default_share: float
     """That share where no measured run has the accelerator or the dtype."""
-    scales: dict[str, float]
-    """Name of a documented constant -> what it is multiplied by; see `SCALES`."""
+    recipe_gap: float
+    """Launch gaps of a layer in a low-precision recipe over those of the same layer in bf16: its casts are kernels too."""
     compute_factor: dict[str, float]
     """Software profile, or profile@release -> seconds of its kernels and launches over the constants'."""
 
 
-NOTHING_FITTED = Efficiency({}, 1.0, {}, {})
+NOTHING_FITTED = Efficiency({}, 1.0, 1.0, {})
 
 _override: list[Efficiency] = []
 
@@ -66,11 +54,6 @@ def using(constants: Efficiency) -> Iterator[None]:
         yield
     finally:
         _override.pop()
-
-
-def scale(name: str) -> float:
-    """What a constant of `SCALES` is multiplied by."""
-    return efficiency().scales.get(name, 1.0)
 
 
 def share_family(precision: str) -> str:

@@ -4,49 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from steptime.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.num import Num
-from steptime.precision import RECIPES, runs
+from steptime.precision import RECIPES, precisions
 
 if TYPE_CHECKING:
     from steptime.job import Job
-    from steptime.machine import Accelerator
     from steptime.performance import Recompute
-
-
-class Framework(NamedTuple):
-    """What a software profile's framework can run."""
-
-    zero_levels: tuple[int, ...]
-    pipelines_zero: tuple[int, ...]
-    """ZeRO levels it runs with pp > 1."""
-    interleaves: bool = True
-    replicates_kv: bool = True
-    """tp may exceed n_kv_heads: key and value heads are copied."""
-    context: tuple[str, ...] = ()
-    """Values of cp_comm_type that it runs; none: it has no context parallelism."""
-    copies_cut_cp: bool = False
-    """The ranks of one sequence may lie in different replicas of the shards."""
-    rounds: bool = False
-    """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
-    recipes: bool = True
-    """It runs its projections in low-precision recipes (TransformerEngine's)."""
-
-
-FRAMEWORKS = {
-    # num_distributed_optimizer_instances divides dp * cp (megatron/core/parallel_state.py, initialize_model_parallel);
-    # torchtitan's dp_replicate stands beside cp, which is sharded over (torchtitan/distributed/parallel_dims.py)
-    # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
-    "megatron-core": Framework((0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True),
-    "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
-    # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
-    # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
-    "torch": Framework((0, 1), (0, 1), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
-    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
-    # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
-    # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False, context=("a2a",), recipes=False),
-}
-_ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), context=("p2p", "all_gather", "a2a"))
 
 
 class Facts(NamedTuple):
@@ -124,8 +88,8 @@ class Facts(NamedTuple):
 
     @property
     def chunks_of_cp(self) -> Num:
-        """Pieces of a sequence that context parallelism deals out, two to a rank."""
-        return 2 * self.cp
+        """Pieces of a sequence that context parallelism deals out: two to a rank, one in Ulysses of DeepSpeed."""
+        return self.cp if self.framework.context == ("a2a",) else 2 * self.cp
 
     @property
     def copied_ranks(self) -> Num:
@@ -150,7 +114,7 @@ class Facts(NamedTuple):
     @property
     def framework(self) -> Framework:
         """What the profile's framework can run."""
-        return FRAMEWORKS.get(self.family, _ANY)
+        return FRAMEWORKS.get(self.family, ANY)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -284,17 +248,11 @@ def facts(job: Job) -> Facts:
         param_dtype=software.param_dtype,
         master_dtype=software.master_dtype,
         machine=machine.name,
-        machine_dtypes=_precisions(machine.accelerator),
+        machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
         checkpoint_word=said.activation_checkpointing_type,
         recompute=said.recompute,
         overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
     )
-
-
-def _precisions(device: Accelerator) -> tuple[str, ...]:
-    """Dtypes and recipes that a device runs."""
-    rates = tuple(device.peak_flops)
-    return (*rates, *(name for name in RECIPES if runs(name, rates, microscaling=device.microscaling)))
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

@@ -70,9 +70,9 @@ def recomputation(job: Job) -> Iterator[Change]:
 
 
 def layouts(job: Job) -> Iterator[Change]:
-    """One of tp and pp larger, dp smaller by as much: the devices stay the same."""
+    """One of tp, pp and cp larger, dp smaller by as much: the devices stay the same."""
     p = job.parallelism
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "pp", "cp"):
         for factor in (2, 4, 8):
             if p.dp % factor == 0:
                 yield {f"parallelism.{axis}": getattr(p, axis) * factor, "parallelism.dp": p.dp // factor}

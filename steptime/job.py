@@ -194,6 +194,8 @@ class Job(Config):
             "data": self.data.model_dump(),
             "hardware": self.hardware.model_dump(exclude_defaults=True),
         }
+        if self.performance.calibration is not None:
+            config["performance"]["calibration"] = self.performance.calibration.model_dump()
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
             if section is not None:
                 config[key] = section.model_dump(exclude_none=True)
@@ -216,12 +218,8 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(
-            self.performance,
-            default,
-            interleaved=self.parallelism.vpp > 1,
-            any_layout=self.machine.accelerator.microscaling,
-        )
+        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
+        return found.on(any_layout=self.machine.accelerator.microscaling)
 
     @cached_property
     def microbatches(self) -> int:

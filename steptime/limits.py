@@ -89,6 +89,29 @@ MODELLED = [
 ]
 """What is read but not computed yet."""
 
+LOW_PRECISION = [
+    Rule(
+        "framework has the recipe",
+        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
+        "use software megatron-core",
+        lambda f: (not f.recipe) | f.framework.recipes,
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
+    Rule(
+        "norms under delayed scaling",
+        "performance: Megatron-Core does not recompute layernorm under {f.precision}; use fp8_current, or other modules",
+        lambda f: (
+            f.precision != "fp8_delayed" or not (f.checkpoint_word == "super-selective" or "layernorm" in f.modules)
+        ),
+    ),
+    Rule(
+        "fp8_params",
+        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | f.recipe,
+    ),
+]
+"""What recipes need; told with the layout rules."""
+
 NOT_MODELLED = {
     **{
         f"performance.precision={word}": "not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
@@ -121,9 +144,9 @@ NOT_MODELLED = {
             "activation_offload",
             "optimizer_offload",
             "compile",
-            "fp8",
         )
     },
+    "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
     "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",

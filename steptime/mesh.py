@@ -35,6 +35,7 @@ class Parallelism(Config):
     vpp: int = Field(1, ge=1)
     cp: int = Field(1, ge=1)
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
+    """How cp ranks reach each other's keys and values: ring, all-gather, or heads for tokens (Ulysses); unsaid: the profile's."""
     ep: int = Field(1, ge=1)
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from steptime.job import Job
 
 GIB = 2.0**30
+"""Bytes of a GiB."""
 CONTEXT_BYTES = 0.5 * GIB
 """CUDA context and loaded kernels with lazy loading: 0.47 GiB on A100 (stas00/ml-engineering@744d01e,
 training/performance/README.md)."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, PrivateAttr, model_validator
 
+from steptime.calibration import Calibration
 from steptime.config import Config, build
 from steptime.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.profiles import profile_mapping, profile_names
@@ -81,6 +82,7 @@ class Performance(Options):
     recompute: Recompute | None = None
     overlap: Overlap | None = None
     software: str | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -146,8 +148,6 @@ class Software(Config):
     fp8_params: bool = False
     """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
     fp8_param_gather, off by default)."""
-    any_layout: bool = False
-    """fp8 products take operands in any layout: the machine's, set by the job."""
     fused_projections: bool
     """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
     sp_regather: bool
@@ -197,6 +197,14 @@ class Software(Config):
     sources: dict[str, str]
     """Field -> framework file and line, document, or `assumed`."""
 
+    _any_layout: bool = PrivateAttr(default=False)
+
+    def on(self, *, any_layout: bool) -> Self:
+        """The profile on a machine whose fp8 products take operands in any layout, or not."""
+        found = self.model_copy()
+        found._any_layout = any_layout  # noqa: SLF001
+        return found
+
     @property
     def itemsize(self) -> float:
         """Bytes per activation element."""
@@ -210,7 +218,7 @@ class Software(Config):
     @property
     def recipe(self) -> Recipe | None:
         """The low-precision recipe of the projections, if any."""
-        return recipe(self.precision, any_layout=self.any_layout)
+        return recipe(self.precision, any_layout=self._any_layout)
 
     def bytes_of(self, dtype: str) -> float:
         """Bytes per element of a state dtype, where "compute" is the precision and "none" nothing."""
@@ -221,9 +229,10 @@ class Software(Config):
         return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
-_UNSAID: frozenset[str] = frozenset({"activation_checkpointing_type", "recompute", "software", "overlap"})
+_UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 
+@cache
 def software_names() -> list[str]:
     """Names of all profiles."""
     return profile_names()
@@ -239,9 +248,7 @@ def load_software(name: str) -> Software:
     return build(Software, profile_mapping(name), name)
 
 
-def resolve(
-    performance: Performance, default: str = "megatron-core", *, interleaved: bool = False, any_layout: bool = False
-) -> Software:
+def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
     """The profile that `performance` names (else `default`), with what it says put over it and "compute" made a dtype.
 
     A profile's overlap of pipeline sends holds for interleaved schedules only (Megatron-LM, megatron/training/arguments.py,
@@ -252,7 +259,6 @@ def resolve(
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
-    said["any_layout"] = any_layout
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile, key)) == "compute":

@@ -7,7 +7,7 @@ core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Literal, NamedTuple, TypeAlias
 
 RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4"]
@@ -37,18 +37,20 @@ class Recipe(NamedTuple):
     """Needs tensor cores that apply block scales."""
     column_reads: float = 0.0
     """Reads of the whole tensor, weights apart, by a kernel of its own that makes the copy by columns."""
-    scale_kernels: float = 0.0
-    """Kernels that lay out the scales of a product's operands before it."""
     split_forward: bool = False
     """The forward product adds up in fp32 in short stretches, as the backward ones always do."""
+    # what follows is the machine's doing: `recipe` sets it
     copies: float = 2.0
     """Quantised copies of each tensor: by rows for the forward product, by columns for the backward ones."""
     forward_rate: float = 1.0
     backward_rate: float = 1.0
     """Rates of the products over the machine's own."""
+    scale_kernels: float = 0.0
+    """Kernels that lay out the scales of a product's operands before it."""
 
 
 _BLOCKWISE, _MX, _NV = 4.0 / 128.0, 1.0 / 32.0, 1.0 / 16.0
+"""Bytes of scales per element: fp32 for 128 elements, one byte for 32 (OCP Microscaling Formats 1.0), one for 16 (NVFP4)."""
 RECIPES: dict[str, Recipe] = {
     entry.name: entry
     for entry in (
@@ -68,12 +70,11 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "mxfp8", ("mxfp8", "fp8"), 1.0 + _MX, 1.0 + _MX, 0.0,
             tensor_scaled=False, fused_norm=True, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
-            scale_kernels=2.0,
         ),
         Recipe(
             "nvfp4", ("nvfp4", "fp4"), 0.5 + _NV, 0.5 + _NV, 1.0,
             tensor_scaled=False, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
-            column_reads=1.0, scale_kernels=2.0,
+            column_reads=1.0,
         ),
     )
 }  # fmt: skip
@@ -96,7 +97,8 @@ RECIPES: dict[str, Recipe] = {
 - proj_keeps_input: core transformer/attention.py:363-379, set_save_original_input except for delayed scaling.
 - param_gather_itemsize: core distributed/param_and_grad_buffer.py:776-790: bf16 parameters in the gradient buffer for MXFP8,
   raw fp8 data for the others; nvfp4 assumed as mxfp8.
-- scale_kernels: TE pytorch/csrc/extensions/gemm.cpp, swizzle_scaling_factors of both operands.
+- scale_kernels: TE pytorch/csrc/extensions/gemm.cpp, swizzle_scaling_factors of both operands; fp8_blockwise's scales become
+  MXFP8's there (convert_block_scaling_to_mxfp8_tensor).
 - split_forward: TE Float8BlockScaling ("requires split accumulation"); the others' forward products add up fast, all backward
   ones do not (Float8CurrentScaling: fp8_gemm_fprop, _dgrad, _wgrad; for delayed scaling TE pytorch/module/base.py, _2X_ACC_FPROP,
   _DGRAD, _WGRAD).
@@ -106,19 +108,20 @@ RECIPES: dict[str, Recipe] = {
 
 SPLIT_ACCUMULATION = 1.0 / 1.15
 """Rate of fp8 products that add up in fp32 over that of fast accumulation, on tensor cores before microscaling: fast
-accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100)."""
+accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100). Assumed for other makers' devices."""
 
 
 def recipe(name: str, *, any_layout: bool) -> Recipe | None:
     """The recipe `name` on a machine whose fp8 products take operands in any layout or not; None for plain dtypes.
 
-    Where it does, a tensor-scaled copy serves both directions, and products add up in fp32 at full rate.
+    Where it does, a tensor-scaled copy serves both directions, products add up in fp32 at full rate, and scales of blocks are
+    laid out for the tensor cores.
     """
     found = RECIPES.get(name)
     if found is None:
         return None
     if any_layout:
-        return found._replace(copies=1.0) if found.tensor_scaled else found
+        return found._replace(copies=1.0) if found.tensor_scaled else found._replace(scale_kernels=2.0)
     forward = SPLIT_ACCUMULATION if found.split_forward else 1.0
     return found._replace(forward_rate=forward, backward_rate=SPLIT_ACCUMULATION)
 
@@ -141,7 +144,7 @@ def rate_of(name: str, rates: Container[str]) -> str | None:
     return next((rate for rate in RECIPES[name].rates if rate in rates), None)
 
 
-def runs(name: str, rates: tuple[str, ...], *, microscaling: bool) -> bool:
-    """Whether a machine with these rates runs a recipe."""
-    found = RECIPES[name]
-    return (microscaling or not found.microscaling) and rate_of(name, rates) is not None
+def precisions(rates: Collection[str], *, microscaling: bool) -> tuple[str, ...]:
+    """The rates of a machine, and the recipes that it runs."""
+    able = (entry.name for entry in RECIPES.values() if microscaling or not entry.microscaling)
+    return (*rates, *(name for name in able if rate_of(name, rates)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.facts import Facts
-from steptime.limits import MODELLED, SANE, Rule
+from steptime.limits import LOW_PRECISION, MODELLED, SANE, Rule
 from steptime.num import maximum
 
 LAYOUT = [
@@ -59,12 +59,12 @@ LAYOUT = [
     Rule(
         "cp needs flash",
         "parallelism.cp: unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
-        lambda f: (f.cp == 1) | (f.attention_impl == "flash"),
+        lambda f: (f.cp == 1) | (not f.framework.context) | (f.attention_impl == "flash"),
     ),
     # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
     Rule(
         "cp divides seqlen",
-        "data.seqlen: must be a multiple of 2*cp = {f.chunks_of_cp} (got {f.seqlen})",
+        "data.seqlen: cp {f.cp} needs a multiple of {f.chunks_of_cp} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
     ),
     Rule(
@@ -216,17 +216,7 @@ LAYOUT = [
         "performance.precision: {f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
         lambda f: f.precision in f.machine_dtypes,
     ),
-    Rule(
-        "framework has the recipe",
-        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
-        "use software megatron-core",
-        lambda f: (not f.recipe) | f.framework.recipes,
-    ),
-    Rule(
-        "fp8_params",
-        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
-        lambda f: (not f.fp8_params) | f.recipe,
-    ),
+    *LOW_PRECISION,
     Rule(
         "remainder of bf16",
         "performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 "

@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.assembly import Assembly, Chunk, Part
+from steptime.calibration import slowdown
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective, network, one_link, tree_depth
 from steptime.cost.optimizer import optimizer_s, quantise_bytes_per_weight
+from steptime.cost.pace import slower_rates, slower_tiers
 from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
 from steptime.cost.rates import rates
 from steptime.data_parallel import DataParallel, data_parallel
-from steptime.efficiency import scale
+from steptime.efficiency import efficiency
 from steptime.estimate import Pipeline, Time
 from steptime.mesh import Group, group
 from steptime.parts_of_step import step_parts
@@ -48,17 +50,16 @@ class StepTime:
         self.job = job = assembly.job
         p = job.parallelism
         self.n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
-        self.tiers = network(job.machine, job.cross_dc, p.devices)
+        slow = slowdown(job.performance.calibration)
+        self.tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
         shards = group(p, "shards", n_dcs=self.n_dcs)
         self.dp_tiers = one_link(shards, self.tiers) if job.software.node_links == "one" else self.tiers
-        self.rates = rates(job.machine.accelerator, job.software, job.microbatches)
+        self.rates = slower_rates(rates(job.machine.accelerator, job.software, job.microbatches), slow)
         self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
         groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
         self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        gap_s = job.software.layer_gap_s * self.rates.slowness * scale("layer_gap")
-        if job.software.cuda_graphs:
-            gap_s *= GRAPHED_GAP * scale("graphed_gap")
+        gap_s = job.software.layer_gap_s * self.gap_factor
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
@@ -72,6 +73,13 @@ class StepTime:
     def timed(self, part: Part, modules: frozenset[str] = frozenset(), gap_s: float = 0.0) -> PartTime:
         """One part of one micro-batch."""
         return part_time(part.ops, part.sizes, self.context, find_segments(part.ops, modules), gap_s)
+
+    @property
+    def gap_factor(self) -> float:
+        """A layer's launch gaps over the profile's."""
+        software = self.job.software
+        recipe = efficiency().recipe_gap if software.recipe else 1.0
+        return self.rates.slowness * recipe * (GRAPHED_GAP if software.cuda_graphs else 1.0)
 
     @cached_property
     def whole_replay(self) -> Work:
@@ -231,9 +239,7 @@ class StepTime:
         """Seconds that synchronised replicas wait for the slowest of them."""
         p = self.job.parallelism
         replicas = min(p.dp * p.cp, -(-p.devices // self.job.machine.devices_per_node))
-        return (
-            STRAGGLER * scale("straggler") * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
-        )
+        return STRAGGLER * float(tree_depth(replicas)) * (self.walk.makespan_s + self.fsdp_exposed_s)
 
     @cached_property
     def fsdp_times(self) -> tuple[list[fsdp.CommSeconds], list[fsdp.CommSeconds]]:

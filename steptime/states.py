@@ -122,14 +122,14 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
     distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None).
     """
     job = assembly.job
-    p, software = job.parallelism, job.software
+    software = job.software
     ordered = registered(assembly.chunk_params(chunk))
     local = [local_elements(q, assembly.block.tp) for q in ordered]
     sharded = software.padded_buckets and job.zero_level >= 1
     last = len(ordered) - 1
     alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
     size = bucket_size(job, float(sum(local))) if chunk.depth == 0 else None
-    return bucket_elements(reversed(local), p.dp * p.cp, size, sharded=sharded, alone=alone)
+    return bucket_elements(reversed(local), shard_ranks(job), size, sharded=sharded, alone=alone)
 
 
 TIED = ("embedding.weight", "head.weight")

@@ -42,13 +42,18 @@ def plans(draw):
     microbatches = rounds * pp if vpp > 1 else draw(st.integers(1, 5))
     software = draw(st.sampled_from(["megatron-core", "megatron-core", "megatron-2021", "torch", "fsdp2", "deepspeed"]))
     layout = {"tp": tp, "pp": pp, "dp": dp, "vpp": vpp, **draw(layouts(software, pp))}
+    performance = draw(performances())
+    if software != "megatron-2021" and draw(st.integers(0, 3)) == 0:
+        layout["cp"], performance["attention_impl"] = draw(st.sampled_from([2, 4])), "flash"
+        if software == "megatron-core":
+            layout["cp_comm_type"] = draw(st.sampled_from(["p2p", "all_gather", "a2a"]))
     layers = pp * vpp * draw(st.integers(1, 3))
     if draw(st.booleans()):
         layout["layers_per_stage"], layers = "auto", layers + draw(st.integers(0, 3))
     plan = {
         "model": {**draw(models()), "n_layers": layers},
         "parallelism": layout,
-        "performance": {"software": software, **draw(performances())},
+        "performance": {"software": software, **performance},
         "data": {
             "gbs": dp * batch * microbatches,
             "seqlen": draw(st.sampled_from([256, 2048])),
@@ -93,7 +98,7 @@ def performances(draw):
         "attention_impl": draw(st.sampled_from(["flash", "unfused"])),
         "norm_impl": draw(st.sampled_from(["fused", "composite"])),
         "loss_impl": draw(st.sampled_from(["fused", "composite"])),
-        "overlap": {axis: draw(st.sampled_from([True, False, 0.5])) for axis in ("tp", "dp", "pp")},
+        "overlap": {axis: draw(st.sampled_from([True, False, 0.5])) for axis in ("tp", "dp", "pp", "cp")},
     }
 
 

@@ -20,10 +20,10 @@ DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
     *("num", "config", "units", "precision", "ops", "buckets", "estimate", "document", "efficiency", "mesh", "machine"),
-    *("profiles", "performance", "plan"),
+    *("calibration", "profiles", "performance", "plan"),
     *("schedule", "recompute", "memory", "model"),
-    *("facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
-    *("cost.rates", "cost.compute", "cost.comm", "cost.overlap", "cost.parts"),
+    *("frameworks", "facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
+    *("cost.rates", "cost.compute", "cost.comm", "cost.overlap", "cost.parts", "cost.pace"),
     *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),
@@ -104,7 +104,7 @@ def test_blocks_know_nothing_of_a_job(path):
 
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
-LAZY = {"numpy", "tabulate"}
+LAZY = {"numpy", "tabulate", "matplotlib"}
 HEAVY = {"torch", "safetensors", "h5py", "matplotlib"}
 
 

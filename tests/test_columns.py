@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from steptime.cost import compute
 from steptime.cost.comm import network
-from steptime.cost.compute import Rates, attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
+from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context, part_time
+from steptime.cost.rates import Rates
 from steptime.machine import Machine
 from steptime.mesh import Group
 from steptime.model.presets import load_model
@@ -53,7 +54,7 @@ def test_products_and_their_backward_in_columns(table):
     def both(m, n, k, speed):
         op = Gemm("g", m=m, n=n, k=k, params=WEIGHT)
         r = replace(RATES, gemm_flops=speed, bytes_per_s=speed / 100.0)
-        passes = [gemm_pass(op, r, m, n, k, sum(compute.gemm_bytes(op))), *gemm_backward(op, r)]
+        passes = [gemm_pass(op, r, m, n, k, compute.gemm_traffic(op, r)[0].bytes), *gemm_backward(op, r)]
         return [field for done in passes for field in done] + [shape_efficiency(m, n, k, 1.0, 108.0)]
 
     equal(both(*rows_of(table)), [both(*row) for row in table])
@@ -93,11 +94,39 @@ def test_a_block_in_columns_of_batch_sequence_and_tp(table, name, profile, sp):
         shard = Shard(batch, seq, seq, tp, sp=sp, vocab=51200.0, software=software)
         ops = model.block_ops(shard)
         sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
-        context = Context(RATES, software, Group("tp", tp, 1), tiers, tp)
+        context = Context(RATES, software, {"tp": Group("tp", tp, 1)}, tiers, tp)
         timed = part_time(ops, sizes, context, [])
         return [
             x for work in timed[:2] for x in (work.gemm_s, work.attention_s, work.memory_s, work.flops, work.comm_s)
         ]
+
+    equal(seconds(*rows_of(table)), [seconds(*row) for row in table])
+
+
+@patient
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([2.0, 4.0, 8.0, 32.0])), min_size=1, max_size=4
+    ),
+    st.sampled_from(["p2p", "all_gather", "a2a"]),
+    st.sampled_from(["megatron-core", "fsdp2"]),
+    st.sampled_from([True, False, 0.5]),
+)
+def test_a_block_in_columns_of_cp(table, how, profile, share):
+    """Exchanges too: inside a node of 8 and between nodes."""
+    model, software = load_model("llama3-8b"), load_software(profile)
+    software = software.model_copy(update={"overlap": software.overlap.model_copy(update={"cp": share})})
+    tiers = network(Machine.load("dgx-a100-80"))
+
+    def seconds(tp, cp):
+        shard = Shard(
+            1.0, 32768.0 / cp, 32768.0, tp, sp=True, vocab=51200.0, software=software, cp=cp, cp_comm_type=how
+        )
+        ops = model.block_ops(shard)
+        sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
+        groups = {"tp": Group("tp", tp, 1), "cp": Group("cp", cp, tp)}
+        timed = part_time(ops, sizes, Context(RATES, software, groups, tiers, tp), [])
+        return [x for work in timed[:2] for x in (work.attention_s, work.flops, work.comm_s)]
 
     equal(seconds(*rows_of(table)), [seconds(*row) for row in table])
 

@@ -104,7 +104,10 @@ def test_the_plan_itself_is_sound():
                 "shared_experts (got 'core_atn'); did you mean 'core_attn'?"
             ),
         ),
-        ("performance.precision=fp8", "performance.precision: not modelled yet; use bf16, fp16 or fp32 (got 'fp8')"),
+        (
+            "performance.precision=int8",
+            "performance.precision: not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ... (got 'int8')",
+        ),
         ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
         ("parallelism.layers_per_stage=[]", "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [])"),
         (
@@ -174,10 +177,14 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         "model.glu: expected true or false (got 'perhaps')",
         "parallelism.tp: must be at least 1 (got 0)",
         (
-            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, dp, embedding_and_loss_count_as_layers, ep, fsdp, "
-            "layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, tp, vpp, zero_level"
+            "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_comm_type, dp, "
+            "embedding_and_loss_count_as_layers, ep, fsdp, layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, "
+            "tp, vpp, zero_level"
         ),
-        "performance.precision: expected one of fp32, bf16, fp16 (got 'bf17'); did you mean 'bf16'?",
+        (
+            "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4 "
+            "(got 'bf17'); did you mean 'bf16'?"
+        ),
         "data.gbs: expected a whole number (got 'x')",
     ]
 

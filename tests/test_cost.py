@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from steptime.cost import compute
-from steptime.cost.compute import Rates, gemm_backward, move_pass, shape_efficiency
+from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
 from steptime.cost.optimizer import adam_bytes_per_param, optimizer_s
 from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
+from steptime.cost.rates import Rates
 from steptime.job import Job
 from steptime.machine import Machine
 from steptime.ops import Attention, Gemm, Move, Param, Tensor

@@ -134,7 +134,7 @@ def test_the_readme_names_every_refused_feature():
         "mla": "mla",
         "window": "sliding window",
         "mtp": "multi-token prediction",
-        "cp": "context parallelism",
+        "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
         "fsdp with pipeline": "fsdp together with pipelines",
     }
     assert set(words) == {rule.name for rule in limits.MODELLED}

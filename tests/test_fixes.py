@@ -99,17 +99,18 @@ def test_candidates_change_one_thing_and_keep_the_devices():
     changes = list(candidates(job))
     assert len(changes) == len({str(change) for change in changes})
     for change in changes:
-        degrees = change.keys() & {"parallelism.tp", "parallelism.pp"}
+        degrees = change.keys() & {"parallelism.tp", "parallelism.pp", "parallelism.cp"}
         assert len(change) == (2 if degrees else 1)
         if degrees:
             layout = job.parallelism.model_dump() | {key.partition(".")[2]: value for key, value in change.items()}
-            assert layout["tp"] * layout["pp"] * layout["dp"] == job.parallelism.devices
+            assert layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"] == job.parallelism.devices
     kinds = {key for change in changes for key in change}
     assert kinds == {
         "performance.activation_checkpointing_type",
         "performance.recompute",
         "data.microbatch_sz",
         "parallelism.zero_level",
+        "parallelism.cp",
         "parallelism.tp",
         "parallelism.pp",
         "parallelism.dp",

@@ -69,8 +69,9 @@ def test_an_axis_of_one_does_not_communicate(plan):
     answer = estimate(job(plan))
     layout, parts = answer.job.parallelism, answer.time.parts_s
     axes = {row.axis for row in answer.collectives}
-    for axis in ("tp", "pp", "dp"):
-        if getattr(layout, axis) == 1:
+    ranks = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "dp": layout.dp * layout.cp}  # cp shares the gradients
+    for axis, size in ranks.items():
+        if size == 1:
             assert axis not in axes
             assert parts.get(f"{axis}_comm", 0.0) == pytest.approx(0.0, abs=EPS * answer.step_s)
     if layout.pp == 1:

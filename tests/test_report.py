@@ -125,6 +125,8 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         ],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
+    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12))
+    fields["assembly"] = SimpleNamespace(block=SimpleNamespace(ops=[]), head=SimpleNamespace(ops=[]))
     return SimpleNamespace(**fields | changes)
 
 
@@ -419,6 +421,8 @@ def test_a_gemm_is_explained_with_its_numbers():
     said = words(forward)
     assert said["work"] == "2 m n k = 2 x 8,192 x 1,280 x 8,192 = 172 GFLOP"
     assert said["rate"] == "500 TFLOP/s = 989 TFLOP/s dense peak x 0.506"
+    # 600e12 x 8192 / 8392 = 585.7e12, of which 500.4e12 is 0.854
+    assert said[""] == "= 600 TFLOP/s sustained x 8,192 / (8,192 + 200) x 0.854 for waves of tiles"
     assert said["math"] == "work / rate = 343.6 us"
     assert said["memory"] == "bytes / 2.00 TB/s = 88.08 us"
     assert said["time"] == "the slower (arithmetic) + 6.000 us of launch = 349.6 us"

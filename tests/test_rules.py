@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.config import ConfigError
-from steptime.facts import FRAMEWORKS, facts
+from steptime.facts import facts
+from steptime.frameworks import FRAMEWORKS
 from steptime.job import Job
 from steptime.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
 from steptime.performance import load_software, software_names
@@ -29,7 +30,6 @@ BROKEN = {
         ["model.attention.window: not modelled yet (got 4096); remove it to count full causal attention"],
     ),
     "mtp": ({"model.mtp": 1}, ["model.mtp: not modelled yet (got 1); use 0"]),
-    "cp": ({"parallelism.cp": 2}, ["parallelism.cp: not modelled yet (got 2); use 1"]),
     "fsdp with pipeline": (
         {"parallelism.fsdp": {}},
         ["parallelism.pp: not modelled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
@@ -53,6 +53,35 @@ BROKEN = {
     "tp against n_kv_heads": (
         {"model.n_q_heads": 48, "model.n_kv_heads": 12, "model.head_dim": 128},
         ["parallelism.tp: must divide n_kv_heads 12 or be a multiple of it (got 8)"],
+    ),
+    "framework has cp": (
+        {"performance.software": "megatron-2021", "parallelism.cp": 2},
+        ["parallelism.cp: megatron-2021 has no context parallelism (got 2); use 1"],
+    ),
+    "framework has cp_comm_type": (
+        {
+            "performance.software": "deepspeed",
+            "parallelism.cp": 2,
+            "parallelism.cp_comm_type": "p2p",
+            "parallelism.pp": 1,
+        },
+        ["parallelism.cp_comm_type: deepspeed has a2a (got p2p)"],
+    ),
+    "cp needs flash": (
+        {"parallelism.cp": 2, "performance.attention_impl": "unfused"},
+        ["parallelism.cp: unfused attention takes whole sequences (got 2); use attention_impl flash or cp 1"],
+    ),
+    "cp divides seqlen": (
+        {"parallelism.cp": 2, "data.seqlen": 2050, "parallelism.sp": False},
+        ["data.seqlen: cp 2 needs a multiple of 4 (got 2050)"],
+    ),
+    "tp divides seqlen of cp": (
+        {"parallelism.cp": 2, "data.seqlen": 2056},
+        ["data.seqlen: sequence parallelism with cp needs a multiple of tp*cp = 16 (got 2056)"],
+    ),
+    "a2a divides heads": (
+        {"parallelism.cp": 2, "parallelism.cp_comm_type": "a2a"},
+        ["parallelism.cp: a2a needs n_q_heads 64 and n_kv_heads 8 to be multiples of tp*cp = 16; lower cp"],
     ),
     "tp over n_kv_heads": (
         {"performance.software": "torch", "model.n_kv_heads": 4},
@@ -192,6 +221,34 @@ BROKEN = {
         {"hardware.node_type": "v100"},
         ["performance.precision: dgx-1v has no bf16 rate; use one of fp16, fp32"],
     ),
+    "framework has the recipe": (
+        {"performance.software": "deepspeed", "performance.precision": "fp8", "parallelism.zero_level": 1},
+        [
+            (
+                "performance.precision: fp8_delayed is TransformerEngine's, which deepspeed does not run; "
+                "use software megatron-core"
+            )
+        ],
+    ),
+    "recipe with ZeRO": (
+        {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
+        ["performance.precision: fp8_current is not modelled yet with zero_level 2; use 0 or 1, or bf16"],
+    ),
+    "norms under delayed scaling": (
+        {
+            "performance.precision": "fp8",
+            "performance.recompute": {"granularity": "selective", "modules": ["layernorm"]},
+        },
+        [
+            (
+                "performance: Megatron-Core does not recompute layernorm under fp8_delayed; use fp8_current, or other modules"
+            )
+        ],
+    ),
+    "fp8_params": (
+        {"performance.fp8_params": True},
+        ["performance.fp8_params: needs a low-precision recipe (got precision bf16); remove it"],
+    ),
     "remainder of bf16": (
         {"performance.master_dtype": "remainder", "performance.precision": "fp16"},
         ["performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 (got fp16)"],
@@ -278,6 +335,20 @@ def test_bounds(name):
         {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": [3, 0]}},
         {"performance.master_dtype": "remainder"},
         {"hardware.node_type": "v100", "performance.precision": "fp16"},
+        {"parallelism.cp": 2},
+        {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a", "parallelism.tp": 2},
+        {
+            "parallelism.cp": 3,
+            "performance.software": "deepspeed",
+            "parallelism.pp": 1,
+            "parallelism.tp": 1,
+            "model.n_q_heads": 66,
+            "model.n_kv_heads": 6,
+            "model.head_dim": 128,
+            "data.seqlen": 2049,
+        },  # one chunk a rank
+        # Megatron's copies of the distributed optimizer cut dp*cp, torchtitan's dp alone
+        {"parallelism.cp": 3, "data.seqlen": 6144, "parallelism.replicas": 3},
     ],
 )
 def test_allowed(changes):
@@ -286,8 +357,8 @@ def test_allowed(changes):
 
 def test_what_is_absurd_or_not_modelled_is_told_alone():
     with pytest.raises(ConfigError) as error:
-        BASE.replace(**{"model.moe": MOE, "parallelism.cp": 2, "parallelism.tp": 7})
-    assert [line.partition(":")[0] for line in error.value.problems] == ["model.moe", "parallelism.cp"]
+        BASE.replace(**{"model.moe": MOE, "model.mtp": 1, "parallelism.tp": 7})
+    assert [line.partition(":")[0] for line in error.value.problems] == ["model.moe", "model.mtp"]
 
 
 def test_frameworks_are_the_profiles():

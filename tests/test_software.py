@@ -11,7 +11,10 @@ OTHERS = [
     *("megatron-deepspeed", "megatron-deepspeed-2021", "nanotron"),
 ]
 """Profiles of other trainers, each over one of the profiles below."""
-NAMES = ["deepspeed", "fsdp2", "megatron-2021", "megatron-bridge", "megatron-core", "nemo", "nemo-2022", "torch", "xla"]
+NAMES = [
+    *("deepspeed", "fsdp2", "megatron-2021", "megatron-bridge", "megatron-core", "nemo", "nemo-2022"),
+    *("paxml", "torch", "xla"),
+]
 
 
 def test_names():

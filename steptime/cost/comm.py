@@ -14,7 +14,6 @@ from bisect import bisect_left
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.efficiency import scale
 from steptime.machine import Tier
 from steptime.mesh import Group, members_per_domain
 from steptime.num import Num, ceil, is_column, maximum, minimum, sqrt, where
@@ -82,26 +81,33 @@ def _switch_hops(_ranks: Num, below: Num, members: Num, _innermost: bool) -> Num
     return where(members > below, 1.0, 0.0)
 
 
-_RING_S = 8.4e-6  # tuning.cc baseLatencies, Ring and Tree, Simple
-_SWITCH_S = 25e-6  # tuning.cc hwLatencies, NVLS
-_SEND_S = (
-    4.5e-6  # 2 KB over NVLink takes 8 us (A100), 5 us (H100) (microsoft/vidur@7d47513 data/profiling), less one hop
-)
+RING_S = 8.4e-6
+"""What a ring or tree costs before its first hop [s]: NCCL@5067397c src/graph/tuning.cc, baseLatencies, Ring and Tree, Simple."""
+SWITCH_S = 25e-6
+"""The same of a reduction in the switch [s]: tuning.cc, hwLatencies, NVLS."""
+SEND_S = 4.5e-6
+"""The same of a send [s]: 2 KB over NVLink takes 8 us (A100), 5 us (H100), less one hop (microsoft/vidur@7d47513
+data/profiling)."""
+TREE_RATE = 0.92
+"""Rate of a tree over that of a ring (NCCL@5067397c src/graph/tuning.cc)."""
+PAIRWISE_RATE = 0.9
+"""Rate of all-to-all over that of a ring: 210/235, 320/361, 640/690 GB/s on 8 x A100, H100, B200 (NVIDIA GTC 2025, S72583)."""
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "all_gather": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S),),
-    "reduce_scatter": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S),),
+    "all_gather": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S),),
+    "reduce_scatter": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S),),
     "all_reduce": (
-        Algorithm("ring", _ring_hops, 2.0, lambda n: 2.0 * (n - 1.0) / n, _RING_S),
-        # tuning.cc: a tree reaches .92 of the links; every rank sends the whole up and the whole down
-        Algorithm("tree", _tree_hops, 2.0, lambda n: 2.0 * n / n, _RING_S, rate=0.92),
+        Algorithm("ring", _ring_hops, 2.0, lambda n: 2.0 * (n - 1.0) / n, RING_S),
+        # every rank sends the whole up and the whole down
+        Algorithm("tree", _tree_hops, 2.0, lambda n: 2.0 * n / n, RING_S, rate=TREE_RATE),
         # every rank sends its bytes to the switch, which adds, and its share of the sums back (NVLink SHARP)
-        Algorithm("in-network", _switch_hops, 2.0, lambda n: (n + 1.0) / n, _SWITCH_S, in_switch=True),
+        Algorithm("in-network", _switch_hops, 2.0, lambda n: (n + 1.0) / n, SWITCH_S, in_switch=True),
     ),
-    # 8-GPU all-to-all over ring: 210/235, 320/361, 640/690 GB/s on A100, H100, B200 (NVIDIA GTC 2025, S72583)
-    "all_to_all": (Algorithm("pairwise", _ring_hops, 1.0, lambda n: (n - 1.0) / n, _RING_S, rate=0.9, joined=False),),
-    "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda n: n / n, _RING_S),),
-    "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda n: n / n, _SEND_S, joined=False),),
+    "all_to_all": (
+        Algorithm("pairwise", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S, rate=PAIRWISE_RATE, joined=False),
+    ),
+    "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda n: n / n, RING_S),),
+    "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda n: n / n, SEND_S, joined=False),),
 }
 
 
@@ -116,15 +122,13 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
     Raises:
         ValueError: cross_dc without devices.
     """
-    factor = scale("network_rate")
-    tiers = [tier.model_copy(update={"efficiency": tier.efficiency * factor}) for tier in machine.tiers]
     if cross_dc is None:
-        return tuple(tiers)
+        return tuple(machine.tiers)
     if devices is None:
         raise ValueError("cross_dc: the devices of the job are needed to share the link between centres")
     per_centre = devices / cross_dc.n_dcs
-    inside = [tier for tier in tiers if tier.size < per_centre]
-    outermost = tiers[len(inside)] if len(inside) < len(tiers) else None
+    inside = [tier for tier in machine.tiers if tier.size < per_centre]
+    outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
     if outermost is not None:
         inside.append(outermost.model_copy(update={"size": per_centre}))
     between = Tier(
@@ -175,17 +179,17 @@ def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCo
     if not is_column(group.ranks) and group.ranks <= 1:
         return FREE
     first, *others = ALGORITHMS[kind]
-    best, _ = _run(first, bytes_, group, tiers)
+    best, _ = algorithm_cost(first, bytes_, group, tiers)
     for algorithm in others:
         if not algorithm.in_switch or any(tier.in_network_reduction for tier in tiers):
-            best = _better(best, *_run(algorithm, bytes_, group, tiers))
+            best = _better(best, *algorithm_cost(algorithm, bytes_, group, tiers))
     if is_column(group.ranks):
         return CommCost(*(where(group.ranks > 1, field, free) for field, free in zip(best, FREE, strict=True)))
     return best
 
 
-def _run(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> tuple[CommCost, Num]:
-    """One algorithm on all tiers, and whether the group can use it.
+def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> tuple[CommCost, Num]:
+    """Seconds of one algorithm on all tiers, and whether the group can use it.
 
     The hops add up; the bytes stream through all tiers at once, at the pace of the slowest. A ring enters and leaves a domain
     once, so over an outer tier the group has the links of all its ranks in a domain; groups side by side share the domain's

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steptime.machine import Tier
 from steptime.mesh import Group, members_per_domain
-from steptime.num import Num, minimum
+from steptime.num import Num, minimum, where
 from steptime.performance import Share
 
 CONTENTION = 0.15
@@ -39,7 +39,7 @@ def beside_s(comm_s: Num, compute_s: Num) -> Num:
     return minimum(comm_s, compute_s) * (1.0 - CONTENTION)
 
 
-def exchanges_hidden_s(comm_s: Num, count: Num, beside_s: Num, share: Share | None, slowed: float) -> Num:
+def exchanges_hidden_s(comm_s: Num, count: Num, beside_s: Num, share: Share | None, slowed: Num) -> Num:
     """Seconds of `count` alike calls of which each runs beside `beside_s` of compute, less what they slow it down.
 
     A share hides that part of them; True hides each as far as its compute lasts.
@@ -52,9 +52,9 @@ def exchanges_hidden_s(comm_s: Num, count: Num, beside_s: Num, share: Share | No
     return hidden_s(comm_s * count, beside_s, share)
 
 
-def contention(group: Group, tiers: Sequence[Tier]) -> float:
+def contention(group: Group, tiers: Sequence[Tier]) -> Num:
     """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group."""
-    return CONTENTION if members_per_domain(group, tiers[0].size) > 1 else NIC_CONTENTION
+    return where(members_per_domain(group, tiers[0].size) > 1, CONTENTION, NIC_CONTENTION)
 
 
 def exposed_after(ready_s: list[float], comm_s: list[float], end_s: float) -> float:

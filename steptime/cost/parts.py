@@ -223,6 +223,7 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s
+        hidden = context.hidden(op, cost, dgrad_s) if op.axis == "cp" else hidden
         calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from steptime.efficiency import compute_factor, scale, sustained_share
+from steptime.efficiency import compute_factor, sustained_share
 from steptime.machine import Accelerator
 from steptime.performance import Software
 from steptime.precision import RECIPES, rate_of
 
-K_OVERHEAD = 200.0
-"""A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 200) of its asymptote. With WAVE_LOSS and
-a fixed time of 4 us it meets 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 6 % (mean
-absolute log error; microsoft/vidur@7d47513 data/profiling). Isolated GEMMs alone would have 50 to 100; small layers in training
-runs want more (rows marked fit)."""
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""
 BEST_SUSTAINED = 0.8
@@ -50,7 +45,6 @@ class Rates:
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """GEMM rate of quantised projections."""
-    k_overhead: float = K_OVERHEAD
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -81,9 +75,9 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         gemm_flops=sustained_flops(accelerator, dtype)
         * sustained_share(accelerator.name, software.compute_dtype)
         / slow,
-        attention_forward_flops=peak * attention[0] * scale("attention_rate"),
-        attention_backward_flops=peak * attention[1] * scale("attention_rate"),
-        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency * scale("memory_rate") / slow,
+        attention_forward_flops=peak * attention[0],
+        attention_backward_flops=peak * attention[1],
+        bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
         gemm_kernel_s=software.gemm_kernel_s * slow,
         move_kernel_s=software.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
@@ -96,7 +90,6 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         recipe_flops=sustained_flops(accelerator, projections)
         * sustained_share(accelerator.name, software.precision)
         / slow,
-        k_overhead=K_OVERHEAD * scale("k_overhead"),
     )
 
 

@@ -68,7 +68,7 @@ def micro_batch_exposed(
     network, copies = sum(of.gather_s + of.reduce_s for of in every), sum(of.copy_s for of in every)
     if share is True:
         walked = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions)
-        return walked + contention(shard_group(assembly.job), tiers) * max(0.0, network - (walked - copies))
+        return walked + float(contention(shard_group(assembly.job), tiers)) * max(0.0, network - (walked - copies))
     return copies + network * (1.0 - float(share or 0.0))
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.model.parts import FP32, Made
+from steptime.num import Num, minimum
 from steptime.ops import Attention, Comm, Move, Op, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.shard import Shard
-    from steptime.num import Num
 
 Names = tuple[str, str, str]
 
@@ -214,9 +214,15 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
     out, lse = local.out, local.lse
     hands_on = local.shard.cp_comm_type == "p2p"
     if hands_on:
-        whole, turns = 3.0, {"kind": "send_recv", "backward": "send_recv", "bytes": local.kv_bytes, "count": cp - 1.0}
+        whole, turns = (
+            minimum(cp - 1.0, 2.0),
+            {"kind": "send_recv", "backward": "send_recv", "bytes": local.kv_bytes, "count": cp - 1.0},
+        )
     else:
-        whole, turns = 1.0 + cp, {"kind": "all_gather", "backward": "all_gather", "bytes": local.kv_bytes * cp}
+        whole, turns = 1.0 * cp, {"kind": "all_gather", "backward": "all_gather", "bytes": local.kv_bytes * cp}
+    # beside dk and dv. Handing on, at the last step: in fp32 what came, the sum, what is sent and what comes; the keys and values
+    # sent last; less half a block. Gathered, at the second step: in fp32 three of these; keys and values copied three times
+    beside = 4.0 * FP32 * kv + 0.5 * local.kv_bytes if hands_on else 3.0 * FP32 * kv + 3.0 * local.kv_bytes
     narrow, wide = size + FP32, 3.0 * FP32  # cast up or down; read two fp32 operands and write one
     kernel = local.kernel(
         qkv,
@@ -228,8 +234,9 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
         # a sum per block, and gradients of keys and values put together for the exchange
         merge_backward_bytes=(q + kv) * (FP32 + (narrow + FP32) * cp + narrow) + kv * 2.0 * FP32 * cp,
         merge_kernels=8.0 * cp,
-        forward_temp_bytes=whole * local.kv_bytes + 4.0 * FP32 * q,
-        backward_temp_bytes=(whole + 1.0) * local.kv_bytes + local.q_bytes + FP32 * (q + 3.0 * kv),
+        # what has come; in fp32 the merged output, a block's, their difference, its share
+        forward_temp_bytes=whole * local.kv_bytes + 4.0 * FP32 * q + 2.0 * lse.bytes,
+        backward_temp_bytes=whole * local.kv_bytes + FP32 * q + beside,
     )
     grads = {"backward": "send_recv", "bytes": kv * FP32}
     return [

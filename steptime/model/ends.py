@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TOKEN_ID = 8.0
 """Bytes of one token id (int64)."""
 BOOL = 1.0
+"""Bytes of one bool."""
 
 
 def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:

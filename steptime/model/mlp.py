@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from steptime.model.model import Model
     from steptime.model.shard import Shard
 
-GATED_EFFICIENCY = 0.6
-"""A fused gated activation's rate over a residual add's: 0.50 of 0.88 of the memory bandwidth on A100, 0.58 of 0.96 on H100
-(microsoft/vidur@7d47513 data/profiling)."""
-
 
 def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     """The MLP half of a block, from "x2" to "y"."""
@@ -61,7 +57,7 @@ def glu(model: Model, shard: Shard, x: Operand) -> Made:
     both = tuple(dict.fromkeys((gate, up)))
     out = Tensor("mlp.act.out", elements, size)
     if shard.software.activation_impl == "fused":
-        return [*ops, Move("mlp.act", both, (out,), both, efficiency=GATED_EFFICIENCY)], out.name
+        return [*ops, Move("mlp.act", both, (out,), both)], out.name
     activated = Tensor("mlp.act.gate", elements, size)
     saved = gate if model.activation != "relu" else activated.name
     # one half of the storage is read and written where gate and up share it

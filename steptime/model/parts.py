@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.model.quantise import Backward, Operand
+from steptime.model.quantise import Backward, Operand, agree
 from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Made = tuple[list[Op], str]
 FP32 = 4.0
+"""Bytes of one fp32 number."""
 
 
 def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
@@ -147,7 +148,7 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
         bytes=bytes_,
         backward_bytes=back,
     )
-    return [scatter], out.name
+    return [scatter, *agree(name, shard, forward=False)], out.name
 
 
 def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:

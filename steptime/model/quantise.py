@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.ops import Move, Op, Tensor
+from steptime.ops import Comm, Move, Op, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.shard import Shard
@@ -37,7 +37,7 @@ def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, made: float) -> N
 
 
 def cast_kernels(recipe: Recipe, made: float) -> float:
-    """Kernels of a cast to `made` copies; each reads the tensor."""
+    """Kernels of a cast to `made` copies that read the tensor."""
     return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
 
 
@@ -53,6 +53,20 @@ def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -
     return [op], Operand(made[0].name, made[-1].name)
 
 
+def agree(name: str, shard: Shard, *, forward: bool) -> list[Op]:
+    """Sequence-parallel ranks agree on a tensor's maximum before each casts its share: one fp32 value, all-reduced.
+
+    TE pytorch/module/linear.py, _customize_quantizers_float8_current_scaling and _nvfp4 (with_amax_reduction): the input of a
+    column-parallel projection, the output's gradient of a row-parallel one.
+    """
+    recipe = shard.software.recipe
+    if recipe is None or not recipe.amax_reads or not shard.sp or not shard.split:
+        return []
+    if forward:
+        return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0)]
+    return [Comm(f"{name}.amax", backward="all_reduce", bytes=4.0)]
+
+
 def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
     """A norm that feeds a projection: its kernel writes the copies itself, or a cast follows.
 
@@ -66,7 +80,7 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
     last = normed[-1]
     if not recipe.fused_norm or shard.software.norm_impl != "fused" or not isinstance(last, Move):
         ops, operand = cast(last.name, x, elements, shard, both=both)
-        return [*normed, *ops], operand
+        return [*normed, *agree(last.name, shard, forward=True), *ops], operand
     made = copies(x, elements, recipe, shard.itemsize, both=both)
     fused = replace(last, outputs=made[:1], stats=(*last.stats, *made[1:]))
     return [*normed[:-1], fused], Operand(made[0].name, made[-1].name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from steptime.cost import compute
+from steptime.cost.rates import peak_dtype
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
@@ -50,7 +52,7 @@ def explain(estimate: Estimate, name: str) -> list[Facts]:
 
 def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
     """FLOPs over the sustained rate against bytes over the memory rate."""
-    peak = estimate.throughput.peak_flops_used
+    peak = _peak(row, estimate)
     rate, moved = row.flops / row.compute_s, row.input_bytes + row.weight_bytes + row.output_bytes
     slower = max(row.compute_s, row.bandwidth_s)
     bound = "arithmetic" if row.compute_s >= row.bandwidth_s else "memory"
@@ -64,6 +66,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
         Fact(
             "rate", [f"{quantity(rate, SI, 'FLOP/s')} = {quantity(peak, SI, 'FLOP/s')} dense peak x {rate / peak:.3f}"]
         ),
+        Fact("", [_shape(row, rate, estimate)]),
         Fact("math", [f"work / rate = {seconds(row.compute_s)}"]),
         Fact("bytes", [f"input + weight + output = {parts} = {quantity(moved, BINARY)}"]),
         Fact("memory", [f"bytes / {quantity(moved / row.bandwidth_s, SI, 'B/s')} = {seconds(row.bandwidth_s)}"]),
@@ -74,6 +77,27 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
         ),
     ]
     return Facts(f"{row.name}, {row.pass_}", facts)
+
+
+def _peak(row: GemmRow, estimate: Estimate) -> float:
+    """Dense peak of the dtype that a product runs in: the recipe's where its operands take fewer bytes than its results."""
+    device, software = estimate.job.machine.accelerator, estimate.job.software
+    if software.recipe is None or row.input_bytes < row.m * row.k * software.itemsize:
+        return estimate.throughput.peak_flops_used
+    return device.peak_flops[peak_dtype(device, software.compute_dtype)]
+
+
+def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
+    """A rate as the sustained one times what depth, waves of tiles, and the kind of product leave of it."""
+    rates, parts = estimate.timing.rates, (estimate.assembly.block, estimate.assembly.head)
+    quantised = any(op.name == row.name and getattr(op, "recipe", None) for part in parts for op in part.ops)
+    sustained = rates.recipe_flops if quantised else rates.gemm_flops
+    depth = row.k / (row.k + compute.K_OVERHEAD)
+    kind = 1.0 if row.name.startswith("attn.core") else {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
+    wgrad = f" x WGRAD_RATE {kind:g}" if kind < 1.0 else ""
+    rest = rate / (sustained * depth * kind)
+    at = f"{quantity(sustained, SI, 'FLOP/s')} sustained x {whole(row.k)} / ({whole(row.k)} + {compute.K_OVERHEAD:g})"
+    return f"= {at}{wgrad} x {rest:.3f} for waves of tiles"
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:

@@ -5,12 +5,17 @@ Errors are signed, predicted / measured - 1: positive means that the estimate is
 
 from __future__ import annotations
 
+import gc
+import json
 import re
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.estimate import Memory
+from steptime.flops import step_flops
 from steptime.job import Job
-from steptime.step import Estimate, estimate
+from steptime.step import estimate
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
@@ -53,6 +58,12 @@ class Judgement(NamedTuple):
     predicted_bytes: float | None = None
     metric: str = ""
     verdict: str = ""
+    occupancy: float | None = None
+    """Predicted peak (reserved, context and communicators) over the memory that the device has to give."""
+    model_flops: float | None = None
+    """Model FLOPs of a step per device, attention halved."""
+    tokens_per_device: float | None = None
+    """Tokens of a step per device."""
 
     @property
     def step_error(self) -> float | None:
@@ -63,6 +74,16 @@ class Judgement(NamedTuple):
     def memory_error(self) -> float | None:
         """Signed error of the peak memory, a share."""
         return _error(self.predicted_bytes, self.measured_bytes)
+
+    @property
+    def measured_tokens_per_s(self) -> float | None:
+        """Tokens per second and device that the measured step time gives."""
+        return _rate(self.tokens_per_device, self.measured_step_s)
+
+    @property
+    def predicted_tokens_per_s(self) -> float | None:
+        """Tokens per second and device of the estimate."""
+        return _rate(self.tokens_per_device, self.predicted_step_s)
 
     @property
     def ran_out(self) -> bool:
@@ -87,11 +108,14 @@ class Judgement(NamedTuple):
             "measured_step_s": self.measured_step_s,
             "predicted_step_s": self.predicted_step_s,
             "step_time_error": self.step_error,
+            "measured_tokens_per_s_per_gpu": self.measured_tokens_per_s,
+            "predicted_tokens_per_s_per_gpu": self.predicted_tokens_per_s,
             "measured_memory_gib": None if self.measured_bytes is None else self.measured_bytes / GIB,
             "predicted_memory_gib": None if self.predicted_bytes is None else self.predicted_bytes / GIB,
             "memory_error": self.memory_error,
             "memory_metric": self.metric or None,
             "verdict": self.verdict or None,
+            "predicted_over_capacity": self.occupancy,
             "assumed": list(self.assumed),
             "apart": self.apart,
             "skipped": self.skipped,
@@ -102,8 +126,47 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1.0
 
 
-def judge(row: Row, *, known_release: bool = True) -> Judgement:
-    """One row against its estimate; trouble with the row is a reason, never an exception."""
+def _rate(tokens: float | None, step_s: float | None) -> float | None:
+    return None if tokens is None or step_s is None else tokens / step_s
+
+
+class Answer(NamedTuple):
+    """What a row takes from an estimate."""
+
+    step_s: float
+    memory: Memory
+    model_flops: float
+    """Of the whole job."""
+
+
+Answers: TypeAlias = dict[str, Answer]
+"""Answers by config, as its text: many rows repeat one."""
+
+
+def judge_all(rows: Iterable[Row], *, known_release: bool = True) -> list[Judgement]:
+    """Every row against its estimate, a config that several rows share estimated once."""
+    answers: Answers = {}
+    with _no_collection():
+        return [judge(row, answers, known_release=known_release) for row in rows]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for reference cycles meanwhile: estimates leave none to speak of, and it takes a sixth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def judge(row: Row, answers: Answers | None = None, *, known_release: bool = True) -> Judgement:
+    """One row against its estimate; trouble with the row is a reason, never an exception.
+
+    `answers` holds those of rows before it, and takes this one's.
+    """
     measured = Judgement(row, precision=precision_family(row.text("precision")))
     try:
         step_s, (memory, metric) = measured_step_s(row), measured_memory(row)
@@ -115,25 +178,38 @@ def judge(row: Row, *, known_release: bool = True) -> Judgement:
         return measured._replace(skipped=text if len(text) <= LONGEST else text[: LONGEST - 4] + " ...")
     if step_s is None and memory is None and not measured.ran_out:
         return measured._replace(skipped="nothing measured: no step time, tokens/s or peak memory")
-    return _predict(measured, mapped, job)
+    return _predict(measured, mapped, _answer(mapped, job, {} if answers is None else answers), job)
 
 
-def _predict(measured: Judgement, mapped: Mapped, job: Job) -> Judgement:
-    """The row with its estimate beside it."""
-    found = estimate(job)
+def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Judgement:
+    """The row with its estimate beside it. A run out of memory has a predicted step time too: a search would see it."""
     assumed = list(mapped.assumed)
     if measured.metric and not measured.row.text("mem_metric") and not measured.row.published:
         assumed.append("mem_metric: allocated, in GB of 1e9 bytes")
+    timed = measured.measured_step_s is not None or measured.ran_out
+    memory = found.memory
     return measured._replace(
         apart=apart(measured.row, mapped.assumed),
         assumed=tuple(assumed),
         config=mapped.config,
         accelerator=job.machine.accelerator.name,
         framework=mapped.framework.family,
-        predicted_step_s=None if measured.measured_step_s is None else found.step_s,
-        predicted_bytes=None if measured.measured_bytes is None else _predicted_bytes(measured, found),
-        verdict=found.memory.verdict,
+        predicted_step_s=found.step_s if timed else None,
+        predicted_bytes=None if measured.measured_bytes is None else _predicted_bytes(measured, memory),
+        verdict=memory.verdict,
+        occupancy=(memory.peak_reserved_bytes + sum(memory.overhead_bytes)) / memory.capacity_bytes,
+        model_flops=found.model_flops / job.parallelism.devices,
+        tokens_per_device=float(job.data.gbs) * job.data.seqlen / job.parallelism.devices,
     )
+
+
+def _answer(mapped: Mapped, job: Job, answers: Answers) -> Answer:
+    """The estimate of a job."""
+    key = json.dumps(mapped.config, sort_keys=True)
+    if key not in answers:
+        found = estimate(job)
+        answers[key] = Answer(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
+    return answers[key]
 
 
 def measured_step_s(row: Row) -> float | None:
@@ -180,9 +256,8 @@ def memory_metric(row: Row) -> Metric:
     return Metric("unstated", unit)
 
 
-def _predicted_bytes(measured: Judgement, found: Estimate) -> float:
+def _predicted_bytes(measured: Judgement, memory: Memory) -> float:
     """The estimate of what was read; Megatron-LM logs the memory of the last rank, which is of the last stage."""
-    memory: Memory = found.memory
     if measured.metric == "allocated":
         last_only = measured.row.file in {"nvidia", "nvidia_ci"}
         return memory.stages[-1].allocated_bytes if last_only else memory.peak_allocated_bytes

@@ -15,8 +15,10 @@ _WORDS = (
 """First match wins."""
 
 
-def recipe_of(said: str, framework: str, assumed: list[str]) -> dict[str, Any]:
+def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict[str, Any]:
     """`precision` and `fp8_params` of a row whose precision is `said`; nothing where it names no recipe.
+
+    Megatron-LM's test jobs (`model`) say native_fp8 of fp8 parameters.
 
     NeMo has a choice of recipe since 2.3.0 (25.04) and takes current scaling since; before there was delayed scaling alone.
     Parameters are stored in fp8 where the source says so, and in NeMo 2.0's and Megatron-Bridge's recipes (their
@@ -30,7 +32,7 @@ def recipe_of(said: str, framework: str, assumed: list[str]) -> dict[str, Any]:
     if not found:
         found = "fp8_current" if re.search(r"nemo.* 25\.(0[4-9]|1)", framework) else "fp8_delayed"
         assumed.append(f"precision: {found} for {said!r}")
-    if "fp8_params" in said:
+    if "fp8_params" in said or "native_fp8" in model.lower():
         return {"precision": found, "fp8_params": True}
     stored = bool(re.search(r"megatron-bridge|nemo.*\b2[5-9]\.\d\d", framework)) and found != "nvfp4"
     if found == "mxfp8" and "megatron-bridge nemo 25.09" in framework:

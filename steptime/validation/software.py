@@ -45,7 +45,8 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = (
-    Framework(r"maxtext|paxml", "XLA (MaxText, PaxML)", "xla"),
+    Framework(r"maxtext", "MaxText", "xla"),
+    Framework(r"paxml", "PaxML", "paxml"),
     Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
     Framework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
     Framework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
@@ -148,7 +149,7 @@ def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[st
     Raises:
         SkipRowError: a framework whose low-precision kernels no profile describes.
     """
-    section = recipe_of(row.text("precision"), row.text("framework"), assumed)
+    section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
         raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
     return section
@@ -196,7 +197,7 @@ def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
         return {}
     if re.fullmatch(r"none( \(.*\))?", said):
         return {"activation_checkpointing_type": "none"}
-    if profile == "xla" and (policy := xla_policy(said)):
+    if profile in {"xla", "paxml"} and (policy := xla_policy(said)):
         assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):

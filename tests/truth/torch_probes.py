@@ -206,7 +206,7 @@ class LiveBytes(TorchDispatchMode):
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
                 if isinstance(tensor, Tensor) and tensor.dim():
-                    self._watch(tensor, name)
+                    self._watch(local(tensor), name)  # an asynchronous result is a shell around its storage
             for op, tensors, role in _ROLES:
                 if op == name:
                     for tensor in tensors(args, kwargs or {}):

@@ -1,0 +1,195 @@
+"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory, ablation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.figures import HEADER, cells, percent, rows_of
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    Summary = Mapping[str, Any]
+
+UNPROVED = "unproved"
+"""Instead of figures where no measured run shows a mechanism."""
+
+GUESSES = {
+    "estimate": "the estimate, as it is",
+    "scaled_estimate": "times one factor per accelerator and precision",
+    "flat_mfu": "one MFU per accelerator and precision",
+}
+FLOORS = {
+    "same_release": "twice in one release",
+    "other_release": "in another release or source",
+    "other_trainers": "other trainers, twice in one source",
+    "moe_other_release": "mixtures of experts, in another release",
+    "lookup": "row by median of other releases",
+    "lookup_on_test": "the same, test rows judged",
+    "estimate_on_test": "the estimate on those rows",
+}
+RATIOS = {"weak_scaling": "weak scaling", "strong_scaling": "strong scaling", "layout": "layout"}
+SWEEPS = {"headline": "the headline group", "other": "other trainers", "test": "test rows alone", "apart": "set apart"}
+
+
+def baselines(summary: Summary) -> list[Table]:
+    """The estimate on test rows of the headline beside guesses that know the fit rows."""
+    found = {text: summary["baselines"][key] for key, text in GUESSES.items()}
+    note = "factors are medians over fit rows; a flat MFU has no physics but the count of FLOPs"
+    return [Table("test rows, beside simpler guesses", ["", *HEADER], rows_of(found), (note,))] * _any(found.values())
+
+
+def noise(summary: Summary) -> list[Table]:
+    """How far two measurements of one cell lie apart."""
+    rows = [
+        [text, f"{f['rows']:,}", f"{f['cells']:,}", *(percent(f[name]) for name in ("median", "mean", "p90", "max"))]
+        for key, text in FLOORS.items()
+        if (f := summary["noise"][key])["rows"]
+    ]
+    notes = (
+        "pairs: difference of two measurements of a cell over their mean, the floor of any model",
+        "rows that could be looked up: measured in another release too",
+    )
+    header = ["", "pairs", "cells", "median", "mean", "p90", "max"]
+    return [Table("noise floor: the same cell measured twice", header, rows, notes)] if rows else []
+
+
+def ratios(summary: Summary) -> list[Table]:
+    """Errors of ratios by kind, group and split, beside their targets."""
+    rows: list[list[str]] = []
+    names = {"headline": summary["headline"]["name"], "other": "other trainers"}
+    splits = ("all", "test") if "test" in summary["by"]["split"] else ("all",)
+    for key, text in RATIOS.items():
+        kind = summary["ratios"][key]
+        lines = [
+            [f"{name}, {split}", *cells(kind[who][split])]
+            for who, name in names.items()
+            for split in splits
+            if kind[who]["all"]["rows"]
+        ]
+        target = " / ".join(f"{100 * kind['target'][name]:g}" for name in ("median", "mean", "p90"))
+        rows += [[f"{text} (target {target} %)"], *lines] if lines else []
+    notes = (
+        "two runs of one source and release that differ in devices at fixed work each (weak), at a fixed batch (strong)",
+        "layout: they differ in tp, pp, cp, vpp or micro-batch, with the same devices and batch",
+        "error of predicted over measured ratio; one vote per series; test: both runs are test rows",
+    )
+    return [Table("ratios", ["", "pairs", "series", *HEADER[2:]], rows, notes)] if rows else []
+
+
+def regret(summary: Summary) -> list[Table]:
+    """What the estimate's pick of a layout costs, and the sweeps where it costs most."""
+    rows, worst = [], []
+    for key, text in SWEEPS.items():
+        found = summary["regret"][key]
+        if not found["sweeps"]:
+            continue
+        taus = [_plain(found[name]) for name in ("tau_median", "tau_lowest")]
+        hits = [f"{found[name]}" for name in ("best_picked", "best_in_three", "picks_out_of_memory")]
+        costs = [percent(found[name]) for name in ("median", "mean", "worst")]
+        rows.append([text, f"{found['sweeps']}", *costs, *hits, *taus])
+        worst += _worst_sweeps(found["worst_sweeps"]) if key in {"headline", "other"} else []
+    if not rows:
+        return []
+    header = ["", "sweeps", "median", "mean", "worst", "best", "in 3", "OOM", "tau", "lowest"]
+    notes = (
+        "a sweep is one job of one source in ten layouts or more, those out of memory included",
+        "regret: measured time of the layout predicted fastest among those called fits (else tight) over the best measured",
+        "target: median 2 %, worst 5 %, picks out of memory 1 %, tau 0.85",
+        "best: the best was picked; in 3: it is among our fastest three; OOM: the pick ran out of memory; tau: Kendall's tau-b",
+    )
+    dearest = Table("dearest picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)
+    return [Table("regret of choosing a layout", header, rows, notes), *([dearest] if worst else [])]
+
+
+def _worst_sweeps(sweeps: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            sweep["name"],
+            sweep["pick"],
+            f"{sweep['layouts']}",
+            f"{sweep['ran']}",
+            "out of memory" if sweep["out_of_memory"] else percent(sweep["regret"]),
+            _plain(sweep["tau"]),
+        ]
+        for sweep in sweeps
+    ]
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def bands(summary: Summary) -> list[Table]:
+    """Runs out of memory and runs that were not, by predicted peak over capacity; one table per group of sources."""
+    found = []
+    for who, figures in summary["fits_by_band"].items():
+        if not figures["all"]["ran_out"]:
+            continue
+        rows = [_band(_edges(band), band) for band in figures["bands"]]
+        rows += [_band("0.85 to 1.15", figures["close"]), _band("all", figures["all"])]
+        false = figures["false_fits"]
+        note = (
+            f"false FITS: {false['rows']} of {figures['all']['ran_out']} that ran out ({percent(false['of_ran_out'])}), "
+            f"{percent(false['of_called_fits'])} of all called fits, {percent(false['of_all'])} of all runs"
+        )
+        target = "target: balanced accuracy 85 % from 0.85 to 1.15, false FITS 2 %"
+        header = ["predicted / capacity", "ran", "right", "ran out", "right", "balanced"]
+        found.append(Table(f"fits or not, {who}", header, rows, (note, target)))
+    return found
+
+
+def _edges(band: Mapping[str, Any]) -> str:
+    return f"above {band['low']}" if band["high"] is None else f"{band['low']:g} to {band['high']:g}"
+
+
+def _band(name: str, band: Mapping[str, Any]) -> list[str]:
+    counts = [f"{band[key]:,}" for key in ("ran", "ran_right", "ran_out", "ran_out_right")]
+    return [name, *counts, percent(band["balanced_accuracy"])]
+
+
+def mechanisms(summary: Summary) -> list[Table]:
+    """Errors of peak memory by mechanism, of torch's allocations in runs and in test jobs, and of what was read otherwise."""
+    rows = []
+    for name, found in summary["memory_by_mechanism"].items():
+        line = [name]
+        for how in ("allocated", "ci", "otherwise"):
+            line += [f"{found[how]['rows']:,}", percent(found[how]["mean"]) if found[how]["rows"] else UNPROVED]
+        rows.append(line)
+    known = any(line[i] != "0" for line in rows for i in (1, 3, 5))
+    header = ["", "runs", "mean", "CI jobs", "mean", "other", "mean"]
+    notes = (
+        "runs: torch's peak allocation; CI jobs: the same of tiny test jobs; other: reserved, nvidia-smi or unstated",
+        "unproved: no measured run shows it",
+    )
+    return [Table("peak memory by mechanism", header, rows, notes)] if known else []
+
+
+def ablation(found: Mapping[str, Any], says: Mapping[str, str]) -> Table:
+    """What each piece of physics is worth on the headline rows."""
+    rows = []
+    for name, figures in found.items():
+        every = [percent(figures["all"][key]) for key in ("mean", "p90")]
+        moved = ["", "", "", "", ""]
+        if name in says:
+            before, after = figures["moved_with"], figures["moved_without"]
+            moved = [f"{before['rows']:,}", *(percent(f[key]) for key in ("mean", "p90") for f in (before, after))]
+        rows.append([says.get(name, "everything on"), *every, *moved])
+    header = ["", "mean", "p90", "rows moved", "mean with", "without", "p90 with", "without"]
+    notes = (
+        "one piece off at a time, nothing fitted anew; one vote per cell, rows of both splits",
+        "rows moved: those whose step time it changes by more than 3 %, with their error with and without the piece",
+    )
+    return Table("ablation", header, rows, notes)
+
+
+def _any(groups: Iterable[Mapping[str, Any]]) -> int:
+    """1 where any group has rows, else 0."""
+    return int(any(figures["rows"] for figures in groups))
+
+
+def all_tables(summary: Summary) -> list[Table]:
+    """Every analysis that has something to say, in the order of reading."""
+    made = (baselines, noise, ratios, regret, bands, mechanisms)
+    return [table for make in made for table in make(summary)]

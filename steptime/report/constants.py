@@ -1,0 +1,152 @@
+"""Every figure an estimate rests on beside its config, with its source: shared constants, the machine's, the profile's."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from itertools import takewhile
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.document import parse_mapping, read_source
+from steptime.efficiency import FILE, compute_factor, efficiency
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from steptime.job import Job
+
+PACKAGE = Path(__file__).parents[1]
+ROOMS = (
+    "cost",
+    "precision",
+    "model",
+    "fsdp",
+    "buckets",
+    "flops",
+    "overhead",
+    "stage_memory",
+    "data_parallel",
+    "stage_time",
+)
+"""Modules and folders whose constants enter an estimate."""
+_NO_PHYSICS = {"hf", "hf_families", "presets"}
+
+
+class Constant(NamedTuple):
+    """A module's constant and the text under its definition, which says where it comes from."""
+
+    name: str
+    """module.NAME"""
+    value: float
+    source: str
+
+
+def shared_constants() -> list[Constant]:
+    """Numbers in capitals at the top of the modules of `ROOMS`, in the order of the rooms."""
+    found: list[Constant] = []
+    for room in ROOMS:
+        folder = PACKAGE / room
+        paths = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+        for path in paths:
+            if path.stem not in _NO_PHYSICS:
+                found += _constants(path)
+    return found
+
+
+def _constants(path: Path) -> Iterator[Constant]:
+    """The documented numbers of one module; several names in one assignment share its text."""
+    dotted = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)]
+        for name in names:
+            value = getattr(import_module(f"steptime.{dotted}"), name, None) if name.isupper() else None
+            if isinstance(value, int | float):
+                yield Constant(f"{dotted}.{name}", float(value), _text(after))
+
+
+def _text(node: ast.AST | None) -> str:
+    """The string that stands alone after a definition, on one line."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""
+
+
+def shared() -> Table:
+    """The constants that all estimates share."""
+    rows = [[f"{constant.name} = {constant.value:g}: {constant.source}"] for constant in shared_constants()]
+    return Table("constants shared by all estimates", [], rows)
+
+
+def machine(job: Job) -> Table:
+    """Each figure of the machine and its source; what its file leaves unsaid is the default of its field."""
+    rows = []
+    for path, value in _leaves(job.machine.model_dump(exclude={"provenance", "measured"}, exclude_none=True), ""):
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            source = job.machine.source(path) or "not in its file: the usual figure (assumed)"
+            rows.append([f"{path} = {value:.6g}: {source}"])
+    return Table(f"figures of {job.machine.name}, SI", [], rows)
+
+
+def software(job: Job) -> Table:
+    """Each setting of the software profile and its source; what the config sets itself is said to be so."""
+    profile, said = job.software, job.performance
+    own = {key for key, value in said if value is not None}
+    own |= {f"overlap.{axis}" for axis, share in said.overlap or () if share is not None}
+    rows = []
+    for path, value in _leaves(
+        profile.model_dump(exclude={"name", "family", "description", "sources"}, exclude_none=True), ""
+    ):
+        source = "this config" if path in own else profile.sources.get(path, "not in its file: the default")
+        rows.append([f"{path} = {_word(value)}: {source}"])
+    return Table(f"software profile {profile.name}", [], rows, _abbreviations(profile.name))
+
+
+def _abbreviations(profile: str) -> list[str]:
+    """The comments at the head of a profile's file and of those it extends, which spell out what sources abbreviate."""
+    found: list[str] = []
+    name: str | None = profile.partition("@")[0]
+    while name:
+        text, path = read_source(PACKAGE / "data" / "software" / f"{name}.yaml")
+        head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+        found.append(" ".join(line.lstrip("# ") for line in head))
+        name = parse_mapping(text, path).get("extends")
+    return [text for text in found if text]
+
+
+def fitted(job: Job) -> Table:
+    """The constants fitted on measured runs that this job meets (data/efficiency.yaml)."""
+    found, device = efficiency(), job.machine.accelerator.name
+    shares = found.sustained_share.get(device, {})
+    rows = [[f"sustained_share of {device}, {dtype} = {share:g}"] for dtype, share in shares.items()]
+    rows += [[f"default_share = {found.default_share:g}: GEMMs where no measured run has the accelerator or dtype"]]
+    rows += [[f"recipe_gap = {found.recipe_gap:g}: launch gaps of a layer in a low-precision recipe over bf16"]]
+    rows += [[f"compute_factor of {job.software.name} = {compute_factor(job.software.name):g}"]]
+    source = parse_mapping(*read_source(FILE)).get("source", "")
+    return Table(
+        "constants fitted on rows marked fit (data/efficiency.yaml)", [], rows, [str(source)] if source else []
+    )
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(dotted path, plain value) of everything in nested mappings and lists."""
+    if isinstance(node, dict):
+        for key, item in node.items():
+            yield from _leaves(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from _leaves(item, f"{path}.{i}")
+    else:
+        yield path, node
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

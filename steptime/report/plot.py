@@ -1,0 +1,172 @@
+"""A picture of `3dtrn validate`: predicted against measured step time, and how the errors lie. Only this imports matplotlib."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from steptime.config import ConfigError
+from steptime.validation.summary import headline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.validation.compare import Judgement
+
+FORMATS = ("png", "svg", "pdf")
+BAND = 0.10
+"""Half the width of the band around the diagonal."""
+REACH = 0.5
+"""Errors beyond this share are drawn at the edge."""
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B4513", "#4B0082")
+"""Told apart by the colour-blind too (Okabe and Ito 2008), and two more dark ones."""
+_OTHERS = "#8C8C8C"
+_SPLITS: dict[str, dict[str, Any]] = {
+    "fit": {"marker": "o", "facecolors": "none", "linewidths": 0.9, "s": 26},
+    "test": {"marker": "D", "linewidths": 0.4, "edgecolors": "white", "s": 26},
+    "none": {"marker": "D", "linewidths": 0.4, "edgecolors": "white", "s": 26},
+}
+_STEPS = {"fit": ("--", "#7A7A7A"), "test": ("-", "#000000"), "none": ("-", "#000000")}
+_NAMES = {"fit": "fit: constants may lean on them", "test": "test: not fitted on", "none": "measured runs"}
+_META: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def check(path: str) -> None:
+    """Whether a picture can be made there, before any row is judged.
+
+    Raises:
+        ConfigError: no format of that suffix, no such folder, or no matplotlib.
+    """
+    file = Path(path)
+    if file.suffix.lower().lstrip(".") not in FORMATS:
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ConfigError(f"--plot {path}: the suffix says the format; write a file that ends in one of {kinds}")
+    if not os.path.isdir(file.parent):  # noqa: PTH112  False, not an error, for what can be no folder's name
+        raise ConfigError(f"--plot {path}: no folder {file.parent}; make it first")
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ConfigError("--plot: needs matplotlib; pip install 'steptime[plot]'") from None
+    del mpl
+
+
+def draw(judged: Sequence[Judgement], path: str) -> None:
+    """Write the picture of all rows of the headline that have a step time.
+
+    Raises:
+        ConfigError: there are none, or the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    rows = [j for j in headline(judged) if j.step_error is not None]
+    if not rows:
+        raise ConfigError("--plot: no judged row has a step time; nothing to draw")
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.fonttype": "none",
+    }
+    with mpl.rc_context({**style, "svg.hashsalt": "steptime", "pdf.fonttype": 42}):
+        figure = Figure(figsize=(11.5, 6.0), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _scatter(left, rows)
+        running = _errors(right, rows)
+        marks, bars, lines = (axes.get_legend_handles_labels() for axes in (left, right, running))
+        legend: dict[str, Any] = {"frameon": False, "handletextpad": 0.4}
+        figure.legend(*marks, loc="outside lower left", ncols=3, **legend)
+        figure.legend(bars[0] + lines[0], bars[1] + lines[1], loc="outside lower right", **legend)
+        kind = Path(path).suffix.lower().lstrip(".")
+        try:
+            figure.savefig(path, format=kind, dpi=160, metadata=_META[kind])
+        except OSError as error:
+            raise ConfigError(f"--plot {path}: cannot be written ({error.strerror or error})") from None
+
+
+def _split(j: Judgement) -> str:
+    said = j.row.text("split")
+    return said if said in _SPLITS else "none"
+
+
+def _colors(rows: Sequence[Judgement]) -> dict[str, str]:
+    """A colour for each accelerator, most rows first; those beyond the palette share grey."""
+    order = [name for name, _ in Counter(j.accelerator for j in rows).most_common()]
+    return {name: _COLORS[i] if i < len(_COLORS) else _OTHERS for i, name in enumerate(order)}
+
+
+def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
+    """Predicted over measured, both logarithmic, with the diagonal and its band."""
+    every = [value for j in rows for value in (j.measured_step_s, j.predicted_step_s) if value]
+    low, high = 0.7 * min(every), 1.4 * max(every)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    ends = [low, high]
+    under, over = ([share * end for end in ends] for share in (1.0 - BAND, 1.0 + BAND))
+    axes.fill_between(ends, under, over, color="#DDDDDD", linewidth=0, label=f"within {100 * BAND:.0f} %")
+    axes.plot(ends, ends, color="#999999", linewidth=0.8)
+    colors = _colors(rows)
+    for split in [name for name in _SPLITS if any(_split(j) == name for j in rows)]:
+        chosen = [j for j in rows if _split(j) == split]
+        paint = [colors[j.accelerator] for j in chosen]
+        shape = _SPLITS[split] | ({"edgecolors": paint} if split == "fit" else {"color": paint})
+        points = ([j.measured_step_s for j in chosen], [j.predicted_step_s for j in chosen])
+        axes.scatter(*points, alpha=0.75, zorder=3, **shape)
+        key = _SPLITS[split] | ({"edgecolors": "black"} if split == "fit" else {"color": "black"})
+        axes.scatter([], [], label=f"{_NAMES[split]} ({len(chosen):,})", **key)
+    counts = Counter(j.accelerator for j in rows)
+    for name in [name for name, color in colors.items() if color != _OTHERS]:
+        axes.scatter([], [], marker="s", s=30, color=colors[name], label=f"{name} ({counts[name]:,})")
+    if rest := [name for name, color in colors.items() if color == _OTHERS]:
+        axes.scatter(
+            [], [], marker="s", s=30, color=_OTHERS, label=f"{len(rest)} more ({sum(counts[n] for n in rest):,})"
+        )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.set_xlabel("measured step time [s]")
+    axes.set_ylabel("predicted step time [s]")
+    axes.set_title(f"{len(rows):,} measured steps", loc="left", fontweight="bold")
+
+
+def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
+    """A histogram of all signed errors; returned are the axes of their cumulative shares by split."""
+    errors = [_held(j.step_error or 0.0) for j in rows]
+    edges = [-100 * REACH + 2.5 * i for i in range(round(200 * REACH / 2.5) + 1)]
+    axes.axvspan(-100 * BAND, 100 * BAND, color="#DDDDDD", linewidth=0, zorder=0)
+    axes.hist(
+        errors, bins=edges, weights=[100.0 / len(errors)] * len(errors), color="#9DB8CE", label="all, in bins of 2.5 %"
+    )
+    axes.axvline(0.0, color="#999999", linewidth=0.8)
+    axes.set(xlim=(-100 * REACH, 100 * REACH), xlabel="error of the step time, predicted / measured - 1 [%]")
+    axes.set_ylabel("share of the rows in a bin [%]")
+    running = axes.twinx()
+    for split in [name for name in _SPLITS if any(_split(j) == name for j in rows)]:
+        own = sorted(_held(j.step_error or 0.0) for j in rows if _split(j) == split)
+        middle = median(abs(j.step_error or 0.0) for j in rows if _split(j) == split)
+        line, color = _STEPS[split]
+        shares = [100.0 * (i + 1) / len(own) for i in range(len(own))]
+        name = "cumulative" if split == "none" else f"{split}, cumulative"
+        label = f"{name}; median size {100 * middle:.1f} % by row"
+        running.step(
+            [own[0], *own], [0.0, *shares], where="post", linestyle=line, color=color, linewidth=1.4, label=label
+        )
+    running.set(ylim=(0.0, 100.0), ylabel="share of the rows with a lower error [%]")
+    running.spines["right"].set_visible(True)
+    beyond = sum(abs(j.step_error or 0.0) > REACH for j in rows)
+    if beyond:
+        axes.text(
+            0.01,
+            0.99,
+            f"{beyond:,} beyond ±{100 * REACH:.0f} %,\ndrawn at the edge",
+            transform=axes.transAxes,
+            va="top",
+        )
+    axes.set_title("how far off", loc="left", fontweight="bold")
+    return running
+
+
+def _held(error: float) -> float:
+    """A signed error in per cent, at the edge where it is beyond."""
+    return 100.0 * min(max(error, -REACH), REACH)

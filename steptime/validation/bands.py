@@ -1,0 +1,78 @@
+"""Fits or not, by how close the estimate is to the edge: runs that ended out of memory and runs of the same sources that did not.
+
+The ratio is the predicted peak (what the allocator reserves, context and communicators) over the memory that the device has to
+give. Up to 1 the estimate says that the job fits. Most runs lie far from the edge, where any model is right; only the bands from
+0.85 to 1.15 tell models apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Any, NamedTuple
+
+from steptime.validation.compare import Judgement
+
+EDGES = (0.0, 0.85, 0.95, 1.05, 1.15, inf)
+CLOSE = (0.85, 1.15)
+LARGEST_SOURCE = "hagemann"
+"""One laboratory with nearly all runs out of memory: told apart from the others."""
+
+
+class Band(NamedTuple):
+    """Runs whose ratio lies in [low, high), and how many of each kind are called right."""
+
+    low: float
+    high: float | None
+    """None: no upper edge."""
+    ran: int
+    ran_right: int
+    """Ran, and called fits."""
+    ran_out: int
+    ran_out_right: int
+    """Ran out of memory, and not called fits."""
+    balanced_accuracy: float | None
+    """Mean of the two shares called right; None where one kind is missing, or the band lies on one side of 1."""
+
+
+def band(runs: Iterable[Judgement], low: float, high: float) -> Band:
+    """The runs between two ratios."""
+    inside = [j for j in runs if j.occupancy is not None and low <= j.occupancy < high]
+    out = [j for j in inside if j.ran_out]
+    ran = [j for j in inside if not j.ran_out]
+    out_right = sum((j.occupancy or 0.0) > 1.0 for j in out)
+    ran_right = sum((j.occupancy or 0.0) <= 1.0 for j in ran)
+    told = ran and out and low < 1.0 < high
+    balanced = (ran_right / len(ran) + out_right / len(out)) / 2.0 if told else None
+    return Band(low, None if high == inf else high, len(ran), ran_right, len(out), out_right, balanced)
+
+
+def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
+    """Bands, those close to the edge together, all together, and the runs out of memory that were called fits."""
+    everything = band(runs, 0.0, inf)
+    false_fits = everything.ran_out - everything.ran_out_right
+    called_fits = false_fits + everything.ran_right
+    return {
+        "bands": [band(runs, low, high)._asdict() for low, high in pairwise(EDGES)],
+        "close": band(runs, *CLOSE)._asdict(),
+        "all": everything._asdict(),
+        "false_fits": {
+            "rows": false_fits,
+            "of_all": false_fits / len(runs) if runs else None,
+            "of_ran_out": false_fits / everything.ran_out if everything.ran_out else None,
+            "of_called_fits": false_fits / called_fits if called_fits else None,
+        },
+    }
+
+
+def fits_by_band(judged: Sequence[Judgement]) -> dict[str, Any]:
+    """The figures of all sources that tell of runs out of memory, of the largest of them, and of the others."""
+    known = [j for j in judged if j.skipped is None and j.occupancy is not None]
+    sources = {j.row.group for j in known if j.ran_out}
+    runs = [j for j in known if j.row.group in sources]
+    return {
+        "all": figures(runs),
+        LARGEST_SOURCE: figures([j for j in runs if j.row.group == LARGEST_SOURCE]),
+        "others": figures([j for j in runs if j.row.group != LARGEST_SOURCE]),
+    }

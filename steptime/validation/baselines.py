@@ -1,0 +1,47 @@
+"""What knows less than the estimate, beside it: guesses of the step time that were told the `fit` rows.
+
+Both take one factor per accelerator and precision, the median of measured over guessed on `fit` rows: a flat MFU has no
+physics but the count of FLOPs; the scaled estimate shows how much of the error is one bias that a fit could take away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+from steptime.validation.compare import Judgement
+from steptime.validation.groups import split_of, step_errors, unfitted
+from steptime.validation.stats import Errors, plain, stats
+
+Guess = Callable[[Judgement], float | None]
+
+
+def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
+    """(cell, signed error) on test rows of a guess times its factor; where a pair has no fit row, the median of all factors.
+
+    Empty where there is no fit row at all.
+    """
+    timed = [(j, seconds) for j in judged if j.measured_step_s and (seconds := guess(j))]
+    factors: dict[tuple[str, str], list[float]] = {}
+    for j, seconds in timed:
+        if split_of(j) == "fit" and j.measured_step_s:
+            factors.setdefault((j.accelerator, j.precision), []).append(j.measured_step_s / seconds)
+    if not factors:
+        return []
+    everything = [factor for group in factors.values() for factor in group]
+    return [
+        (j.cell, seconds * median(factors.get((j.accelerator, j.precision), everything)) / j.measured_step_s - 1.0)
+        for j, seconds in timed
+        if split_of(j) == "test" and j.measured_step_s
+    ]
+
+
+def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
+    """Stats on test rows: the estimate, it with one factor per accelerator and precision, and a flat MFU for each pair."""
+    rows = list(counted)
+    return {
+        "estimate": plain(stats(step_errors(unfitted(rows)))),
+        "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),
+        "flat_mfu": plain(stats(scaled(rows, lambda j: j.model_flops))),
+    }

@@ -1,0 +1,108 @@
+"""A team's own measured steps as the calibration of a job: `3dtrn CONFIG --calibrate measured.yaml`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from steptime.calibration import Calibration
+from steptime.config import Config, ConfigError, build, show
+from steptime.document import parse, read_source
+from steptime.job import Job
+from steptime.sections import anchor
+from steptime.step import estimate
+from steptime.units import Seconds
+
+
+class Measured(Config, allow_inf_nan=False):
+    """One entry of the file: a config, by path or inline, and what its step took."""
+
+    config: str | dict[str, Any]
+    step_s: Seconds | None = Field(None, gt=0)
+    tokens_per_s_per_device: float | None = Field(None, gt=0)
+
+
+class MeasuredRun(NamedTuple):
+    """One run: where it counts, and its measured over its estimated step."""
+
+    accelerator: str
+    precision: str
+    ratio: float
+
+
+def calibrated(job: Job, path: str) -> Job:
+    """The job with the calibration that the runs on its accelerator, in its precision, give.
+
+    Raises:
+        ConfigError: a bad file, one line per problem; none of its runs is on this accelerator in this precision; or the job has a
+            calibration already.
+    """
+    if job.performance.calibration is not None:
+        raise ConfigError("--calibrate: the config has a performance.calibration already; keep one of the two")
+    place = (job.machine.accelerator.name, job.software.precision)
+    found = runs(path)
+    ratios = [run.ratio for run in found if (run.accelerator, run.precision) == place]
+    if not ratios:
+        counts = Counter(f"{run.accelerator} {run.precision}" for run in found)
+        there = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+        raise ConfigError(f"{path}: no run on {' in '.join(place)}, which this job needs; there are: {there}")
+    return job.replace(**{"performance.calibration": Calibration.of(ratios, path)})
+
+
+def runs(path: str) -> list[MeasuredRun]:
+    """The measured runs of a file: a list of {config, step_s} or {config, tokens_per_s_per_device}.
+
+    Paths inside are relative to the file.
+
+    Raises:
+        ConfigError: one line per problem of the file or of a config in it.
+    """
+    if path == "-":
+        raise ConfigError("--calibrate -: give a file; standard input is the config's")
+    entries = parse(read_source(Path(path))[0], path)
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path}: expected a list of {{config, step_s}} (got {show(entries)})")
+    found: list[MeasuredRun] = []
+    problems: list[str] = []
+    for i, entry in enumerate(entries):
+        try:
+            found.append(_run(build(Measured, entry), Path(path).parent))
+        except ConfigError as error:
+            problems += [f"{path}: [{i}].{problem}".replace("].: ", "]: ") for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _run(entry: Measured, base: Path) -> MeasuredRun:
+    """The estimate of one entry beside its measurement.
+
+    Raises:
+        ConfigError: problems under the keys of the entry.
+    """
+    step_s, rate = entry.step_s, entry.tokens_per_s_per_device
+    if (step_s is None) == (rate is None):
+        raise ConfigError("step_s: give it or tokens_per_s_per_device, one of the two")
+    job = _job(entry.config, base)
+    if job.performance.calibration is not None:
+        raise ConfigError("config: performance.calibration: is there already; a run is held against the plain estimate")
+    if rate is not None:
+        step_s = job.data.gbs * job.data.seqlen / (rate * job.parallelism.devices)
+    assert step_s is not None
+    predicted = estimate(job).step_s
+    return MeasuredRun(job.machine.accelerator.name, job.software.precision, step_s / predicted)
+
+
+def _job(config: str | dict[str, Any], base: Path) -> Job:
+    """The job of a path or of an inline mapping."""
+    try:
+        if isinstance(config, str):
+            return Job.load(base / config)
+        data = dict(config)
+        anchor(data, base)
+        return build(Job, data)
+    except ConfigError as error:
+        raise ConfigError(f"config: {problem}" for problem in error.problems) from None

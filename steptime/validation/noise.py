@@ -1,0 +1,109 @@
+"""The noise floor: how far two measurements of the same cell lie apart. No model can be better than that on average.
+
+Same cell: same model, accelerator and devices, layout, batch, precision with its recipe, sharding and recomputation; within
+one release also what is said of overlap and kernels. Dense pre-training rows of the headline group with a step time that the
+collection itself does not doubt, judged or not; other trainers and mixtures of experts stand apart (no column says which
+dispatcher or which CUDA graphs a run had). A table reprinted in a later release counts as measured twice, which makes the
+floor a little low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from statistics import median
+from typing import Any, NamedTuple
+
+from steptime.validation.compare import Judgement, apart
+from steptime.validation.groups import leads, model_kind, split_of
+from steptime.validation.stats import Errors, plain, stats
+
+COLUMNS = (
+    "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads",
+    "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "seq_len", "global_batch_size",
+    "micro_batch_size", "precision", "zero_or_fsdp", "recompute",
+)  # fmt: skip
+"""What makes a cell."""
+NOTES = ("overlap_notes", "sp", "machine")
+"""What may be told in other words in another release, but not within one."""
+
+Cells = dict[tuple[str, ...], list[Judgement]]
+
+
+class Lookup(NamedTuple):
+    """A row and the median of its cell in other releases or sources."""
+
+    j: Judgement
+    cell: tuple[str, ...]
+    other_s: float
+
+
+def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
+    """Rows that count, by cell."""
+    found: Cells = {}
+    for j in judged:
+        if j.measured_step_s is None or apart(j.row, []) or model_kind(j).startswith("dense") != dense:
+            continue
+        found.setdefault(tuple(j.row.text(column) for column in COLUMNS), []).append(j)
+    return found
+
+
+def release(j: Judgement) -> tuple[str, str]:
+    """Where a measurement comes from: source and framework with its release."""
+    return j.row.group, j.row.text("framework")
+
+
+def pairs(cells: Cells, *, same_release: bool) -> Errors:
+    """(cell, |a - b| over the mean of both) of every two measurements of a cell, within one release or across."""
+    found: Errors = []
+    for cell, rows in cells.items():
+        for a, b in combinations(rows, 2):
+            if (release(a) == release(b)) != same_release or (same_release and _notes(a) != _notes(b)):
+                continue
+            if a.measured_step_s and b.measured_step_s:
+                both = a.measured_step_s + b.measured_step_s
+                found.append((cell, abs(a.measured_step_s - b.measured_step_s) / (both / 2.0)))
+    return found
+
+
+def _notes(j: Judgement) -> list[str]:
+    return [j.row.text(column) for column in NOTES]
+
+
+def lookups(cells: Cells) -> list[Lookup]:
+    """Every row whose cell was measured in another release too."""
+    found = []
+    for cell, rows in cells.items():
+        for j in rows:
+            others = [o.measured_step_s for o in rows if release(o) != release(j) and o.measured_step_s]
+            if others:
+                found.append(Lookup(j, cell, median(others)))
+    return found
+
+
+def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
+    """Stats (with `max`) of pairs of measurements, and of predicting a row by the median of its cell in other releases.
+
+    One vote per cell. `estimate_on_test` is the estimate on the very rows of `lookup_on_test` that could be judged.
+    """
+    leading = [j for j in judged if leads(j)]
+    dense, moe = cells_of(leading), cells_of(leading, dense=False)
+    found = lookups(dense)
+    test = [item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.apart]
+    return {
+        "same_release": _figures(pairs(dense, same_release=True)),
+        "other_release": _figures(pairs(dense, same_release=False)),
+        "other_trainers": _figures(pairs(cells_of(j for j in judged if not leads(j)), same_release=True)),
+        "moe_other_release": _figures(pairs(moe, same_release=False)),
+        "lookup": _figures(_errors(found)),
+        "lookup_on_test": _figures(_errors(test)),
+        "estimate_on_test": _figures([(item.cell, item.j.step_error or 0.0) for item in test]),
+    }
+
+
+def _errors(found: Iterable[Lookup]) -> Errors:
+    return [(item.cell, item.other_s / item.j.measured_step_s - 1.0) for item in found if item.j.measured_step_s]
+
+
+def _figures(errors: Errors) -> dict[str, Any]:
+    return plain(stats(errors)) | {"max": max((abs(error) for _, error in errors), default=None)}

@@ -1,0 +1,95 @@
+"""Errors of ratios: two runs of one source and release that differ in one respect. What is wrong with both alike cancels.
+
+Choosing a layout or a number of devices needs ratios, not seconds. The error is (predicted b / predicted a) / (measured b /
+measured a) - 1. All pairs of one series (same job but for that respect) share one vote, so that no long series swamps the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from steptime.validation.compare import Judgement
+from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.stats import Errors, plain, stats
+
+MODEL = (
+    "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "vocab", "seq_len", "gpu",
+    "machine", "precision", "recompute", "zero_or_fsdp", "overlap_notes", "task",
+)  # fmt: skip
+"""What two runs of any pair share, beside their source."""
+LAYOUT = ("tp", "pp", "cp", "vpp", "micro_batch_size")
+
+
+class Kind(NamedTuple):
+    """One respect in which two runs differ."""
+
+    name: str
+    shared: Callable[[Judgement], tuple[str, ...]]
+    """What they share beside `MODEL`."""
+    differs: Callable[[Judgement], tuple[str, ...]]
+    """What tells them apart."""
+    target: tuple[float, float, float]
+    """Median, mean and p90 to reach."""
+
+
+def _texts(*columns: str) -> Callable[[Judgement], tuple[str, ...]]:
+    return lambda j: tuple(j.row.text(column) for column in columns)
+
+
+def _work_per_device(j: Judgement) -> tuple[str, ...]:
+    """Sequences per device, and the layout of a replica."""
+    share = float(j.row.text("global_batch_size")) / float(j.row.text("n_gpus"))
+    return (f"{share:.9g}", *_layout(j))
+
+
+def _layout(j: Judgement) -> tuple[str, ...]:
+    """Degrees and micro-batch; what is not said is 1."""
+    return tuple(j.row.text(column) or "1" for column in LAYOUT)
+
+
+def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
+    return (j.row.text("global_batch_size"), *_layout(j))
+
+
+KINDS = (
+    Kind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
+    Kind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    Kind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
+)
+
+
+def ratio_errors(judged: Iterable[Judgement], kind: Kind) -> Errors:
+    """(series, signed error of the ratio) of every pair that differs in one respect."""
+    series: dict[tuple[str, ...], list[Judgement]] = {}
+    for j in judged:
+        if j.step_error is not None:
+            series.setdefault((j.row.group, *_texts(*MODEL)(j), *kind.shared(j)), []).append(j)
+    return [
+        (name, (1.0 + (b.step_error or 0.0)) / (1.0 + (a.step_error or 0.0)) - 1.0)
+        for name, rows in series.items()
+        for a, b in combinations(sorted(rows, key=_order), 2)
+        if kind.differs(a) != kind.differs(b)
+    ]
+
+
+def _order(j: Judgement) -> tuple[float, str]:
+    """From few devices to many, whatever the order of the rows: the sign of an error is that of growing."""
+    return float(j.row.text("n_gpus")), j.row.id
+
+
+def ratios(judged: Sequence[Judgement]) -> dict[str, Any]:
+    """By kind: stats of the headline group and of other trainers, of all pairs and of pairs of two test rows.
+
+    In the stats `rows` are pairs and `cells` are series.
+    """
+    counted = headline(judged)
+    groups = {"headline": [j for j in counted if leads(j)], "other": [j for j in counted if not leads(j)]}
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        found[kind.name] = {"target": dict(zip(("median", "mean", "p90"), kind.target, strict=True))}
+        for name, rows in groups.items():
+            both = {"all": rows, "test": [j for j in rows if split_of(j) == "test"]}
+            found[kind.name][name] = {split: plain(stats(ratio_errors(some, kind))) for split, some in both.items()}
+    return found

@@ -1,0 +1,162 @@
+"""Regret: what following the estimate costs where a source measured many layouts of one job.
+
+A sweep is one source's runs of one job (model, accelerator, devices, batch, length, precision, release) with ten layouts or more,
+those that ran out of memory included. The pick is the layout predicted fastest among those that the verdict calls `fits`;
+only where none is called so, among those called tight: that is what a careful user of the tool does. Regret is the pick's
+measured step time over the best measured one of the layouts judged, less 1. Runs of one layout (the same config) are one
+layout, with the median of their times; it ran out of memory only if no run of it came through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import sqrt
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from steptime.validation.compare import Judgement
+from steptime.validation.groups import headline, leads, split_of
+
+JOB = (
+    "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "vocab", "gpu", "n_gpus", "seq_len",
+    "global_batch_size", "precision",
+)  # fmt: skip
+FEWEST = 10
+"""Layouts of a sweep."""
+NAMED = 5
+"""Worst sweeps named."""
+
+
+class Layout(NamedTuple):
+    """One layout of a sweep."""
+
+    id: str
+    predicted_s: float
+    measured_s: float | None
+    """None: it ran out of memory."""
+    verdict: str
+
+
+class Sweep(NamedTuple):
+    """One job in many layouts, and how the estimate's choice fared."""
+
+    name: str
+    source: str
+    layouts: int
+    ran: int
+    pick: str
+    """A row of the layout picked; "" where all are called too large."""
+    out_of_memory: bool
+    """Whether the pick ran out of memory."""
+    regret: float | None
+    """Measured time of the pick over the best, less 1; None without a pick that ran."""
+    first: bool
+    """Whether the pick is the best measured."""
+    in_three: bool
+    """Whether the best measured is among our three fastest that are called as the pick is."""
+    tau: float | None
+    """Kendall's tau-b of predicted and measured time over the layouts that ran."""
+
+
+def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two rankings, pair by pair; None where all of one side are tied.
+
+    Source: Kendall 1945, The treatment of ties in ranking problems: (concordant - discordant) over the geometric mean of the
+    pairs not tied in a and those not tied in b.
+
+    >>> kendall_tau([1, 2, 3, 4], [1, 3, 2, 4])
+    0.6666666666666666
+    """
+    score, untied_a, untied_b = 0, 0, 0
+    for (x, u), (y, v) in combinations(zip(a, b, strict=True), 2):
+        left, right = (x > y) - (x < y), (u > v) - (u < v)
+        score += left * right
+        untied_a += left != 0
+        untied_b += right != 0
+    return score / sqrt(untied_a * untied_b) if untied_a and untied_b else None
+
+
+def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
+    """The different layouts of a sweep, fastest prediction first."""
+    groups: dict[str, list[Judgement]] = {}
+    for j in rows:
+        groups.setdefault(json.dumps(j.config, sort_keys=True), []).append(j)
+    found = []
+    for same in groups.values():
+        times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
+        first = same[0]
+        found.append(
+            Layout(first.row.id, first.predicted_step_s or 0.0, median(times) if times else None, first.verdict)
+        )
+    return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
+
+
+def sweeps(judged: Iterable[Judgement]) -> list[Sweep]:
+    """Every sweep of `FEWEST` layouts of which two or more ran: picks that ran out of memory first, then the dearest."""
+    jobs: dict[tuple[str, ...], list[Judgement]] = {}
+    for j in judged:
+        if j.skipped is None and (j.measured_step_s is not None or j.ran_out):
+            jobs.setdefault((j.row.group, *(j.row.text(column) for column in JOB)), []).append(j)
+    found = []
+    for rows in jobs.values():
+        layouts = layouts_of(rows)
+        if len(layouts) >= FEWEST and sum(layout.measured_s is not None for layout in layouts) > 1:
+            found.append(_sweep(rows[0], layouts))
+    return sorted(found, key=lambda sweep: (not sweep.out_of_memory, -(sweep.regret or 0.0), sweep.name))
+
+
+def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
+    """The pick of one sweep against its best."""
+    row = j.row
+    name = f"{row.text('model_name')}, {row.text('n_gpus')} x {row.text('gpu')}, {row.text('seq_len')} tokens"
+    ran = [layout for layout in layouts if layout.measured_s is not None]
+    best = min(layout.measured_s or 0.0 for layout in ran)
+    called = [x for x in layouts if x.verdict == "fits"] or [x for x in layouts if x.verdict == "tight"]
+    pick = called[0] if called else None
+    seconds = pick.measured_s if pick else None
+    return Sweep(
+        name=f"{name}, batch {row.text('global_batch_size')}",
+        source=row.group,
+        layouts=len(layouts),
+        ran=len(ran),
+        pick=pick.id if pick else "",
+        out_of_memory=pick is not None and seconds is None,
+        regret=None if seconds is None else seconds / best - 1.0,
+        first=seconds == best,
+        in_three=any(layout.measured_s == best for layout in called[:3]),
+        tau=kendall_tau([x.predicted_s for x in ran], [x.measured_s or 0.0 for x in ran]),
+    )
+
+
+def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
+    """Figures over the sweeps of the headline group, of other trainers, of their test rows alone, and of rows set apart."""
+    counted = headline(judged)
+    beside = [j for j in judged if j.skipped is None and j.apart is not None]
+    return {
+        "headline": figures(sweeps(j for j in counted if leads(j))),
+        "other": figures(sweeps(j for j in counted if not leads(j))),
+        "test": figures(sweeps(j for j in counted if split_of(j) == "test")),
+        "apart": figures(sweeps(beside)),
+    }
+
+
+def figures(found: Sequence[Sweep]) -> dict[str, Any]:
+    """Median, mean and worst regret, picks out of memory, how often the best was hit, Kendall's tau, and the worst by name."""
+    costs = [sweep.regret for sweep in found if sweep.regret is not None]
+    taus = [sweep.tau for sweep in found if sweep.tau is not None]
+    picks = [sweep for sweep in found if sweep.pick]
+    return {
+        "sweeps": len(found),
+        "picks": len(picks),
+        "median": median(costs) if costs else None,
+        "mean": mean(costs) if costs else None,
+        "worst": max(costs, default=None),
+        "picks_out_of_memory": sum(sweep.out_of_memory for sweep in found),
+        "best_picked": sum(sweep.first for sweep in found),
+        "best_in_three": sum(sweep.in_three for sweep in found),
+        "tau_median": median(taus) if taus else None,
+        "tau_lowest": min(taus, default=None),
+        "worst_sweeps": [sweep._asdict() for sweep in found[:NAMED]],
+    }

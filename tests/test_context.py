@@ -1,0 +1,291 @@
+"""Context parallelism: what is exchanged, kept and computed, by hand; and replicas of sharded states over dp*cp."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from drawn import job as drawn_job
+from drawn import plans
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptime.assembly import Assembly
+from steptime.config import ConfigError
+from steptime.cost.comm import collective
+from steptime.cost.overlap import CONTENTION
+from steptime.cost.parts import neighbour
+from steptime.job import Job
+from steptime.mesh import group
+from steptime.ops import Attention, Comm
+from steptime.stage_time import StepTime
+from steptime.states import shard_ranks
+from steptime.step import estimate
+
+# h 1024 in 8 heads of 128, 4 key-value heads; 4096 tokens of bf16
+MODEL = {
+    "n_layers": 4,
+    "hidden_sz": 1024,
+    "inter_sz": 2816,
+    "n_q_heads": 8,
+    "n_kv_heads": 4,
+    "vocab_sz": 32000,
+}
+SEQLEN = 4096
+METHODS = ("p2p", "all_gather", "a2a")
+
+
+def job(cp=4, how="p2p", software="megatron-core", *, dp=2, tp=1, gbs=8, performance=None, **parallelism):
+    return Job(
+        model=MODEL,
+        parallelism={"tp": tp, "pp": 1, "dp": dp, "cp": cp, "cp_comm_type": how} | parallelism,
+        performance={"software": software} | (performance or {}),
+        data={"gbs": gbs, "seqlen": SEQLEN, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+
+
+def rows(of):
+    return {row.name.removeprefix("attn.core."): row for row in estimate(of).collectives if row.axis == "cp"}
+
+
+def attention(of):
+    return next(op for op in Assembly(of).block.ops if isinstance(op, Attention))
+
+
+# --- what is exchanged ---
+
+# on a rank of 4: 1024 tokens; q or out 1024 * 8 * 128 * 2 B = 2 MiB, k or v half of it
+Q, K = 1024 * 8 * 128 * 2, 1024 * 4 * 128 * 2
+CALLS = {
+    # forward hands k and v on 3 times; backward 4 times: once k and v, twice these and their gradients, once gradients
+    ("megatron-core", "p2p"): {
+        "ring": ("send_recv", 3, 2 * K),
+        "ring_grad.grad": ("send_recv", 4, (2 + 4 + 4 + 2) / 4 * K),
+    },
+    ("megatron-core", "all_gather"): {
+        "k_gather": ("all_gather", 1, 4 * K),
+        "v_gather": ("all_gather", 1, 4 * K),
+        "k_gather.again": ("all_gather", 1, 4 * K),
+        "v_gather.again": ("all_gather", 1, 4 * K),
+        "k_gather.grad": ("reduce_scatter", 1, 4 * K),
+        "v_gather.grad": ("reduce_scatter", 1, 4 * K),
+    },
+    # TransformerEngine exchanges the output again in backward, beside its gradient
+    ("megatron-core", "a2a"): {
+        f"{name}_a2a{back}": ("all_to_all", 1, size)
+        for name, size in (("q", Q), ("k", K), ("v", K), ("out", Q))
+        for back in ("", ".grad")
+    }
+    | {"out_again.grad": ("all_to_all", 1, Q)},
+    ("deepspeed", "a2a"): {
+        f"{name}_a2a{back}": ("all_to_all", 1, size)
+        for name, size in (("q", Q), ("k", K), ("v", K), ("out", Q))
+        for back in ("", ".grad")
+    },
+    # torch gathers k and v together, and hands gradients on in fp32, four times
+    ("fsdp2", "all_gather"): {
+        "gather": ("all_gather", 1, 8 * K),
+        "gather.grad": ("all_gather", 1, 8 * K),
+        "ring_grad.grad": ("send_recv", 3, 4 * K),
+        "last_grad.grad": ("send_recv", 1, 4 * K),
+    },
+    ("fsdp2", "p2p"): {
+        "ring": ("send_recv", 3, 2 * K),
+        "ring.grad": ("send_recv", 3, 2 * K),
+        "ring_grad.grad": ("send_recv", 3, 4 * K),
+        "last_grad.grad": ("send_recv", 1, 4 * K),
+    },
+}
+
+
+@pytest.mark.parametrize(("software", "how"), CALLS)
+def test_calls_of_one_layer(software, how):
+    """4 micro-batches of 4 layers: 16 times the calls of one layer."""
+    seen = {name: (r.kind, r.count_per_step / 16, r.bytes) for name, r in rows(job(4, how, software)).items()}
+    assert seen == CALLS[software, how]
+    assert all(r.ranks == 4 for r in rows(job(4, how, software)).values())
+
+
+def test_core_attention_run_again_exchanges_again():
+    for how in METHODS:
+        again = {"activation_checkpointing_type": "selective"}
+        once, twice = rows(job(4, how)), rows(job(4, how, performance=again))
+        for name, row in once.items():
+            forward = not name.endswith((".grad", ".again"))
+            assert twice[name].count_per_step == row.count_per_step * (2 if forward else 1)
+        full = rows(job(4, how, performance={"activation_checkpointing_type": "full"}))
+        assert {n: r.count_per_step for n, r in full.items()} == {n: r.count_per_step for n, r in twice.items()}
+
+
+def reference_ring(cp, seqlen, heads, kv_heads, d):
+    """Every rank of a causal ring with two chunks a rank: (multiply-adds, kernel calls, elements sent in forward)."""
+    chunk = seqlen // (2 * cp)
+    owned = [(rank, 2 * cp - 1 - rank) for rank in range(cp)]
+    holds, done = list(range(cp)), [[0, 0, 0] for _ in range(cp)]
+    for step in range(cp):
+        for rank in range(cp):
+            pairs = [(q, k) for q in owned[rank] for k in owned[holds[rank]] if k <= q]
+            scores = sum(chunk * chunk if k < q else chunk * chunk / 2 for q, k in pairs)
+            done[rank][0] += 2 * heads * d * scores
+            done[rank][1] += 1
+            done[rank][2] += 2 * (seqlen // cp) * kv_heads * d if step < cp - 1 else 0
+        holds = [holds[(rank - 1) % cp] for rank in range(cp)]
+    return done
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_a_ring_run_by_hand(cp):
+    """Every rank has the same work, that of the estimate; so many kernels, so many bytes."""
+    ranks = reference_ring(cp, SEQLEN, 8, 4, 128)
+    assert all(rank == ranks[0] for rank in ranks)
+    op, ring = attention(job(cp, gbs=8)), rows(job(cp, gbs=8))["ring"]
+    assert op.full_flops * op.causal_share == 2 * ranks[0][0]
+    assert op.calls == ranks[0][1]
+    assert ring.bytes * ring.count_per_step / 16 == 2 * ranks[0][2]
+
+
+# --- time ---
+
+
+def test_an_exchange_hides_under_the_block_beside_it():
+    """By hand: cp - 1 exchanges forward and cp backward, each beside a cp-th of the kernel, NVLink taking its share."""
+    timing = StepTime(Assembly(job(4)))
+    part, ops = timing.block, timing.assembly.block.ops
+    over = group(timing.job.parallelism, "cp")
+    at = next(i for i, op in enumerate(ops) if isinstance(op, Comm) and op.axis == "cp")
+    assert isinstance(ops[neighbour(ops, at)], Attention)
+    for work, count, bytes_ in ((part.forward, 3, 2 * K), (part.backward, 4, 3 * K)):
+        one = collective("send_recv", bytes_, over, timing.tiers).time_s
+        hidden = count * min(one, work.attention_s / 4) * (1 - CONTENTION)
+        (call,) = [call for call in work.calls if call.axis == "cp"]
+        assert call.hidden_s == pytest.approx(hidden)
+        assert call.exposed_s == pytest.approx(count * one - hidden)
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_overlap_cp_governs_what_hides(how):
+    def exposed(share):
+        answer = estimate(job(4, how, performance={"overlap": {"cp": share}}))
+        return answer.time.parts_s["cp_comm"], sum(
+            r.time_s * r.count_per_step for r in answer.collectives if r.axis == "cp"
+        )
+
+    none, sent = exposed(share=False)
+    assert none == pytest.approx(sent)
+    assert exposed(share=0.25)[0] == pytest.approx(sent * 0.75)
+    shown = exposed(share=True)[0]
+    assert shown < sent * 0.5 if how == "p2p" else shown == pytest.approx(sent)  # only the ring is pipelined
+
+
+def test_a_ring_that_leaves_the_node_is_slower():
+    """tp innermost, then cp: 8 tensor-parallel ranks fill the node, so the ring runs between nodes."""
+    inside, outside = rows(job(2, tp=4))["ring"], rows(job(2, tp=8, gbs=8))["ring"]
+    assert (inside.tier, outside.tier) == ("nvlink", "infiniband")
+    assert outside.time_s > 3 * inside.time_s / 2
+    assert any("exchanges of context parallelism leave it" in line for line in job(2, tp=8).assumptions)
+
+
+# --- properties ---
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_one_rank_exchanges_nothing(plan):
+    """cp 1 is the job without the key, whatever the exchange would be."""
+    plan["parallelism"].pop("cp", None)
+    plan["parallelism"].pop("cp_comm_type", None)
+    plain = drawn_job(plan)
+    for how in METHODS:
+        said = {**plan, "parallelism": {**plan["parallelism"], "cp": 1, "cp_comm_type": how}}
+        assert estimate(drawn_job(said)).step_s == estimate(plain).step_s
+    assert not [row for row in estimate(plain).collectives if row.axis == "cp"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(METHODS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans())
+def test_the_work_is_shared_out(how, cp, tp, full):
+    """FLOPs of the step do not depend on cp; those of a device times cp are constant."""
+    type_ = {"activation_checkpointing_type": "full" if full else "none"}
+    if how == "a2a" and tp * cp > 4:
+        return
+    one, many = (estimate(job(n, how, tp=tp, performance=type_)) for n in (1, cp))
+    assert many.flops == pytest.approx(one.flops)
+    assert attention(many.job).full_flops * cp == attention(one.job).full_flops
+    assert many.devices == one.devices * cp
+    assert many.params == one.params
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_what_is_kept_shrinks_with_cp(how):
+    """Activations of a device are a cp-th; the all-gather keeps the output twice (partial ones, and what they go into)."""
+    one, four = (estimate(job(cp, how)).memory.stages[0] for cp in (1, 4))
+    extra = 4 * Q if how == "all_gather" else 0.0  # 4 layers
+    assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + extra, rel=1e-9)
+
+
+def test_ulysses_of_autograd_keeps_its_own_output():
+    one, four = (estimate(job(cp, "a2a", "deepspeed")).memory.stages[0] for cp in (1, 4))
+    assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + 4 * Q, rel=1e-9)
+
+
+def test_a_ring_holds_all_blocks_and_partial_outputs_for_a_moment():
+    """TransformerEngine's forward: cp buffers of k and v, cp partial outputs and log-sum-exps. Backward: 4 of k and v, one dq."""
+    op = attention(job(4))
+    lse = 1024 * 8 * 4
+    assert op.forward_temp_bytes == 4 * (2 * K + Q + lse)
+    assert op.backward_temp_bytes == 4 * 2 * K + Q
+
+
+@pytest.mark.parametrize(("replicas", "ranks"), [(1, 12), (2, 6), (3, 4), (4, 3)])
+def test_states_are_sharded_over_dp_and_cp(replicas, ranks):
+    """ZeRO-1 of Megatron: 6 + 12 / ranks bytes per parameter; replicas divide dp*cp = 12, and need not divide dp = 6."""
+    of = job(2, dp=6, gbs=12, replicas=replicas)
+    assert shard_ranks(of) == ranks
+    states, params = estimate(of).memory.stages[0], Assembly(of).local_params(Assembly(of).chunks[0])
+    held = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
+    assert held == pytest.approx(params * (6 + 12 / ranks), rel=1e-3)  # buffers are padded
+    buckets = [row.bytes for row in estimate(of).collectives if row.name == "parameters"]
+    assert all(bucket % (2 * math.lcm(128, ranks)) == 0 for bucket in buckets)
+
+
+def test_replicas_of_megatron_reduce_inside_then_between():
+    """A reduce-scatter of the fp32 gradients over 4 ranks, and an all-reduce of a quarter of them between 4 copies."""
+    of = job(2, dp=8, gbs=8, replicas=4, n_param_buckets=1)
+    (reduction,) = [row for row in estimate(of).collectives if row.name == "gradients"]
+    p, tiers = of.parallelism, StepTime(Assembly(of)).tiers
+    inside = collective("reduce_scatter", reduction.bytes, group(p, "shards"), tiers)
+    between = collective("all_reduce", reduction.bytes / 4, group(p, "replicas"), tiers)
+    assert (reduction.ranks, reduction.count_per_step) == (4, 1)
+    assert reduction.time_s == pytest.approx(inside.time_s + between.time_s)
+    # 4 adjacent ranks share a node of 8; each node holds 2 of the 4 copies
+    assert (inside.tier, between.tier) == ("nvlink", "infiniband")
+
+
+def test_fsdp_shards_over_dp_and_cp():
+    """torchtitan: parameters live on dp*cp ranks, and replicas stand beside cp."""
+    seen = {row.name: row for row in estimate(job(2, "all_gather", "fsdp2", dp=4)).collectives}
+    assert seen["block parameters"].ranks == 8
+    copies = {row.name: row for row in estimate(job(2, "all_gather", "fsdp2", dp=4, replicas=2)).collectives}
+    assert (copies["block parameters"].ranks, copies["block gradients, replicas"].ranks) == (4, 2)
+    with pytest.raises(ConfigError, match="replicas: must divide dp 4"):
+        job(2, "all_gather", "fsdp2", dp=4, gbs=8, replicas=8)
+
+
+# --- what is said ---
+
+
+def test_the_exchange_that_is_taken_is_said():
+    layout = {"tp": 1, "pp": 1, "dp": 2, "cp": 2}
+    for software, taken in (
+        ("megatron-core", "p2p"),
+        ("fsdp2", "all_gather"),
+        ("torch", "all_gather"),
+        ("deepspeed", "a2a"),
+    ):
+        plan = job(2, taken, software).to_config()
+        unsaid = Job.model_validate({**plan, "parallelism": layout})
+        assert unsaid.cp_comm_type == taken
+        assert any(f"cp_comm_type {taken}" in line for line in unsaid.assumptions)
+        assert any(f"context parallelism by {taken}" in line for line in unsaid.assumptions)
+        assert unsaid.to_config()["parallelism"]["cp_comm_type"] == taken
