@@ -45,6 +45,18 @@ def test_heads_whose_rows_are_no_multiple_of_16_bytes_do_without_tensor_cores():
     assert wide.compute_s < odd.compute_s / 5
 
 
+def test_an_eager_norm_moves_ten_times_its_data_forward_and_twenty_times_back():
+    """Of fp32 elements, against a fused kernel's two and three times half as much."""
+    found = {}
+    for norm in ("fused", "composite"):
+        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.block.ops}
+        found[norm] = ops["attn.norm"]
+    elements = 2048 * 4096
+    assert found["composite"].forward_bytes == 10 * 4 * elements == (8 + 4 + 16 + 12) * elements
+    assert found["composite"].backward_bytes == 20 * 4 * elements == (40 + 8 + 8 + 12 + 12) * elements
+    assert found["fused"].forward_bytes is None  # what it reads and writes
+
+
 def test_memory_bound_kernels_may_run_below_a_copy():
     slow = replace(RATES, move_rate=0.5)
     moved = [compute.move_pass(1e9, 0.0, r).time_s for r in (RATES, slow)]
