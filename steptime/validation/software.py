@@ -126,7 +126,7 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
-    section |= recompute_of(row, framework.base, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework, assumed) | _dtypes(row, notes) | _kernels(row, notes)
     overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
@@ -183,7 +183,7 @@ def precision_family(said: str) -> str:
     return re.split(r"[^a-z0-9]", said)[0] or "bf16"
 
 
-def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
+def recompute_of(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
     """The keys that say what is recomputed.
 
     Raises:
@@ -197,12 +197,12 @@ def recompute_of(row: Row, profile: str, assumed: list[str]) -> dict[str, Any]:
         return {}
     if re.fullmatch(r"none( \(.*\))?", said):
         return {"activation_checkpointing_type": "none"}
-    if profile in {"xla", "paxml"} and (policy := xla_policy(said)):
+    if framework.profile in {"xla", "paxml"} and (policy := xla_policy(said)):
         assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if said == "selective" and load_software(profile).family.startswith("megatron"):
+    if said == "selective" and framework.base.startswith("megatron"):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
         chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
