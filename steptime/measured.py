@@ -1,0 +1,193 @@
+"""The measured runs that intervals rest on, and how near one of them is to a job.
+
+`data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
+is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation)
+and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, cached_property
+from math import log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from steptime.job import Job
+
+FILE = Path(__file__).parent / "data" / "intervals.json"
+
+AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch")
+PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
+"""Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
+cells of the fit rows) by less than 4 %."""
+RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
+ARCHITECTURES = {
+    **dict.fromkeys(("v100",), "Volta"),
+    **dict.fromkeys(("a100", "a800", "a10g"), "Ampere"),
+    **dict.fromkeys(("rtx4090", "l40s"), "Ada"),
+    **dict.fromkeys(("h100", "h800", "h200", "gh200"), "Hopper"),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "Blackwell"),
+    **dict.fromkeys(("mi300x", "mi325x"), "CDNA 3"),
+    **dict.fromkeys(("mi350x", "mi355x"), "CDNA 4"),
+}
+"""Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
+
+
+class Place(NamedTuple):
+    """Where a job stands among measured ones."""
+
+    accelerator: str
+    precision: str
+    software: str
+    """The profile's name, with its release where one is said."""
+    family: str
+    """The profile that it extends in the end."""
+    recompute: str
+    at: tuple[float, ...]
+    """Values on `AXES`, as they are."""
+
+    @property
+    def chip(self) -> str:
+        """The accelerator without form and capacity: h100."""
+        return self.accelerator.partition("-")[0]
+
+    @property
+    def architecture(self) -> str:
+        """The architecture of the accelerator; its own chip where it shares with none."""
+        return ARCHITECTURES.get(self.chip, self.chip)
+
+    @property
+    def width(self) -> str:
+        """The bits of the precision, as a word: 4, 8, 16, 32."""
+        if "fp4" in self.precision:
+            return "4"
+        return "8" if "fp8" in self.precision else "32" if self.precision == "fp32" else "16"
+
+    @property
+    def profile(self) -> str:
+        """The profile without its release."""
+        return self.software.partition("@")[0]
+
+
+def place_of(job: Job) -> Place:
+    """Where a job stands."""
+    p, software = job.parallelism, job.software
+    at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
+    accelerator = job.machine.accelerator.name
+    plan = job.recompute.granularity
+    return Place(accelerator, software.precision, software.name, software.family, plan, tuple(map(float, at)))
+
+
+class Run(NamedTuple):
+    """One measured run."""
+
+    id: str
+    cell: int
+    """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
+    metric: str
+    """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
+    place: Place
+    traits: tuple[str, ...]
+    """architecture, width, profile: worked out once."""
+    logs: tuple[float, ...]
+    """log2 of the values on `AXES`."""
+    vote: float
+    log_ratio: float
+    """ln(measured / predicted)."""
+
+
+class Measured:
+    """Runs in the order of their log ratio, and the constants of the intervals made of them."""
+
+    def __init__(self, runs: Iterable[Run], constants: Mapping[str, Any]) -> None:
+        self.runs = sorted(runs, key=lambda run: run.log_ratio)
+        self.constants = constants
+        self.ratios = [run.log_ratio for run in self.runs]
+
+    def without(self, run_id: str) -> Measured:
+        """The runs without the cell of `run_id`; the same where that was no fit row."""
+        cell = next((run.cell for run in self.runs if run.id == run_id), None)
+        if cell is None:
+            return self
+        return Measured((run for run in self.runs if run.cell != cell), self.constants)
+
+    @cached_property
+    def _spans(self) -> dict[tuple[str, int], tuple[float, float]]:
+        spans: dict[tuple[str, int], tuple[float, float]] = {}
+        for run in self.runs:
+            for axis in (0, 2, 3):
+                value = run.place.at[axis]
+                for family in (run.place.family, ""):
+                    low, high = spans.get((family, axis), (value, value))
+                    spans[family, axis] = (min(low, value), max(high, value))
+        return spans
+
+    def span(self, family: str, axis: int) -> tuple[float, float]:
+        """Least and largest value on an axis, of the runs of a software family, or of all where it has none."""
+        return self._spans.get((family, axis)) or self._spans["", axis]
+
+
+def read_runs(document: Mapping[str, Any]) -> list[Run]:
+    """The runs of one list of the data file."""
+    return [
+        make_run(*row[:3], Place(*row[3:8], tuple(map(float, row[8:-2]))), *row[-2:])
+        for row in document["runs"]
+    ]
+
+
+def make_run(run_id: str, cell: int, metric: str, place: Place, vote: float, log_ratio: float) -> Run:
+    """A run with what distances need of it."""
+    traits = (place.architecture, place.width, place.profile)
+    return Run(run_id, cell, metric, place, traits, tuple(map(log2, place.at)), vote, log_ratio)
+
+
+@cache
+def measured(kind: str) -> Measured:
+    """The shipped runs: of `step` times, or of peak `memory`."""
+    document = _document()[kind]
+    return Measured(read_runs(document), document["constants"])
+
+
+@cache
+def _document() -> Any:
+    return json.loads(FILE.read_bytes())
+
+
+def distances(place: Place, found: Measured) -> list[float]:
+    """How far every run is from a place.
+
+    A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
+    weights of runs are the same however far it is.
+    """
+    machine = found.constants["machine_step"]
+    chip, architecture, width, profile = place.chip, place.architecture, place.width, place.profile
+    logs = [log2(value) for value in clipped(place, found)]
+    replay = RECOMPUTE[place.recompute]
+    out: list[float] = []
+    for run in found.runs:
+        other, (arch, bits, prof) = run.place, run.traits
+        d = abs(replay - RECOMPUTE[other.recompute])
+        for per, a, b in zip(PER_DOUBLING, logs, run.logs, strict=True):
+            if a != b:
+                d += per * (a - b if a > b else b - a)
+        if other.accelerator != place.accelerator:
+            d += machine * (0.25 if other.chip == chip else 0.5 if arch == architecture else 1.5)
+        if other.precision != place.precision:
+            d += 0.5 if bits == width else 1.0
+        if other.software != place.software:
+            d += 0.5 if prof == profile else 1.0 if other.family == place.family else 2.0
+        out.append(d)
+    return out
+
+
+def clipped(place: Place, found: Measured) -> list[float]:
+    """The values of a place, those of size and scale within what was measured."""
+    values = list(place.at)
+    for axis in (0, 2, 3):
+        low, high = found.span(place.family, axis)
+        values[axis] = min(max(values[axis], low), high)
+    return values
