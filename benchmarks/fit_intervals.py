@@ -25,13 +25,13 @@ from math import log
 from typing import Any
 
 from steptime.interval import beyond, interval, quantile, weigh
-from steptime.measured import AXES, FILE, Measured, Place, Run, distances, make_run, place_of
+from steptime.measured import AXES, FILE, Kind, Measured, Run, distances, place_of, scaled
 from steptime.validation.compare import Judgement, judge
 from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job
 from steptime.validation.summary import headline
 
-COLUMNS = ("id", "cell", "metric", *Place._fields[:-1], *AXES, "vote", "log_ratio")
+COLUMNS = ("id", "cell", "metric", *Kind._fields, *AXES, "vote", "log_ratio")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 OTHERS = 20.0
@@ -55,7 +55,8 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[Run]:
     runs = []
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
-        runs.append(make_run(j.row.id, number[j.cell], metric, place, round(1.0 / sizes[j.cell], 4), ratio))
+        vote = round(1.0 / sizes[j.cell], 4)
+        runs.append(Run(j.row.id, number[j.cell], metric, place, scaled(place.at), vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 
@@ -91,9 +92,9 @@ def tails_of(ranks: list[tuple[Run, float]]) -> dict[str, float]:
     depth = [(run, -min(share, 1.0 - share)) for run, share in ranks]
     found = {"": -upper(((d, run.vote) for run, d in depth), COVERED)}
     total = sum(run.vote for run, _ in depth)
-    for name in sorted({run.place.accelerator for run, _ in depth}):
+    for name in sorted({run.place.kind.accelerator for run, _ in depth}):
         pairs = [
-            (d, run.vote * ((run.place.accelerator == name) + OTHERS / total)) for run, d in depth
+            (d, run.vote * ((run.place.kind.accelerator == name) + OTHERS / total)) for run, d in depth
         ]
         found[name] = -upper(pairs, COVERED)
     return {name: round(max(value, 0.005), 4) for name, value in found.items()}
@@ -115,7 +116,7 @@ def fit(runs: list[Run]) -> Constants:
             constants["tails"] = tails = tails_of(ranks)
             score = 0.0
             for (run, others, _), w in zip(kept, weights, strict=True):
-                share = tails[run.place.accelerator]
+                share = tails[run.place.kind.accelerator]
                 low, high = quantile(others.ratios, w, share), quantile(others.ratios, w, 1.0 - share)
                 miss = max(low - run.log_ratio, run.log_ratio - high, 0.0)
                 score += run.vote * (high - low + 2.0 / (1.0 - COVERED) * miss)
@@ -131,18 +132,18 @@ def fit(runs: list[Run]) -> Constants:
 
 def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
-    machine = [needs(runs, "machine", constants, lambda r, n=name: r.place.accelerator == n) for name in accelerators(runs)]
-    families = sorted({run.place.family for run in runs})
-    software = [needs(runs, "software", constants, lambda r, n=name: r.place.family == n) for name in families]
+    machine = [needs(runs, "machine", constants, lambda r, n=name: r.place.kind.accelerator == n) for name in accelerators(runs)]
+    families = sorted({run.place.kind.family for run in runs})
+    software = [needs(runs, "software", constants, lambda r, n=name: r.place.kind.family == n) for name in families]
     found = {"machine": margin(machine), "software": margin(software)}
     for axis, name in ((0, "model"), (2, "sequence"), (3, "scale")):
         groups = []
         for family in families:
-            own = [(run.place.at[axis], run.vote) for run in runs if run.place.family == family]
+            own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
             low, high = upper(own, 0.25), upper(own, 0.75)
             for outside in (lambda v, e=low: v <= e, lambda v, e=high: v >= e):
-                out = lambda r, f=family, o=outside: r.place.family == f and o(r.place.at[axis])  # noqa: E731
-                if any(run.place.family == family and not out(run) for run in runs):
+                out = lambda r, f=family, o=outside: r.place.kind.family == f and o(r.place.at[axis])  # noqa: E731
+                if any(run.place.kind.family == family and not out(run) for run in runs):
                     groups.append(needs(runs, name, constants, out))
         found[name] = margin(groups)
     return found
@@ -150,7 +151,7 @@ def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
 
 def accelerators(runs: list[Run]) -> list[str]:
     """Names of the accelerators, sorted."""
-    return sorted({run.place.accelerator for run in runs})
+    return sorted({run.place.kind.accelerator for run in runs})
 
 
 def needs(
@@ -179,7 +180,7 @@ def section(judged: list[Judgement], kind: str) -> str:
     runs = runs_of(judged, kind)
     constants = json.dumps(fit(runs))
     lines = ",\n".join(
-        json.dumps([r.id, r.cell, r.metric, *r.place[:5], *map(int, r.place.at), r.vote, r.log_ratio]) for r in runs
+        json.dumps([r.id, r.cell, r.metric, *r.place.kind, *map(int, r.place.at), r.vote, r.log_ratio]) for r in runs
     )
     return f'"{kind}": {{\n"rows": {len(runs)},\n"constants": {constants},\n"columns": {json.dumps(COLUMNS)},\n"runs": [\n{lines}\n]}}'
 

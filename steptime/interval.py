@@ -16,10 +16,10 @@ from itertools import accumulate
 from math import exp, hypot, log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.measured import Measured, Place, distances, measured, place_of
+from steptime.measured import SIZES, Kind, Measured, Place, distances, measured, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
     from steptime.job import Job
 
@@ -79,28 +79,29 @@ def interval(place: Place, found: Measured) -> Interval:
 def tail(place: Place, found: Measured) -> float:
     """The share left out at each end so that left-out cells are covered at 80 %: fitted, by accelerator where it has runs."""
     tails: dict[str, float] = found.constants["tails"]
-    return tails.get(place.accelerator, tails[""])
+    return tails.get(place.kind.accelerator, tails[""])
 
 
 def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
-    bandwidth = found.constants["bandwidth"]
-    architecture, width, family = place.architecture, place.width, place.family
-    levels: list[int] = []
+    levels = {kind: level(place.kind, kind) for kind in {run.place.kind for run in found.runs}}
     totals = [0.0, 0.0, 0.0]
     for run in found.runs:
-        level = 2
-        if run.place.family == family:
-            level = 0 if run.traits[0] == architecture and run.traits[1] == width else 1
-        levels.append(level)
-        totals[level] += run.vote
-    sums = list(accumulate(totals))
-    shares = [votes / total if total else 0.0 for votes, total in zip(GROUPS, sums, strict=True)]
+        totals[levels[run.place.kind]] += run.vote
+    shares = [votes / total if total else 0.0 for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
     pooled = [sum(shares), shares[1] + shares[2], shares[2]]
+    bandwidth: float = found.constants["bandwidth"]
     return [
-        run.vote * (exp(-d / bandwidth) + pooled[level])
-        for run, d, level in zip(found.runs, away, levels, strict=True)
+        run.vote * (exp(-d / bandwidth) + pooled[levels[run.place.kind]])
+        for run, d in zip(found.runs, away, strict=True)
     ]
+
+
+def level(a: Kind, b: Kind) -> int:
+    """The narrowest of `GROUPS` that holds both."""
+    if a.family != b.family:
+        return 2
+    return 0 if a.architecture == b.architecture and a.width == b.width else 1
 
 
 def quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
@@ -148,48 +149,49 @@ def nearest(found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
 
 def beyond(place: Place, found: Measured, away: Sequence[float]) -> list[Beyond]:
     """Everything in which the job lies outside of what was measured."""
-    near = found.runs[min(range(len(away)), key=away.__getitem__)].place
-    return [*_machine(place, found, near), *_software(place, found, near), *_sizes(place, found)]
+    near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
+    kinds = {run.place.kind for run in found.runs}
+    return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
 
 
-def _machine(place: Place, found: Measured, near: Place) -> list[Beyond]:
+def _machine(kind: Kind, kinds: Set[Kind], near: Kind) -> list[Beyond]:
     """The accelerator, or its precision: half a step where a sibling was measured, one where none of its architecture was."""
-    same = [run for run in found.runs if run.place.accelerator == place.accelerator]
+    same = [other for other in kinds if other.accelerator == kind.accelerator]
     if same:
-        if any(run.traits[1] == place.width for run in same):
+        if any(other.width == kind.width for other in same):
             return []
-        return [Beyond("machine", 0.5, f"machine: no measured run in {place.precision} on {place.accelerator}")]
-    siblings = any(run.traits[0] == place.architecture for run in found.runs)
-    text = f"machine: no measured run on {place.accelerator}; nearest {near.accelerator}"
+        return [Beyond("machine", 0.5, f"machine: no measured run in {kind.precision} on {kind.accelerator}")]
+    siblings = any(other.architecture == kind.architecture for other in kinds)
+    text = f"machine: no measured run on {kind.accelerator}; nearest {near.accelerator}"
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 
-def _software(place: Place, found: Measured, near: Place) -> list[Beyond]:
+def _software(kind: Kind, kinds: Set[Kind], near: Kind) -> list[Beyond]:
     """The profile: half a step where its family was measured, or the profile on another architecture only."""
-    same = [run for run in found.runs if run.traits[2] == place.profile]
-    architectures = {run.traits[0] for run in found.runs}
+    same = [other for other in kinds if other.profile == kind.profile]
     if not same:
-        family = any(run.place.family == place.family for run in found.runs)
-        text = f"software: no measured run of {place.profile}; nearest {near.software}"
+        family = any(other.family == kind.family for other in kinds)
+        text = f"software: no measured run of {kind.profile}; nearest {near.software}"
         return [Beyond("software", 0.5 if family else 1.0, text)]
-    here = place.architecture
-    if here in architectures and not any(run.traits[0] == here for run in same):
-        return [Beyond("software", 0.5, f"software: no measured run of {place.profile} on {here}")]
+    here = kind.architecture
+    known = any(other.architecture == here for other in kinds)
+    if known and not any(other.architecture == here for other in same):
+        return [Beyond("software", 0.5, f"software: no measured run of {kind.profile} on {here}")]
     return []
 
 
-_SIZES = (
-    (0, "model", "model: hidden size", ""),
-    (2, "sequence", "model: sequences of", " tokens"),
-    (3, "scale", "scale:", " devices"),
+_WORDS = (
+    ("model", "model: hidden size", ""),
+    ("sequence", "model: sequences of", " tokens"),
+    ("scale", "scale:", " devices"),
 )
 
 
 def _sizes(place: Place, found: Measured) -> list[Beyond]:
     """Width, sequence and devices outside of the range that the software family was measured in."""
     out: list[Beyond] = []
-    for axis, margin, lead, unit in _SIZES:
-        value, (low, high) = place.at[axis], found.span(place.family, axis)
+    for axis, (margin, lead, unit) in zip(SIZES, _WORDS, strict=True):
+        value, (low, high) = place.at[axis], found.span(place.kind.family, axis)
         if not low <= value <= high:
             end, word = (high, "up to") if value > high else (low, "from")
             said = f"{value:,.0f}{unit}" if (value, unit) != (1.0, " devices") else "1 device"

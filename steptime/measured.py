@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from functools import cache, cached_property
 from math import log2
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,8 @@ AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 """Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
 cells of the fit rows) by less than 4 %."""
+SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
+"""Axes that a job may lie beyond the measured range of."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
@@ -37,8 +40,8 @@ ARCHITECTURES = {
 """Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
 
 
-class Place(NamedTuple):
-    """Where a job stands among measured ones."""
+class Kind(NamedTuple):
+    """What a job runs on and with."""
 
     accelerator: str
     precision: str
@@ -47,8 +50,6 @@ class Place(NamedTuple):
     family: str
     """The profile that it extends in the end."""
     recompute: str
-    at: tuple[float, ...]
-    """Values on `AXES`, as they are."""
 
     @property
     def chip(self) -> str:
@@ -73,13 +74,20 @@ class Place(NamedTuple):
         return self.software.partition("@")[0]
 
 
+class Place(NamedTuple):
+    """Where a job stands among measured ones: its kind, and its values on `AXES`."""
+
+    kind: Kind
+    at: tuple[float, ...]
+
+
 def place_of(job: Job) -> Place:
     """Where a job stands."""
     p, software = job.parallelism, job.software
+    name = job.machine.accelerator.name
+    kind = Kind(name, software.precision, software.name, software.family, job.recompute.granularity)
     at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
-    accelerator = job.machine.accelerator.name
-    plan = job.recompute.granularity
-    return Place(accelerator, software.precision, software.name, software.family, plan, tuple(map(float, at)))
+    return Place(kind, tuple(map(float, at)))
 
 
 class Run(NamedTuple):
@@ -91,13 +99,16 @@ class Run(NamedTuple):
     metric: str
     """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
     place: Place
-    traits: tuple[str, ...]
-    """architecture, width, profile: worked out once."""
-    logs: tuple[float, ...]
-    """log2 of the values on `AXES`."""
+    spot: list[float]
+    """`scaled` values of the place."""
     vote: float
     log_ratio: float
     """ln(measured / predicted)."""
+
+
+def scaled(values: Iterable[float]) -> list[float]:
+    """Values on `AXES` in units of distance."""
+    return [per * log2(value) for per, value in zip(PER_DOUBLING, values, strict=True)]
 
 
 class Measured:
@@ -119,9 +130,9 @@ class Measured:
     def _spans(self) -> dict[tuple[str, int], tuple[float, float]]:
         spans: dict[tuple[str, int], tuple[float, float]] = {}
         for run in self.runs:
-            for axis in (0, 2, 3):
+            for axis in SIZES:
                 value = run.place.at[axis]
-                for family in (run.place.family, ""):
+                for family in (run.place.kind.family, ""):
                     low, high = spans.get((family, axis), (value, value))
                     spans[family, axis] = (min(low, value), max(high, value))
         return spans
@@ -132,23 +143,21 @@ class Measured:
 
 
 def read_runs(document: Mapping[str, Any]) -> list[Run]:
-    """The runs of one list of the data file."""
-    return [
-        make_run(*row[:3], Place(*row[3:8], tuple(map(float, row[8:-2]))), *row[-2:])
-        for row in document["runs"]
-    ]
-
-
-def make_run(run_id: str, cell: int, metric: str, place: Place, vote: float, log_ratio: float) -> Run:
-    """A run with what distances need of it."""
-    traits = (place.architecture, place.width, place.profile)
-    return Run(run_id, cell, metric, place, traits, tuple(map(log2, place.at)), vote, log_ratio)
+    """The runs of one list of the data file; runs of one kind share it."""
+    width = len(Kind._fields)
+    kinds: dict[Kind, Kind] = {}
+    runs: list[Run] = []
+    for run_id, cell, metric, *rest in document["runs"]:
+        kind = Kind(*rest[:width])
+        place = Place(kinds.setdefault(kind, kind), tuple(rest[width:-2]))
+        runs.append(Run(run_id, cell, metric, place, scaled(place.at), *rest[-2:]))
+    return runs
 
 
 @cache
-def measured(kind: str) -> Measured:
+def measured(of: str) -> Measured:
     """The shipped runs: of `step` times, or of peak `memory`."""
-    document = _document()[kind]
+    document = _document()[of]
     return Measured(read_runs(document), document["constants"])
 
 
@@ -163,31 +172,34 @@ def distances(place: Place, found: Measured) -> list[float]:
     A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
     weights of runs are the same however far it is.
     """
-    machine = found.constants["machine_step"]
-    chip, architecture, width, profile = place.chip, place.architecture, place.width, place.profile
-    logs = [log2(value) for value in clipped(place, found)]
-    replay = RECOMPUTE[place.recompute]
+    spot = scaled(clipped(place, found))
+    machine: float = found.constants["machine_step"]
+    steps: dict[Kind, float] = {}
     out: list[float] = []
     for run in found.runs:
-        other, (arch, bits, prof) = run.place, run.traits
-        d = abs(replay - RECOMPUTE[other.recompute])
-        for per, a, b in zip(PER_DOUBLING, logs, run.logs, strict=True):
-            if a != b:
-                d += per * (a - b if a > b else b - a)
-        if other.accelerator != place.accelerator:
-            d += machine * (0.25 if other.chip == chip else 0.5 if arch == architecture else 1.5)
-        if other.precision != place.precision:
-            d += 0.5 if bits == width else 1.0
-        if other.software != place.software:
-            d += 0.5 if prof == profile else 1.0 if other.family == place.family else 2.0
-        out.append(d)
+        kind = run.place.kind
+        if kind not in steps:
+            steps[kind] = steps_between(place.kind, kind, machine)
+        out.append(steps[kind] + sum(map(abs, map(sub, spot, run.spot))))
     return out
+
+
+def steps_between(a: Kind, b: Kind, machine: float) -> float:
+    """The distance of two kinds; `machine` scales that of accelerators."""
+    d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
+    if a.accelerator != b.accelerator:
+        d += machine * (0.25 if a.chip == b.chip else 0.5 if a.architecture == b.architecture else 1.5)
+    if a.precision != b.precision:
+        d += 0.5 if a.width == b.width else 1.0
+    if a.software != b.software:
+        d += 0.5 if a.profile == b.profile else 1.0 if a.family == b.family else 2.0
+    return d
 
 
 def clipped(place: Place, found: Measured) -> list[float]:
     """The values of a place, those of size and scale within what was measured."""
     values = list(place.at)
-    for axis in (0, 2, 3):
-        low, high = found.span(place.family, axis)
+    for axis in SIZES:
+        low, high = found.span(place.kind.family, axis)
         values[axis] = min(max(values[axis], low), high)
     return values
