@@ -10,7 +10,8 @@ file. What is fitted, each on runs that the interval does not know:
 - `tails`: the share left out at each end so that 80 % of the left-out cells are inside, by accelerator, where an
   accelerator's own cells count beside `OTHERS` votes of all cells;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, or end of an axis is left out; one vote for each.
+  family, or end of an axis is left out; one vote for each. Memory has none for machine and scale: what a job holds does not
+  depend on the accelerator, and on more devices through shards only, which are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from math import log
+from math import log, sqrt
 from typing import Any
 
 from steptime.interval import beyond, interval, quantile, weigh
@@ -34,6 +35,7 @@ from steptime.validation.summary import headline
 COLUMNS = ("id", "cell", "metric", *Kind._fields, *AXES, "vote", "log_ratio")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
+"""Not 0, which scores alike: a run on another machine is never as near as one on the same."""
 OTHERS = 20.0
 COVERED = 0.8
 FLOOR = 0.02
@@ -93,9 +95,7 @@ def tails_of(ranks: list[tuple[Run, float]]) -> dict[str, float]:
     found = {"": -upper(((d, run.vote) for run, d in depth), COVERED)}
     total = sum(run.vote for run, _ in depth)
     for name in sorted({run.place.kind.accelerator for run, _ in depth}):
-        pairs = [
-            (d, run.vote * ((run.place.kind.accelerator == name) + OTHERS / total)) for run, d in depth
-        ]
+        pairs = [(d, run.vote * ((run.place.kind.accelerator == name) + OTHERS / total)) for run, d in depth]
         found[name] = -upper(pairs, COVERED)
     return {name: round(max(value, 0.005), 4) for name, value in found.items()}
 
@@ -124,15 +124,21 @@ def fit(runs: list[Run]) -> Constants:
                 best = score, constants
     assert best is not None
     constants = best[1]
+    margins = margins_of(runs, constants)
+    if all(run.metric != "step" for run in runs):
+        margins |= {"machine": 0.0, "scale": 0.0}
     return constants | {
-        "margins": margins_of(runs, constants),
+        "margins": margins,
         "score": round(best[0] / sum(run.vote for run in runs), 4),
     }
 
 
 def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
-    machine = [needs(runs, "machine", constants, lambda r, n=name: r.place.kind.accelerator == n) for name in accelerators(runs)]
+    machine = [
+        needs(runs, "machine", constants, lambda r, n=name: r.place.kind.accelerator == n)
+        for name in accelerators(runs)
+    ]
     families = sorted({run.place.kind.family for run in runs})
     software = [needs(runs, "software", constants, lambda r, n=name: r.place.kind.family == n) for name in families]
     found = {"machine": margin(machine), "software": margin(software)}
@@ -142,7 +148,7 @@ def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
             own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
             low, high = upper(own, 0.25), upper(own, 0.75)
             for outside in (lambda v, e=low: v <= e, lambda v, e=high: v >= e):
-                out = lambda r, f=family, o=outside: r.place.kind.family == f and o(r.place.at[axis])  # noqa: E731
+                out = lambda r, f=family, o=outside, a=axis: r.place.kind.family == f and o(r.place.at[a])  # noqa: E731
                 if any(run.place.kind.family == family and not out(run) for run in runs):
                     groups.append(needs(runs, name, constants, out))
         found[name] = margin(groups)
@@ -154,9 +160,7 @@ def accelerators(runs: list[Run]) -> list[str]:
     return sorted({run.place.kind.accelerator for run in runs})
 
 
-def needs(
-    runs: list[Run], name: str, constants: Constants, out: Callable[[Run], bool]
-) -> list[tuple[float, float]]:
+def needs(runs: list[Run], name: str, constants: Constants, out: Callable[[Run], bool]) -> list[tuple[float, float]]:
     """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote."""
     found = Measured((run for run in runs if not out(run)), constants)
     pairs = []
@@ -165,7 +169,7 @@ def needs(
         amount = next((b.amount for b in beyond(run.place, found, away) if b.margin == name), 0.0)
         if amount >= (0.5 if name in {"machine", "software"} else 1.0):
             span = interval(run.place, found)
-            pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / amount, run.vote))
+            pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / sqrt(amount), run.vote))
     total = sum(vote for _, vote in pairs)
     return [(need, vote / total) for need, vote in pairs]
 
@@ -182,7 +186,8 @@ def section(judged: list[Judgement], kind: str) -> str:
     lines = ",\n".join(
         json.dumps([r.id, r.cell, r.metric, *r.place.kind, *map(int, r.place.at), r.vote, r.log_ratio]) for r in runs
     )
-    return f'"{kind}": {{\n"rows": {len(runs)},\n"constants": {constants},\n"columns": {json.dumps(COLUMNS)},\n"runs": [\n{lines}\n]}}'
+    parts = f'"rows": {len(runs)},\n"constants": {constants},\n"columns": {json.dumps(COLUMNS)}'
+    return f'"{kind}": {{\n{parts},\n"runs": [\n{lines}\n]}}'
 
 
 def main(date: str) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
+from steptime.report import coverage
 from steptime.report.validation import cells, percent
 from steptime.step import estimate
 from steptime.validation.compare import Judgement, judge
@@ -103,6 +104,9 @@ def main() -> None:
     print("### Peak memory\n")
     memory = sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors)
     print(table(f"what was read, source | {FIGURES}", [[key, *cells(f._asdict())] for key, f in memory.items()]))
+    for made in coverage.tables(summary["intervals"]):
+        print(f"### {made.title}\n")
+        print(table(" | ".join(["rows of", *made.header[1:]]), made.rows))
     fits = summary["fits"]
     print("### Fits or not\n")
     words = {

@@ -3,7 +3,8 @@
 The p10 and p90 of a job are weighted quantiles of measured over predicted, over the measured runs of the split `fit`. Near runs
 weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture, precision and
 software family, of the same family, and of any. So few near runs shrink towards wider groups. Where the job lies outside of
-what was measured, margins are added that grow with how far outside it is.
+what was measured, margins are added that grow with how far outside it is; as errors of independent steps and doublings, they
+add in squares.
 
 The estimate itself is not moved. Where all runs like a job were slower than estimated, the interval lies above the estimate.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 from itertools import accumulate
-from math import exp, hypot, log2
+from math import exp, hypot, log2, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.measured import SIZES, Kind, Measured, Place, distances, measured, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from steptime.job import Job
 
@@ -48,19 +50,20 @@ class Interval(NamedTuple):
     beyond: list[Beyond]
 
 
-def step_interval(job: Job, without: str = "") -> Interval:
-    """The interval of the step time; `without` leaves out the cell of one measured run."""
-    return _cached("step", place_of(job), without)
+def step_interval(job: Job) -> Interval:
+    """The interval of the step time."""
+    return interval_at("step", place_of(job))
 
 
-def memory_interval(job: Job, without: str = "") -> Interval:
+def memory_interval(job: Job) -> Interval:
     """The interval of the peak memory that the allocator reserves."""
-    return _cached("memory", place_of(job), without)
+    return interval_at("memory", place_of(job))
 
 
 @lru_cache(maxsize=4096)
-def _cached(kind: str, place: Place, without: str) -> Interval:
-    found = measured(kind)
+def interval_at(of: str, place: Place, without: str = "") -> Interval:
+    """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
+    found = measured(of)
     return interval(place, found.without(without) if without else found)
 
 
@@ -71,7 +74,7 @@ def interval(place: Place, found: Measured) -> Interval:
     share = tail(place, found)
     outside = beyond(place, found, away)
     margins = found.constants["margins"]
-    margin = hypot(*(margins[axis.margin] * axis.amount for axis in outside))
+    margin = hypot(*(margins[axis.margin] * sqrt(axis.amount) for axis in outside))
     low, high = quantile(found.ratios, weights, share), quantile(found.ratios, weights, 1.0 - share)
     return Interval(low - margin, high + margin, nearest(found, away), effective(found, weights), outside)
 
@@ -154,7 +157,7 @@ def beyond(place: Place, found: Measured, away: Sequence[float]) -> list[Beyond]
     return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
 
 
-def _machine(kind: Kind, kinds: Set[Kind], near: Kind) -> list[Beyond]:
+def _machine(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
     """The accelerator, or its precision: half a step where a sibling was measured, one where none of its architecture was."""
     same = [other for other in kinds if other.accelerator == kind.accelerator]
     if same:
@@ -166,7 +169,7 @@ def _machine(kind: Kind, kinds: Set[Kind], near: Kind) -> list[Beyond]:
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 
-def _software(kind: Kind, kinds: Set[Kind], near: Kind) -> list[Beyond]:
+def _software(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
     """The profile: half a step where its family was measured, or the profile on another architecture only."""
     same = [other for other in kinds if other.profile == kind.profile]
     if not same:
@@ -190,8 +193,8 @@ _WORDS = (
 def _sizes(place: Place, found: Measured) -> list[Beyond]:
     """Width, sequence and devices outside of the range that the software family was measured in."""
     out: list[Beyond] = []
-    for axis, (margin, lead, unit) in zip(SIZES, _WORDS, strict=True):
-        value, (low, high) = place.at[axis], found.span(place.kind.family, axis)
+    for axis, (low, high), (margin, lead, unit) in zip(SIZES, found.spans(place.kind.family), _WORDS, strict=True):
+        value = place.at[axis]
         if not low <= value <= high:
             end, word = (high, "up to") if value > high else (low, "from")
             said = f"{value:,.0f}{unit}" if (value, unit) != (1.0, " devices") else "1 device"

@@ -8,7 +8,7 @@ and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
 from __future__ import annotations
 
 import json
-from functools import cache, cached_property
+from functools import cache
 from math import log2
 from operator import sub
 from pathlib import Path
@@ -27,6 +27,8 @@ PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 cells of the fit rows) by less than 4 %."""
 SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
 """Axes that a job may lie beyond the measured range of."""
+FEW = 10
+"""Fewer runs of a software family have no measured range of their own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
@@ -118,6 +120,7 @@ class Measured:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.ratios = [run.log_ratio for run in self.runs]
+        self._spans: dict[str, list[tuple[float, float]]] = {}
 
     def without(self, run_id: str) -> Measured:
         """The runs without the cell of `run_id`; the same where that was no fit row."""
@@ -126,20 +129,13 @@ class Measured:
             return self
         return Measured((run for run in self.runs if run.cell != cell), self.constants)
 
-    @cached_property
-    def _spans(self) -> dict[tuple[str, int], tuple[float, float]]:
-        spans: dict[tuple[str, int], tuple[float, float]] = {}
-        for run in self.runs:
-            for axis in SIZES:
-                value = run.place.at[axis]
-                for family in (run.place.kind.family, ""):
-                    low, high = spans.get((family, axis), (value, value))
-                    spans[family, axis] = (min(low, value), max(high, value))
-        return spans
-
-    def span(self, family: str, axis: int) -> tuple[float, float]:
-        """Least and largest value on an axis, of the runs of a software family, or of all where it has none."""
-        return self._spans.get((family, axis)) or self._spans["", axis]
+    def spans(self, family: str) -> list[tuple[float, float]]:
+        """Least and largest value on each of `SIZES`, of the runs of a software family, or of all where it has fewer than `FEW`."""
+        if family not in self._spans:
+            own = [run.place.at for run in self.runs if run.place.kind.family == family]
+            columns = list(zip(*(own if len(own) >= FEW else (run.place.at for run in self.runs)), strict=True))
+            self._spans[family] = [(min(columns[axis]), max(columns[axis])) for axis in SIZES]
+        return self._spans[family]
 
 
 def read_runs(document: Mapping[str, Any]) -> list[Run]:
@@ -199,7 +195,6 @@ def steps_between(a: Kind, b: Kind, machine: float) -> float:
 def clipped(place: Place, found: Measured) -> list[float]:
     """The values of a place, those of size and scale within what was measured."""
     values = list(place.at)
-    for axis in SIZES:
-        low, high = found.span(place.kind.family, axis)
+    for axis, (low, high) in zip(SIZES, found.spans(place.kind.family), strict=True):
         values[axis] = min(max(values[axis], low), high)
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.report import coverage
 from steptime.report.table import Section, Table
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def sections(summary: Mapping[str, Any]) -> list[Section]:
     if summary["memory"]:
         note = "metric, source; unstated is compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
+    found += coverage.tables(summary["intervals"])
     found += _fits(summary["fits"])
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]

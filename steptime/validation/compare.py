@@ -6,10 +6,13 @@ Errors are signed, predicted / measured - 1: positive means that the estimate is
 from __future__ import annotations
 
 import re
+from math import exp
 from typing import Any, NamedTuple
 
 from steptime.estimate import Memory
+from steptime.interval import interval_at
 from steptime.job import Job
+from steptime.measured import Place, place_of
 from steptime.step import Estimate, estimate
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.rows import Mapped, to_config, to_job
@@ -53,6 +56,8 @@ class Judgement(NamedTuple):
     predicted_bytes: float | None = None
     metric: str = ""
     verdict: str = ""
+    place: Place | None = None
+    """Where the job stands among the measured runs that intervals rest on."""
 
     @property
     def step_error(self) -> float | None:
@@ -63,6 +68,22 @@ class Judgement(NamedTuple):
     def memory_error(self) -> float | None:
         """Signed error of the peak memory, a share."""
         return _error(self.predicted_bytes, self.measured_bytes)
+
+    @property
+    def step_span(self) -> list[float] | None:
+        """10th and 90th percentile of the step time [s], without what the row itself says."""
+        return self._span("step", self.predicted_step_s)
+
+    @property
+    def memory_span(self) -> list[float] | None:
+        """10th and 90th percentile of the peak memory [GiB], without what the row itself says."""
+        return self._span("memory", self.predicted_bytes, GIB)
+
+    def _span(self, of: str, predicted: float | None, unit: float = 1.0) -> list[float] | None:
+        if predicted is None or self.place is None:
+            return None
+        found = interval_at(of, self.place, self.row.id if self.row.published else "")
+        return [predicted / unit * exp(end) for end in (found.low, found.high)]
 
     @property
     def ran_out(self) -> bool:
@@ -86,9 +107,11 @@ class Judgement(NamedTuple):
             "accelerator": self.accelerator,
             "measured_step_s": self.measured_step_s,
             "predicted_step_s": self.predicted_step_s,
+            "predicted_step_s_p10_p90": self.step_span,
             "step_time_error": self.step_error,
             "measured_memory_gib": None if self.measured_bytes is None else self.measured_bytes / GIB,
             "predicted_memory_gib": None if self.predicted_bytes is None else self.predicted_bytes / GIB,
+            "predicted_memory_gib_p10_p90": self.memory_span,
             "memory_error": self.memory_error,
             "memory_metric": self.metric or None,
             "verdict": self.verdict or None,
@@ -133,6 +156,7 @@ def _predict(measured: Judgement, mapped: Mapped, job: Job) -> Judgement:
         predicted_step_s=None if measured.measured_step_s is None else found.step_s,
         predicted_bytes=None if measured.measured_bytes is None else _predicted_bytes(measured, found),
         verdict=found.memory.verdict,
+        place=place_of(job),
     )
 
 

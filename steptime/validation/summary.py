@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from steptime.validation.compare import Judgement
+from steptime.validation.coverage import summary_of
 
 RESAMPLES = 200
 """Bootstrap draws; the interval is that of their 5th and 95th percentile."""
@@ -186,6 +187,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
             key: _plain(figures)
             for key, figures in sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors).items()
         },
+        "intervals": summary_of(counted),
         "fits": fitting(judged),
         "worst": [_row(j) for j in worst_rows(counted, worst)],
         "skipped_by_reason": dict(skipped.most_common()),
