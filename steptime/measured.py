@@ -130,7 +130,7 @@ class Measured:
         return Measured((run for run in self.runs if run.cell != cell), self.constants)
 
     def spans(self, family: str) -> list[tuple[float, float]]:
-        """Least and largest value on each of `SIZES`, of the runs of a software family, or of all where it has fewer than `FEW`."""
+        """Least and largest value on each of `SIZES`, of a software family's runs, or of all where it has fewer than `FEW`."""
         if family not in self._spans:
             own = [run.place.at for run in self.runs if run.place.kind.family == family]
             columns = list(zip(*(own if len(own) >= FEW else (run.place.at for run in self.runs)), strict=True))
