@@ -17,7 +17,7 @@ from itertools import accumulate
 from math import exp, hypot, log2, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.measured import SIZES, Kind, Measured, Place, distances, measured, place_of
+from steptime.measured import FEW, SIZES, Kind, Measured, Place, distances, measured, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from steptime.job import Job
 
 GROUPS = (0.3, 0.1, 0.05)
-"""Votes that all runs of a group have together, beside the near runs: same architecture, precision width and software family;
-same family; any. Assumed: half or twice changes the score by less than 4 %."""
+"""Votes that all cells of a group have together, beside the near runs: same architecture, precision width and software family;
+same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
+the score by less than 4 %."""
 NEAREST = 3
 
 
@@ -91,7 +92,7 @@ def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
     totals = [0.0, 0.0, 0.0]
     for run in found.runs:
         totals[levels[run.place.kind]] += run.vote
-    shares = [votes / total if total else 0.0 for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
+    shares = [votes / (total + FEW) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
     pooled = [sum(shares), shares[1] + shares[2], shares[2]]
     bandwidth: float = found.constants["bandwidth"]
     return [
