@@ -5,7 +5,7 @@ python docs/errors.py
 
 from __future__ import annotations
 
-from steptime.report import analyses
+from steptime.report import analyses, coverage
 from steptime.report.figures import HEADER, cells
 from steptime.report.markdown import markdown
 from steptime.report.table import Table
@@ -64,6 +64,7 @@ def main() -> None:
         *analyses.regret(summary),
         table("peak memory, by what was read and source", summary["memory"]),
         *analyses.mechanisms(summary),
+        *coverage.tables(summary["intervals"]),
         fits(judged),
         *analyses.bands(summary),
     ]

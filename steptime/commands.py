@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from steptime.validation.measurements import Row
 
 
+TIGHT = "tight: fits as allocated; not as the allocator reserves, or not in one run of ten"
+
+
 class Printer:
     """Standard output with its style: never a character that the terminal's encoding cannot hold, quiet when closed."""
 
@@ -76,8 +79,7 @@ def report(options: Namespace, out: Printer) -> int:
     found = estimate(job)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
-        tight = found.memory.verdict == "tight"
-        refusals.append("tight: fits as allocated, not as the allocator reserves" if tight else "does not fit")
+        refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")
     if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
         refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
     if options.json:

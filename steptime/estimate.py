@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = "3dtrn/1"
 Verdict = Literal["fits", "tight", "does_not_fit"]
@@ -70,6 +70,9 @@ class Memory(NamedTuple):
     stages: list[StageMemory]
     peak_allocated_bytes: float
     peak_reserved_bytes: float
+    peak_reserved_bytes_p10: float
+    peak_reserved_bytes_p90: float
+    """Between these two in 80 of 100 cases, by how far estimates of measured runs were off."""
     overhead_bytes: Overhead
     capacity_bytes: float
     verdict: Verdict
@@ -125,6 +128,17 @@ class Pipeline(NamedTuple):
     """Most micro-batches held at once, per stage, in units of the stage's whole set of chunks."""
 
 
+class Basis(NamedTuple):
+    """What an interval rests on."""
+
+    nearest: list[dict[str, Any]]
+    """The nearest measured cells, a run of each: id, distance, measured_over_predicted."""
+    n: int
+    """Measured cells of equal weight that would say as much."""
+    extrapolation: list[str]
+    """What was not measured: machine, software, model or scale, in words."""
+
+
 class Time(NamedTuple):
     """Seconds of one step; the parts follow the busiest stage and sum to the step."""
 
@@ -132,6 +146,11 @@ class Time(NamedTuple):
     parts_s: dict[str, float]
     hidden_s: dict[str, float]
     """Communication that ran beside compute, by part (not in the step)."""
+    step_s_p10: float = 0.0
+    step_s_p90: float = 0.0
+    """The measured step lies between these two in 80 of 100 cases. The estimate itself may lie outside: then runs like this
+    one were all slower, or all faster, than estimated."""
+    basis: Basis = Basis([], 0, [])
 
 
 class Throughput(NamedTuple):

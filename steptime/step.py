@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import exp
 from typing import Any
 
 from steptime import fixes, run, scaling, tables
 from steptime.assembly import Assembly
 from steptime.estimate import (
+    Basis,
     CollectiveRow,
     Fix,
     Flops,
@@ -21,6 +23,7 @@ from steptime.estimate import (
     WeakScaling,
 )
 from steptime.flops import step_flops
+from steptime.interval import step_interval
 from steptime.job import Job
 from steptime.stage_time import StepTime
 from steptime.verdict import stage_memory
@@ -70,8 +73,11 @@ class Estimate:
 
     @cached_property
     def time(self) -> Time:
-        """The step and its parts."""
-        return self.timing.time
+        """The step and its parts, with the interval."""
+        found = step_interval(self.job)
+        low, high = (self.step_s * exp(end) for end in (found.low, found.high))
+        basis = Basis(found.nearest, found.n, [axis.text for axis in found.beyond])
+        return self.timing.time._replace(step_s_p10=low, step_s_p90=high, basis=basis)
 
     @cached_property
     def pipeline(self) -> Pipeline:

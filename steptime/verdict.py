@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import exp
+
 from steptime import fsdp
 from steptime import stage_memory as stages
 from steptime.assembly import Assembly
 from steptime.estimate import Memory, StageMemory, Verdict
+from steptime.interval import memory_interval
 from steptime.job import Job
 from steptime.overhead import overhead, reserved_bytes
 from steptime.states import States, state_bytes
@@ -14,7 +17,8 @@ from steptime.states import States, state_bytes
 def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     """Every stage at its peak, and the verdict on the worst.
 
-    does_not_fit: allocated memory and overhead exceed what the device has to give. tight: only reserved memory does.
+    does_not_fit: allocated memory and overhead exceed what the device has to give. tight: only reserved memory does, or its
+    90th percentile.
     """
     job = assembly.job
     walked = [fsdp.held(assembly)] if fsdp.applies(job) else stages.held(assembly)
@@ -28,10 +32,13 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     capacity = job.machine.accelerator.usable_memory_bytes
     allocated = max(row.allocated_bytes for row in rows)
     outside = over.context + over.communicators
-    verdict: Verdict = "fits" if worst.reserved_bytes + outside <= capacity else "tight"
+    span = memory_interval(job)
+    low, high = (worst.reserved_bytes * exp(end) for end in (span.low, span.high))
+    verdict: Verdict = "fits" if max(worst.reserved_bytes, high) + outside <= capacity else "tight"
     if allocated + outside > capacity:
         verdict = "does_not_fit"
-    return Memory(rows, allocated, worst.reserved_bytes, over, capacity, verdict, verdict == "fits", worst.stage)
+    fits = verdict == "fits"
+    return Memory(rows, allocated, worst.reserved_bytes, low, high, over, capacity, verdict, fits, worst.stage)
 
 
 def in_step(job: Job, state: States) -> stages.Held:

@@ -25,6 +25,7 @@ ROOMS = [
     *("frameworks", "facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
     *("cost.rates", "cost.compute", "cost.comm", "cost.overlap", "cost.parts", "cost.pace"),
     *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
+    *("measured", "interval"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),
     *("report", "commands", "cli"),

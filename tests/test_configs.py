@@ -122,7 +122,8 @@ def test_llama3_405b_has_its_ends_on_chunks_of_their_own():
 def test_estimates_and_fits(path):
     """Every shipped plan runs on its machine, at a rate below the peak."""
     answer = estimate(Job.load(path))
-    assert answer.memory.verdict == "fits"
+    assert answer.memory.verdict in {"fits", "tight"}
+    assert answer.memory.peak_reserved_bytes + sum(answer.memory.overhead_bytes) <= answer.memory.capacity_bytes
     assert 0.2 < answer.throughput.mfu < 0.8
     assert sum(answer.time.parts_s.values()) == pytest.approx(answer.time.step_s)
 

@@ -61,7 +61,7 @@ def test_selective_recomputation_gains_what_was_measured(size):
 
 
 def test_all_fit_as_they_ran():
-    assert {estimate(Job.load(path)).memory.verdict for path in FILES} == {"fits"}
+    assert {estimate(Job.load(path)).memory.verdict for path in FILES} <= {"fits", "tight"}
 
 
 def constants(module) -> dict[str, str]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.estimate import (
+    Basis,
     CollectiveRow,
     Fix,
     Flops,
@@ -95,6 +96,8 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
             stages,
             worst.allocated_bytes,
             worst.reserved_bytes,
+            0.9 * worst.reserved_bytes,
+            1.25 * worst.reserved_bytes,
             Overhead(0.5 * GIB, 1.5 * GIB),
             {"fits": 79.5, "tight": 59.0, "does_not_fit": 50.0}[verdict] * GIB,
             verdict,
@@ -102,7 +105,14 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
             worst.stage,
         ),
         "pipeline": Pipeline("1f1b", len(stages), 64, 1.0, 0.05, [4.0, 3.0, 2.0, 1.0]),
-        "time": Time(step, parts, {"tp_comm": 3.0, "dp_comm": 0.5}),
+        "time": Time(
+            step,
+            parts,
+            {"tp_comm": 3.0, "dp_comm": 0.5},
+            13.5,
+            16.25,
+            Basis([], 23, ["scale: 1,024 devices, measured up to 512"]),
+        ),
         "throughput": Throughput(
             2048 * 8192 / step, 2048 * 8192 / step / 1024, 476.7, 0.482, 0.522, 0.495, 989e12, "bf16"
         ),
@@ -251,7 +261,25 @@ def test_the_answer_comes_first():
     # reserved 58 GiB + context 0.5 + communicators 1.5 = 60 of 79.5
     assert lines[3] == "  FITS  60.0 of 79.5 GiB on stage 0, the worst; 19.5 GiB to spare"
     assert lines[4].split()[:3] == ["STEP", "14.75", "s"]
-    assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention counted half)" in lines[5]
+    assert lines[5].split("  ")[-1].strip() == "80 % interval 13.50 s to 16.25 s, from 23 measured cells"
+    assert lines[6].strip() == "extrapolated, scale: 1,024 devices, measured up to 512"
+    assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention counted half)" in lines[7]
+
+
+def test_an_estimate_outside_of_its_interval_says_so():
+    time = made().time
+    slower = report(made(time=time._replace(step_s_p10=15.0)))
+    assert "outside of it: measured runs like this one were slower than estimated" in slower
+    assert "were faster than estimated" in report(made(time=time._replace(step_s_p90=14.0)))
+
+
+def test_tight_by_what_one_run_in_ten_would_need():
+    """Reserved 58 + 2 GiB fit into 70, its p90 of 72.5 + 2 does not."""
+    tight = made(verdict="tight")
+    text = " ".join(report(made(memory=tight.memory._replace(capacity_bytes=70 * GIB))).split())
+    assert (
+        "TIGHT 60.0 of 70.0 GiB on stage 0, the worst, but one run in ten like it would need 74.5 GiB or more" in text
+    )
 
 
 def test_verdicts_in_words():

@@ -61,8 +61,23 @@ def answer(estimate: Estimate) -> Facts:
         f"{percent(rate.mfu_full_attention)} counting attention in full (PaLM, torchtitan)",
         f"{percent(rate.hfu)} HFU, recomputation counted as well",
     ]
-    facts = [Fact(word, [_room(estimate)], tone), Fact("STEP", ["   ".join(step)]), Fact("MFU", mfu)]
+    facts = [
+        Fact(word, [_room(estimate)], tone),
+        Fact("STEP", ["   ".join(step), *_interval(estimate)]),
+        Fact("MFU", mfu),
+    ]
     return Facts("", [*facts, Fact("WORK", _work(estimate))])
+
+
+def _interval(estimate: Estimate) -> list[str]:
+    """Where the measured step lies in 80 of 100 cases, and what says so."""
+    time = estimate.time
+    cells = f"{time.basis.n} measured cell" + ("s" if time.basis.n != 1 else "")
+    lines = [f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, from {cells}"]
+    if not time.step_s_p10 <= time.step_s <= time.step_s_p90:
+        side = "slower" if time.step_s < time.step_s_p10 else "faster"
+        lines.append(f"outside of it: measured runs like this one were {side} than estimated")
+    return [*lines, *(f"extrapolated, {text}" for text in time.basis.extrapolation)]
 
 
 def _work(estimate: Estimate) -> list[str]:
@@ -83,6 +98,9 @@ def _room(estimate: Estimate) -> str:
     usable = f"{gib(memory.capacity_bytes)} GiB"
     if memory.verdict == "fits":
         return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB to spare"
+    if memory.verdict == "tight" and reserved <= memory.capacity_bytes:
+        likely = gib(memory.peak_reserved_bytes_p90 + beside)
+        return f"{gib(reserved)} of {usable} {where}, but one run in ten like it would need {likely} GiB or more"
     if memory.verdict == "tight":
         return (
             f"{gib(allocated)} of {usable} {where}, but the allocator would like to hold {gib(reserved)} GiB: "

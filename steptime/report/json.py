@@ -26,7 +26,13 @@ def to_dict(estimate: Estimate) -> dict[str, Any]:
         "gemms": [{key.rstrip("_"): value for key, value in row._asdict().items()} for row in estimate.gemms],
         "collectives": [row._asdict() for row in estimate.collectives],
         "pipeline": estimate.pipeline._asdict(),
-        "time": {"step_s": time.step_s, "parts_s": dict(time.parts_s)},
+        "time": {
+            "step_s": time.step_s,
+            "step_s_p10": time.step_s_p10,
+            "step_s_p90": time.step_s_p90,
+            "parts_s": dict(time.parts_s),
+            "basis": time.basis._asdict(),
+        },
         "throughput": estimate.throughput._asdict(),
         "weak_scaling": [row._asdict() for row in estimate.weak_scaling],
     }

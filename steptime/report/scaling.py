@@ -32,10 +32,8 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
             found = estimate(job.replace(**{"parallelism.dp": dp}))
         except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centres)
             continue
-        base = base or found.devices * found.time.step_s
-        rows.append(
-            WeakScaling(dp, found.devices, job.data.gbs, found.time.step_s, base / (found.devices * found.time.step_s))
-        )
+        base = base or found.devices * found.step_s
+        rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, base / (found.devices * found.step_s)))
     return rows
 
 

@@ -10,12 +10,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.estimate import Memory
 from steptime.flops import step_flops
+from steptime.interval import interval_at
 from steptime.job import Job
+from steptime.measured import Place, place_of
 from steptime.step import estimate
+from steptime.validation.beside import apart
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
@@ -23,13 +27,6 @@ from steptime.validation.software import precision_family
 GIB = 2.0**30
 LONGEST = 300
 """Characters of a reason."""
-
-DOUBTFUL = {
-    **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
-    **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
-    **dict.fromkeys(("MBRIDGE-273", "MBRIDGE-297"), "impossible as printed"),
-}
-"""Published rows whose inputs are wrong or unknown though their quality says A or B."""
 
 
 class Metric(NamedTuple):
@@ -64,6 +61,8 @@ class Judgement(NamedTuple):
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
+    place: Place | None = None
+    """Where the job stands among the measured runs that intervals rest on."""
 
     @property
     def step_error(self) -> float | None:
@@ -84,6 +83,22 @@ class Judgement(NamedTuple):
     def predicted_tokens_per_s(self) -> float | None:
         """Tokens per second and device of the estimate."""
         return _rate(self.tokens_per_device, self.predicted_step_s)
+
+    @property
+    def step_span(self) -> list[float] | None:
+        """10th and 90th percentile of the step time [s], without what the row itself says."""
+        return self._span("step", self.predicted_step_s)
+
+    @property
+    def memory_span(self) -> list[float] | None:
+        """10th and 90th percentile of the peak memory [GiB], without what the row itself says."""
+        return self._span("memory", self.predicted_bytes, GIB)
+
+    def _span(self, of: str, predicted: float | None, unit: float = 1.0) -> list[float] | None:
+        if predicted is None or self.place is None:
+            return None
+        found = interval_at(of, self.place, self.row.id if self.row.published else "")
+        return [predicted / unit * exp(end) for end in (found.low, found.high)]
 
     @property
     def ran_out(self) -> bool:
@@ -107,11 +122,13 @@ class Judgement(NamedTuple):
             "accelerator": self.accelerator,
             "measured_step_s": self.measured_step_s,
             "predicted_step_s": self.predicted_step_s,
+            "predicted_step_s_p10_p90": self.step_span,
             "step_time_error": self.step_error,
             "measured_tokens_per_s_per_gpu": self.measured_tokens_per_s,
             "predicted_tokens_per_s_per_gpu": self.predicted_tokens_per_s,
             "measured_memory_gib": None if self.measured_bytes is None else self.measured_bytes / GIB,
             "predicted_memory_gib": None if self.predicted_bytes is None else self.predicted_bytes / GIB,
+            "predicted_memory_gib_p10_p90": self.memory_span,
             "memory_error": self.memory_error,
             "memory_metric": self.metric or None,
             "verdict": self.verdict or None,
@@ -200,6 +217,7 @@ def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Ju
         occupancy=(memory.peak_reserved_bytes + sum(memory.overhead_bytes)) / memory.capacity_bytes,
         model_flops=found.model_flops / job.parallelism.devices,
         tokens_per_device=float(job.data.gbs) * job.data.seqlen / job.parallelism.devices,
+        place=place_of(job),
     )
 
 
@@ -264,22 +282,3 @@ def _predicted_bytes(measured: Judgement, memory: Memory) -> float:
     if measured.metric == "nvidia-smi":
         return memory.peak_reserved_bytes + sum(memory.overhead_bytes)
     return memory.peak_reserved_bytes
-
-
-def apart(row: Row, assumed: list[str]) -> str | None:
-    """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
-    if row.group == "vtrain-single":
-        return "vtrain-single: tiny models, bound by kernel launches"
-    if row.file == "nvidia_ci":
-        return "CI jobs: memory only"
-    if row.id in DOUBTFUL and row.published:
-        return f"inputs in doubt: {DOUBTFUL[row.id]}"
-    if row.published and row.text("task").lower() not in {"", "pretrain"}:
-        return "fine-tuning, packed samples"
-    if row.text("quality").upper() == "C":
-        return "quality C: an important unknown"
-    telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")
-    unknown = [item for item in assumed if item.startswith(telling)]
-    if row.published and unknown:
-        return f"{unknown[0].partition(':')[0]} not stated"
-    return None

@@ -11,6 +11,7 @@ from typing import Any
 from steptime.validation.bands import fits_by_band
 from steptime.validation.baselines import baselines
 from steptime.validation.compare import Judgement
+from steptime.validation.coverage import summary_of
 from steptime.validation.groups import (
     SLICES,
     headline,
@@ -95,6 +96,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
             for key, figures in sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors).items()
         },
         "memory_by_mechanism": memory_by_mechanism(judged),
+        "intervals": summary_of(counted),
         "fits": fitting(judged),
         "fits_by_band": fits_by_band(judged),
         "worst": everything["worst"],
