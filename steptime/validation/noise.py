@@ -14,7 +14,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.validation.compare import Judgement, apart
+from steptime.validation.beside import apart
+from steptime.validation.compare import Judgement
 from steptime.validation.groups import leads, model_kind, split_of
 from steptime.validation.stats import Errors, plain, stats
 
