@@ -9,19 +9,25 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from steptime.config import build
+from steptime.cost.rates import peak_dtype
+from steptime.document import parse_mapping, read_source
+from steptime.efficiency import FILE, NOTHING_FITTED, efficiency, using
+from steptime.job import Job
 from steptime.report import analyses
 from steptime.report.figures import cells
 from steptime.report.markdown import markdown
 from steptime.report.table import Table
 from steptime.report.validation import BY, step_time, table, worst
+from steptime.step import estimate
 from steptime.validation.ablation import SWITCHES, ablation
 from steptime.validation.compare import Judgement, judge_all
 from steptime.validation.groups import headline, leads, memory_errors, step_errors
 from steptime.validation.measurements import shipped
-from steptime.validation.stats import Errors, stats
+from steptime.validation.rows import to_config, to_job
+from steptime.validation.stats import Errors, Stats, stats
 from steptime.validation.summary import summarise
 
-NVIDIA = ("NeMo", "Megatron-LM", "NeMo Megatron")
 PAGE = Path(__file__).parent / "accuracy.md"
 WORST = 12
 SPLITS = ("fit", "test", "all")
@@ -56,12 +62,11 @@ def main() -> None:
         return line(f"step time, {name}", step_errors(j for j in test if wanted(j)))
 
     print("| what | rows | cells | median | mean | p90 | bias |\n|---|---:|---:|---:|---:|---:|---:|")
-    print(step("all dense bf16 and fp16 runs", lambda _: True), end="")
-    print(
-        step("NeMo on H100", lambda j: j.row.text("framework").startswith("NeMo") and "h100" in j.accelerator), end=""
-    )
-    print(step("Megatron-LM and NeMo", lambda j: j.row.text("framework").startswith(NVIDIA)), end="")
-    print(step("other trainers", lambda j: not j.row.text("framework").startswith(NVIDIA)), end="")
+    print(step("NVIDIA's frameworks", leads), end="")
+    print(step("the same in bf16 or fp16", lambda j: leads(j) and j.precision in {"bf16", "fp16"}), end="")
+    print(step("the same in fp8, MXFP8 or NVFP4", lambda j: leads(j) and j.precision not in {"bf16", "fp16"}), end="")
+    print(step("NeMo on H100", lambda j: j.framework == "NeMo" and "h100" in j.accelerator), end="")
+    print(step("other trainers", lambda j: not leads(j)), end="")
     simumax = [j for j in judged() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
 
@@ -77,6 +82,9 @@ def page() -> str:
     tables: list[Table] = [
         *step_time(summary),
         unknown_release(),
+        less_fitted(),
+        cross_validation(),
+        best_shape_alone(),
         table("test rows of the headline, by accelerator", {name: f._asdict() for name, f in test.items() if f}),
         *(table(f"headline, {title}", leading["by"][name]) for name, title in BY.items()),
         *worst("worst rows of the headline", leading["worst"]),
@@ -94,6 +102,63 @@ def unknown_release() -> Table:
     again = headline(judge_all(rows, known_release=False))
     found = {split: stats(step_errors(j for j in again if split in {"all", j.row.text("split")})) for split in SPLITS}
     return table("step time of the headline, release unknown", {name: f._asdict() for name, f in found.items() if f})
+
+
+def less_fitted() -> Table:
+    """Test rows of the headline with nothing fitted: the machine files' own rates, as they ship."""
+    with using(NOTHING_FITTED):
+        zero = judge_all(j.row for j in leading("test"))
+    rows = [("fitted, as it ships", leading("test")), ("nothing fitted", headline(zero))]
+    found = {name: stats(step_errors(judgements)) for name, judgements in rows}
+    return table("test rows of the headline, and what the fitted constants are worth", plain(found))
+
+
+def cross_validation() -> Table:
+    """Rows marked fit, each judged with constants that were fitted without its kind; the release unknown."""
+    document = parse_mapping(*read_source(FILE))["cross_validation_percent"]
+    rows = []
+    for name, found in document.items():
+        if name != "rows":
+            sizes = [f"{found[key]:.1f} %" for key in ("median", "mean", "p90")]
+            rows.append([name, str(document["rows"]), *sizes, f"{found['bias']:+.1f} %"])
+    title = "cross-validation on rows marked fit, release unknown (python benchmarks/fit_constants.py)"
+    return Table(title, ["left out", "rows", "median", "mean", "p90", "bias"], rows)
+
+
+def best_shape_alone() -> Table:
+    """An accelerator described by its peaks, its bandwidth and the best GEMM shape alone, with nothing fitted on it."""
+    found = {}
+    for name in sorted({j.accelerator for j in leading("all")}):
+        jobs = [(j, bare(j)) for j in leading("all") if j.accelerator == name]
+        shares = {key: share for key, share in efficiency().sustained_share.items() if key != name}
+        with using(efficiency()._replace(sustained_share=shares)):
+            errors = [(j.cell, estimate(job).step_s / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
+        found[name] = stats(errors)
+    title = "a device described by its best GEMM shape alone (its rates and its share left out), fit and test rows"
+    return table(title, plain(found))
+
+
+def bare(j: Judgement) -> Job | None:
+    """A row's job on its machine without the sustained rates that the best shape can stand in for; None where it cannot."""
+    mapped = to_config(j.row)
+    job = to_job(mapped)
+    device = job.machine.accelerator
+    if not {peak_dtype(device, job.software.precision), "bf16"} & device.best_flops.keys():
+        return None
+    known = {key: rate for key, rate in device.sustained_flops.items() if key not in {*device.best_flops, "fp16"}}
+    machine = job.machine.model_copy(update={"accelerator": device.model_copy(update={"sustained_flops": known})})
+    return build(Job, mapped.config | {"hardware": {"node_type": machine}})
+
+
+def leading(split: str) -> list[Judgement]:
+    """The headline rows of a split that have a step time."""
+    rows = [j for j in headline(judged()) if leads(j) and j.step_error is not None]
+    return [j for j in rows if split in {"all", j.row.text("split")}]
+
+
+def plain(found: dict[str, Stats | None]) -> dict[str, dict[str, float]]:
+    """Figures as mappings, without those of no rows."""
+    return {name: figures._asdict() for name, figures in found.items() if figures}
 
 
 def leads_in(j: Judgement, accelerator: str) -> bool:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ STEP = 0.01
 """Of the finite differences, in the logarithm."""
 ROUNDS = 12
 CLOSE = 5e-4
+FOLDS = 12
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -64,6 +65,8 @@ class Run:
     names: tuple[Name, ...]
     guessed: bool
     """Whether the machine file's GEMM rate is a guess."""
+    model: str
+    release: str
     nvidia: bool
     """A run of NVIDIA's own frameworks, or of Megatron-LM on 8 x B200: these set the shares of the accelerators."""
 
@@ -94,13 +97,29 @@ def runs() -> list[Run]:
         own = job.software.family.startswith("megatron") and j.row.file == "nvidia"
         nvidia = own or j.row.group == "simumax"
         assert j.measured_step_s is not None
-        found.append(Run(job, j.measured_step_s, 1.0 / votes[j.cell], tuple(names), is_guess(job), nvidia))
+        found.append(
+            Run(
+                job,
+                j.measured_step_s,
+                1.0 / votes[j.cell],
+                tuple(names),
+                is_guess(job),
+                j.row.text("model_name"),
+                job.software.name,
+                nvidia,
+            )
+        )
     return found
 
 
 def is_guess(job: Job) -> bool:
-    """Whether the GEMM rate of a job's precision was not measured on the machine but guessed from another figure."""
+    """Whether the GEMM rate of a job's precision was not measured on the machine but guessed from another figure.
+
+    Block-scaled recipes run at a rate that was measured without block scales.
+    """
     dtype = peak_dtype(job.machine.accelerator, job.software.precision)
+    if job.software.recipe and job.software.recipe.microscaling:
+        return True
     source = job.machine.provenance.get(f"accelerator.sustained_flops.{dtype}", "assumed")
     return source.startswith("assumed")
 
@@ -130,15 +149,17 @@ def constants(x: dict[Name, float]) -> Efficiency:
     return Efficiency(dict(shares), middle, exp(x.get(("gap",), 0.0)), factors)
 
 
-def fit(rows: Sequence[Run], known: dict[Name, float]) -> dict[Name, float]:
+def fit(
+    rows: Sequence[Run], known: dict[Name, float], start: Mapping[Name, float] = {}, rounds: int = ROUNDS
+) -> dict[Name, float]:
     """Logarithms of the constants that `known` lacks, and those: Gauss-Newton with soft-L1 weights and priors."""
     names = sorted({name for run in rows for name in run.names} - known.keys())
     index = {name: i for i, name in enumerate(names)}
-    x = np.zeros(len(names))
+    x = np.array([start.get(name, 0.0) for name in names])
     votes = np.array([run.weight for run in rows])
     guessed = {name for run in rows if run.guessed for name in run.names if name[0] == "share"}
     prior = np.diag([(ERROR_SIGMA / sigma(name, guessed)) ** 2 for name in names])
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         now = dict(zip(names, map(float, x), strict=True)) | known
         errors = np.array([run.error(constants(now)) for run in rows])
         slopes = slopes_of(rows, now, errors, index)
@@ -171,9 +192,26 @@ def slopes_of(rows: Sequence[Run], now: dict[Name, float], errors: Floats, index
     return slopes
 
 
+def cross_validate(rows: Sequence[Run], start: Mapping[Name, float], fold_of: Callable[[Run], str]) -> dict[str, float]:
+    """Errors of runs that the constants were not fitted on, fold by fold, with the release unknown; from `start`, two rounds."""
+    rows = [replace(run, names=tuple(name for name in run.names if "@" not in name[-1])) for run in rows]
+    folds = sorted({fold_of(run) for run in rows})
+    found: list[tuple[float, float]] = []
+    for i in range(min(FOLDS, len(folds))):
+        held = set(folds[i::FOLDS])
+        now = constants(fit([run for run in rows if fold_of(run) not in held], {}, start, 2))
+        found += [(exp(run.error(now)) - 1.0, run.weight) for run in rows if fold_of(run) in held]
+    return weighted(found)
+
+
 def figures(rows: Sequence[Run], now: Efficiency) -> dict[str, float]:
     """Weighted median, mean, p90 and bias of the errors, in per cent."""
-    errors = sorted(((exp(run.error(now)) - 1.0, run.weight) for run in rows), key=lambda pair: abs(pair[0]))
+    return weighted((exp(run.error(now)) - 1.0, run.weight) for run in rows)
+
+
+def weighted(found: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """The same of (error, weight) pairs."""
+    errors = sorted(found, key=lambda pair: abs(pair[0]))
     total = sum(weight for _, weight in errors)
 
     def quantile(share: float) -> float:
@@ -195,6 +233,7 @@ def figures(rows: Sequence[Run], now: Efficiency) -> dict[str, float]:
 def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
     """The text of data/efficiency.yaml."""
     now = rounded(constants(x))
+    leading = [run for run in rows if run.nvidia]
     speak = Counter(name for run in rows for name in run.names)
     body = {
         "written_by": f"python benchmarks/fit_constants.py --date {date}",
@@ -202,6 +241,11 @@ def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
         "rows": len(rows),
         "cells": round(sum(run.weight for run in rows)),
         "errors_percent": {"nothing fitted": figures(rows, NOTHING_FITTED), "fitted": figures(rows, now)},
+        "cross_validation_percent": {
+            "rows": len(leading),
+            "unseen model x accelerator": cross_validate(leading, x, lambda run: f"{run.model} {run.names[0][1]}"),
+            "unseen release": cross_validate(leading, x, lambda run: run.release),
+        },
         "rows_that_speak": {" ".join(name[1:]): count for name, count in sorted(speak.items())},
         **now._asdict(),
     }

@@ -50,7 +50,7 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[Run]:
         measured, predicted = (j.measured_step_s, j.predicted_step_s)
         if kind == "memory":
             measured, predicted = (j.measured_bytes, j.predicted_bytes)
-        if measured and predicted:
+        if measured and predicted and j.metric != "unstated":
             pairs.append((j, round(log(measured / predicted), 4)))
     sizes = Counter(j.cell for j, _ in pairs)
     number = {cell: i for i, cell in enumerate(sorted(sizes))}

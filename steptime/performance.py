@@ -123,6 +123,8 @@ class Software(Config):
     without apply_rope_fusion)."""
     vocab_parallel: bool = True
     """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+    gathered_logits: bool = False
+    """Every tensor-parallel rank gathers the logits of all before the loss."""
     padded_buckets: bool = False
     """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
     dummy_wgrads: Literal["none", "freed", "kept"] = "none"

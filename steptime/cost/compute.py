@@ -51,20 +51,21 @@ class Pass(NamedTuple):
 NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float) -> Num:
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhead: float = K_OVERHEAD) -> Num:
     """Share of the asymptotic rate: depth, and waves of output tiles.
 
     A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one.
     """
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
-    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + K_OVERHEAD))
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + overhead))
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
+    depth = r.recipe_flops / r.gemm_flops if op.recipe else 1.0
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
-    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count))
+    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, K_OVERHEAD * depth))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)

@@ -89,7 +89,15 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
 
 
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
-    """Cross entropy; with a split vocabulary three all-reduces of one fp32 value per token (max, target logit, sum)."""
+    """Cross entropy; with a split vocabulary three all-reduces of one fp32 value per token (max, target logit, sum).
+
+    A trainer may gather the logits of all ranks first: each then holds them whole, and the loss needs nobody else.
+    """
+    if shard.split and shard.software.gathered_logits:
+        parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)
+        whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
+        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
+        return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, held=True)]
     ops = [vocab_parallel_loss(shard, logits)] if shard.software.vocab_parallel else torch_loss(shard, logits)
     if shard.split:
         per_token = shard.tokens * FP32
@@ -97,18 +105,18 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     return ops
 
 
-def torch_loss(shard: Shard, logits: Tensor) -> list[Op]:
+def torch_loss(shard: Shard, logits: Tensor, *, held: bool = False) -> list[Op]:
     """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
-    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss).
+    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `held`: the trainer keeps the logits beside them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     x, beside, ops = logits, 0.0, list[Op]()
     if shard.software.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
         beside = logits.bytes  # a training loop holds the logits until it has the loss
-        ops.append(Move("loss.cast", (logits.name,), (x,)))
+        ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if held else ()))
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
     ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=beside))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)

@@ -24,6 +24,9 @@ def apart(row: Row, assumed: list[str]) -> str | None:
         return "fine-tuning, packed samples"
     if row.text("quality").upper() == "C":
         return "quality C: an important unknown"
+    untimed = row.number("step_time_s") is None and row.number("tokens_per_s_per_gpu") is None
+    if row.published and untimed and "nvidia-smi" in row.text("mem_metric").lower():
+        return "trials of memory alone, read from nvidia-smi, which counts what the allocator caches"
     telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")
     unknown = [item for item in assumed if item.startswith(telling)]
     if row.published and unknown:

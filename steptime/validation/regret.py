@@ -1,8 +1,8 @@
 """Regret: what following the estimate costs where a source measured many layouts of one job.
 
 A sweep is one source's runs of one job (model, accelerator, devices, batch, length, precision, release) with ten layouts or more,
-those that ran out of memory included. The pick is the layout predicted fastest among those that the verdict calls `fits`;
-only where none is called so, among those called tight: that is what a careful user of the tool does. Regret is the pick's
+those that ran out of memory included. The pick is the layout predicted fastest among those whose predicted reservation fits;
+only where none does, among those called tight: that is what a user of the tool does who wants speed. Regret is the pick's
 measured step time over the best measured one of the layouts judged, less 1. Runs of one layout (the same config) are one
 layout, with the median of their times; it ran out of memory only if no run of it came through.
 """
@@ -60,6 +60,11 @@ class Sweep(NamedTuple):
     """Kendall's tau-b of predicted and measured time over the layouts that ran."""
 
 
+def call(j: Judgement) -> str:
+    """Fits where what is reserved and lies outside is no more than the device has; else the verdict."""
+    return "fits" if j.occupancy is not None and j.occupancy <= 1.0 else j.verdict
+
+
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Kendall's tau-b of two rankings, pair by pair; None where all of one side are tied.
 
@@ -87,9 +92,7 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
     for same in groups.values():
         times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
         first = same[0]
-        found.append(
-            Layout(first.row.id, first.predicted_step_s or 0.0, median(times) if times else None, first.verdict)
-        )
+        found.append(Layout(first.row.id, first.predicted_step_s or 0.0, median(times) if times else None, call(first)))
     return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
 
 
