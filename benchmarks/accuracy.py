@@ -67,6 +67,9 @@ def main() -> None:
     print(step("the same in fp8, MXFP8 or NVFP4", lambda j: leads(j) and j.precision not in {"bf16", "fp16"}), end="")
     print(step("NeMo on H100", lambda j: j.framework == "NeMo" and "h100" in j.accelerator), end="")
     print(step("other trainers", lambda j: not leads(j)), end="")
+    name = "step time, NVIDIA's frameworks"
+    print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
+    print(line(f"{name}, nothing fitted", step_errors(of_nothing_fitted())), end="")
     simumax = [j for j in judged() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
 
@@ -98,19 +101,22 @@ def page() -> str:
 
 def unknown_release() -> Table:
     """The headline's errors where every row takes its framework's profile, not its release's."""
-    rows = [j.row for j in headline(judged()) if leads(j)]
-    again = headline(judge_all(rows, known_release=False))
-    found = {split: stats(step_errors(j for j in again if split in {"all", j.row.text("split")})) for split in SPLITS}
+    found = {split: stats(step_errors(of_unknown_release(split))) for split in SPLITS}
     return table("step time of the headline, release unknown", {name: f._asdict() for name, f in found.items() if f})
 
 
 def less_fitted() -> Table:
     """Test rows of the headline with nothing fitted: the machine files' own rates, as they ship."""
-    with using(NOTHING_FITTED):
-        zero = judge_all(j.row for j in leading("test"))
-    rows = [("fitted, as it ships", leading("test")), ("nothing fitted", headline(zero))]
+    rows = [("fitted, as it ships", leading("test")), ("nothing fitted", of_nothing_fitted())]
     found = {name: stats(step_errors(judgements)) for name, judgements in rows}
     return table("test rows of the headline, and what the fitted constants are worth", plain(found))
+
+
+@cache
+def of_nothing_fitted() -> list[Judgement]:
+    """Test rows of the headline, judged with nothing fitted."""
+    with using(NOTHING_FITTED):
+        return headline(judge_all(j.row for j in leading("test")))
 
 
 def cross_validation() -> Table:
@@ -159,6 +165,12 @@ def leading(split: str) -> list[Judgement]:
 def plain(found: dict[str, Stats | None]) -> dict[str, dict[str, float]]:
     """Figures as mappings, without those of no rows."""
     return {name: figures._asdict() for name, figures in found.items() if figures}
+
+
+@cache
+def of_unknown_release(split: str) -> list[Judgement]:
+    """Headline rows of a split, judged by their framework's profile."""
+    return headline(judge_all((j.row for j in leading(split)), known_release=False))
 
 
 def leads_in(j: Judgement, accelerator: str) -> bool:

@@ -40,6 +40,8 @@ PROFILE_SIGMA = 0.10
 """Prior of a framework's factor around 1."""
 RELEASE_SIGMA = 0.04
 """Prior of a release's factor around its framework's: the same cell in another release differs by 2.7 % in the median."""
+REFERENCE = {"megatron-core", "megatron-2021"}
+"""Profiles whose factor is 1: the model is theirs, op by op; a factor says how another framework differs from it."""
 ROBUST = 0.05
 """Errors beyond this count in proportion, not squared."""
 ERROR_SIGMA = 0.05
@@ -86,10 +88,9 @@ def runs() -> list[Run]:
     for j in judged:
         job = to_job(to_config(j.row))
         profile, _, release = job.software.name.partition("@")
-        names: list[Name] = [
-            ("share", job.machine.accelerator.name, share_family(job.software.precision)),
-            ("factor", profile),
-        ]
+        names: list[Name] = [("share", job.machine.accelerator.name, share_family(job.software.precision))]
+        if profile not in REFERENCE:
+            names.append(("factor", profile))
         if release:
             names.append(("factor", job.software.name))
         if job.software.recipe:

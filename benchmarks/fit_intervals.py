@@ -2,8 +2,8 @@
 
     python benchmarks/fit_intervals.py DATE
 
-Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them; the same rows, estimates and date give the same
-file. What is fitted, each on runs that the interval does not know:
+Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, without peaks whose source does not say what it
+read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn;
@@ -49,8 +49,8 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[Run]:
     for j in judged:
         measured, predicted = (j.measured_step_s, j.predicted_step_s)
         if kind == "memory":
-            measured, predicted = (j.measured_bytes, j.predicted_bytes)
-        if measured and predicted and j.metric != "unstated":
+            measured, predicted = (j.measured_bytes, j.predicted_bytes) if j.metric != "unstated" else (None, None)
+        if measured and predicted:
             pairs.append((j, round(log(measured / predicted), 4)))
     sizes = Counter(j.cell for j, _ in pairs)
     number = {cell: i for i, cell in enumerate(sorted(sizes))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.efficiency import compute_factor, sustained_share
 from steptime.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.performance import Options
 from steptime.precision import RECIPES, rate_of
@@ -18,7 +19,17 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 def assumptions(job: Job) -> list[str]:
     """One line each."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*calibrated, *_unsaid(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+    return [*calibrated, *_unsaid(job), *_fitted(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+
+
+def _fitted(job: Job) -> list[str]:
+    """The constants fitted on measured runs that the step time rests on."""
+    software, device = job.software, job.machine.accelerator.name
+    share, factor = sustained_share(device, software.precision), compute_factor(software.name)
+    return [
+        f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "
+        f"kernels of {software.name} x {factor:g}"
+    ]
 
 
 def _unsaid(job: Job) -> list[str]:

@@ -78,7 +78,8 @@ MODELLED = [
     Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
     Rule(
         "recipe with ZeRO",
-        "performance.precision: {f.precision} is not modelled yet with zero_level {f.zero_level}; use 0 or 1, or bf16",
+        "performance.precision: a low-precision recipe is not modelled yet with zero_level 2 or 3 "
+        "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
         lambda f: (not f.recipe) | (f.zero_level < 2),
     ),
     Rule(
