@@ -27,8 +27,10 @@ def _fitted(job: Job) -> list[str]:
     software, device = job.software, job.machine.accelerator.name
     share, factor = sustained_share(device, software.precision), compute_factor(software.name)
     return [
-        f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "
-        f"kernels of {software.name} x {factor:g}"
+        (
+            f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "
+            f"kernels of {software.name} x {factor:g}"
+        )
     ]
 
 

@@ -105,8 +105,8 @@ def test_bytes_of_a_cast(name, moved):
 
 
 def test_a_product_by_hand():
-    """1280 x 800 by 800 x 2560 at 400 TFLOP/s: 10 x 10 tiles fill 100 SMs once; at twice bf16's rate a tile's fixed time is a depth
-    of 400, so one of 800 runs at 800/1200."""
+    """1280 x 800 by 800 x 2560 at 400 TFLOP/s: 10 x 10 tiles fill 100 SMs once; at twice bf16's rate a tile's fixed time is
+    a depth of 400, so one of 800 runs at 800/1200."""
     op = Gemm("mlp.up", m=1280.0, n=2560.0, k=800.0, params=WEIGHT, recipe=recipe("fp8_delayed", any_layout=False))
     forward, (dgrad, wgrad) = compute.forward(op, RATES, {}), gemm_backward(op, RATES)
     assert forward.compute_s == pytest.approx(op.flops / (400e12 * 800 / 1200))

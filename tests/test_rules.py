@@ -233,8 +233,10 @@ BROKEN = {
     "recipe with ZeRO": (
         {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
-            "performance.precision: a low-precision recipe is not modelled yet with zero_level 2 or 3 "
-            "(got fp8_current with 2); use 0 or 1, or bf16"
+            (
+                "performance.precision: a low-precision recipe is not modelled yet with zero_level 2 or 3 "
+                "(got fp8_current with 2); use 0 or 1, or bf16"
+            )
         ],
     ),
     "norms under delayed scaling": (
