@@ -94,6 +94,7 @@ def page() -> str:
         *worst("worst rows of other trainers", summary["other"]["worst"]),
         *analyses.all_tables(summary),
         table("peak memory, by what was read and source", summary["memory"]),
+        eight_b200(),
         analyses.ablation(ablation(judged()), {switch.name: switch.says for switch in SWITCHES}),
     ]
     return "\n".join([INTRODUCTION, *(markdown(made, 2) for made in tables)])
@@ -117,6 +118,23 @@ def of_nothing_fitted() -> list[Judgement]:
     """Test rows of the headline, judged with nothing fitted."""
     with using(NOTHING_FITTED):
         return headline(judge_all(j.row for j in leading("test")))
+
+
+def eight_b200() -> Table:
+    """The dense runs on 8 x B200 one by one: what torch allocated at most, and the step."""
+    rows = []
+    for j in judged():
+        if j.row.group == "simumax" and j.skipped is None and j.step_error is not None:
+            layout = " ".join(f"{key}{j.row.text(key)}" for key in ("tp", "pp", "cp"))
+            batch = f"{j.row.text('seq_len')} x {j.row.text('global_batch_size')}"
+            memory = "" if j.memory_error is None else f"{100.0 * j.memory_error:+.2f} %"
+            peak = "" if j.measured_bytes is None else f"{j.measured_bytes / 2**30:.2f}"
+            name = j.row.text("model_name")
+            rows.append(
+                [j.row.id, j.row.text("split"), name, layout, batch, f"{100.0 * j.step_error:+.1f} %", peak, memory]
+            )
+    header = ["row", "split", "model", "layout", "tokens x batch", "step time", "GiB allocated", "memory"]
+    return Table("Megatron-LM on 8 x B200, run by run (measured peak, errors)", header, rows, left=5)
 
 
 def cross_validation() -> Table:

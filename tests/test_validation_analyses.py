@@ -169,6 +169,19 @@ def test_regret_by_hand():
     assert found.tau == pytest.approx(41 / 45)
     assert not found.first
     assert found.in_three  # r2, then r0 and r1
+    assert (found.tied, found.best_tied) == (0, False)  # hand-made rows have no interval
+
+
+def test_layouts_whose_intervals_overlap_are_tied():
+    """The pick's 1 s spans 0.5 to 10 s; r0 (10 s) and r1 (11 s) start below that, r3 (13 s) does not."""
+    layouts = [
+        regret.Layout("r2", 1.0, 12.0, "fits", 0.5, 10.0),
+        regret.Layout("r0", 10.0, 10.0, "fits", 9.0, 11.0),
+        regret.Layout("r1", 11.0, 11.0, "fits", 10.0, 12.0),
+        regret.Layout("r3", 13.0, 13.0, "fits", 11.0, 15.0),
+    ]
+    found = regret._sweep(sweep()[0], layouts)
+    assert (found.tied, found.best_tied, found.first) == (2, True, False)
 
 
 def test_a_pick_that_does_not_fit_is_no_pick():

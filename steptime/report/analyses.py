@@ -86,18 +86,19 @@ def regret(summary: Summary) -> list[Table]:
         if not found["sweeps"]:
             continue
         taus = [_plain(found[name]) for name in ("tau_median", "tau_lowest")]
-        hits = [f"{found[name]}" for name in ("best_picked", "best_in_three", "picks_out_of_memory")]
+        hits = [f"{found[name]}" for name in ("best_picked", "best_in_three", "best_tied", "picks_out_of_memory")]
         costs = [percent(found[name]) for name in ("median", "mean", "worst")]
         rows.append([text, f"{found['sweeps']}", *costs, *hits, *taus])
         worst += _worst_sweeps(found["worst_sweeps"]) if key in {"headline", "other"} else []
     if not rows:
         return []
-    header = ["", "sweeps", "median", "mean", "worst", "best", "in 3", "OOM", "tau", "lowest"]
+    header = ["", "sweeps", "median", "mean", "worst", "best", "in 3", "tied", "OOM", "tau", "lowest"]
     notes = (
         "a sweep is one job of one source in ten layouts or more, those out of memory included",
         "regret: measured time of the layout predicted fastest among those called fits (else tight) over the best measured",
         "target: median 2 %, worst 5 %, picks out of memory 1 %, tau 0.85",
-        "best: the best was picked; in 3: it is among our fastest three; OOM: the pick ran out of memory; tau: Kendall's tau-b",
+        "best: the best was picked; in 3: it is among our fastest three; tied: the best's interval overlaps the pick's",
+        "OOM: the pick ran out of memory; tau: Kendall's tau-b",
     )
     dearest = Table("dearest picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)
     return [Table("regret of choosing a layout", header, rows, notes), *([dearest] if worst else [])]

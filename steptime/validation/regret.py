@@ -37,6 +37,9 @@ class Layout(NamedTuple):
     measured_s: float | None
     """None: it ran out of memory."""
     verdict: str
+    low_s: float
+    high_s: float
+    """80 % interval of the step time; the prediction itself where there is none."""
 
 
 class Sweep(NamedTuple):
@@ -56,6 +59,10 @@ class Sweep(NamedTuple):
     """Whether the pick is the best measured."""
     in_three: bool
     """Whether the best measured is among our three fastest that are called as the pick is."""
+    tied: int
+    """Layouts called as the pick is whose interval overlaps the pick's: the estimate cannot tell them from it."""
+    best_tied: bool
+    """Whether the best measured is the pick or tied with it."""
     tau: float | None
     """Kendall's tau-b of predicted and measured time over the layouts that ran."""
 
@@ -92,7 +99,9 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
     for same in groups.values():
         times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
         first = same[0]
-        found.append(Layout(first.row.id, first.predicted_step_s or 0.0, median(times) if times else None, call(first)))
+        predicted = first.predicted_step_s or 0.0
+        low, high = first.step_span or (predicted, predicted)
+        found.append(Layout(first.row.id, predicted, median(times) if times else None, call(first), low, high))
     return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
 
 
@@ -119,6 +128,7 @@ def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
     called = [x for x in layouts if x.verdict == "fits"] or [x for x in layouts if x.verdict == "tight"]
     pick = called[0] if called else None
     seconds = pick.measured_s if pick else None
+    tied = [x for x in called if pick and x.low_s <= pick.high_s and pick.low_s <= x.high_s]
     return Sweep(
         name=f"{name}, batch {row.text('global_batch_size')}",
         source=row.group,
@@ -129,6 +139,8 @@ def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
         regret=None if seconds is None else seconds / best - 1.0,
         first=seconds == best,
         in_three=any(layout.measured_s == best for layout in called[:3]),
+        tied=len(tied) - 1 if pick else 0,
+        best_tied=any(layout.measured_s == best for layout in tied),
         tau=kendall_tau([x.predicted_s for x in ran], [x.measured_s or 0.0 for x in ran]),
     )
 
@@ -159,6 +171,8 @@ def figures(found: Sequence[Sweep]) -> dict[str, Any]:
         "picks_out_of_memory": sum(sweep.out_of_memory for sweep in found),
         "best_picked": sum(sweep.first for sweep in found),
         "best_in_three": sum(sweep.in_three for sweep in found),
+        "best_tied": sum(sweep.best_tied for sweep in found),
+        "tied_median": median(sweep.tied for sweep in picks) if picks else None,
         "tau_median": median(taus) if taus else None,
         "tau_lowest": min(taus, default=None),
         "worst_sweeps": [sweep._asdict() for sweep in found[:NAMED]],
