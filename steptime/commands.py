@@ -188,7 +188,7 @@ def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
     from steptime.report import validation as report_validation
-    from steptime.validation.compare import judge_all
+    from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select
     from steptime.validation.summary import summarise
 
@@ -197,7 +197,7 @@ def validate(options: Namespace, out: Printer) -> int:
 
         plot.check(options.plot)
     rows = select(options.measurements, options.source, options.gpu, options.split)
-    judged = judge_all(rows, known_release=options.profile == "known")
+    judged = judge_rows(rows, known_release=options.profile == "known")
     if options.measurements:
         sys.stderr.writelines(
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped

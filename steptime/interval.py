@@ -12,6 +12,7 @@ The estimate itself is not moved. Where all runs like a job were slower than est
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
@@ -41,14 +42,27 @@ class Beyond(NamedTuple):
     text: str
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """Log of measured over predicted: 10th and 90th percentile, and what they rest on."""
 
     low: float
     high: float
-    nearest: list[dict[str, Any]]
-    n: int
     beyond: list[Beyond]
+    found: Measured
+    away: list[float]
+    """Distance of every run of `found`."""
+    weights: list[float]
+
+    @property
+    def nearest(self) -> list[dict[str, Any]]:
+        """The nearest cells, one run of each: its id, how far it is, and measured over predicted."""
+        return nearest(self.found, self.away)
+
+    @property
+    def n(self) -> int:
+        """How many cells of equal weight would say as much."""
+        return effective(self.found, self.weights)
 
 
 def step_interval(job: Job) -> Interval:
@@ -61,7 +75,7 @@ def memory_interval(job: Job) -> Interval:
     return interval_at("memory", place_of(job))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def interval_at(of: str, place: Place, without: str = "") -> Interval:
     """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
     found = measured(of)
@@ -77,7 +91,7 @@ def interval(place: Place, found: Measured) -> Interval:
     margins = found.constants["margins"]
     margin = hypot(*(margins[axis.margin] * sqrt(axis.amount) for axis in outside))
     low, high = quantile(found.ratios, weights, share), quantile(found.ratios, weights, 1.0 - share)
-    return Interval(low - margin, high + margin, nearest(found, away), effective(found, weights), outside)
+    return Interval(low - margin, high + margin, outside, found, away, weights)
 
 
 def tail(place: Place, found: Measured) -> float:
@@ -88,10 +102,10 @@ def tail(place: Place, found: Measured) -> float:
 
 def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
-    levels = {kind: level(place.kind, kind) for kind in {run.place.kind for run in found.runs}}
+    levels = {kind: level(place.kind, kind) for kind in found.votes}
     totals = [0.0, 0.0, 0.0]
-    for run in found.runs:
-        totals[levels[run.place.kind]] += run.vote
+    for kind, votes in found.votes.items():
+        totals[levels[kind]] += votes
     shares = [votes / (total + FEW) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
     pooled = [sum(shares), shares[1] + shares[2], shares[2]]
     bandwidth: float = found.constants["bandwidth"]
@@ -154,7 +168,7 @@ def nearest(found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
 def beyond(place: Place, found: Measured, away: Sequence[float]) -> list[Beyond]:
     """Everything in which the job lies outside of what was measured."""
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
-    kinds = {run.place.kind for run in found.runs}
+    kinds = found.votes.keys()
     return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
 
 

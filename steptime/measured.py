@@ -120,6 +120,10 @@ class Measured:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.ratios = [run.log_ratio for run in self.runs]
+        self.votes: dict[Kind, float] = {}
+        """Votes of all runs of a kind."""
+        for run in self.runs:
+            self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
         self._spans: dict[str, list[tuple[float, float]]] = {}
 
     def without(self, run_id: str) -> Measured:

@@ -317,6 +317,17 @@ SKIPPED = [
 ]
 
 
+def test_several_processes_judge_as_one_does():
+    """In a process of its own: pytest's may hold libraries that a fork would hurt."""
+    code = (
+        "from steptime.validation import parallel; from steptime.validation.compare import judge_all; "
+        "from steptime.validation.measurements import shipped; rows = shipped()[::20]; parallel.FEWEST = 1; "
+        "parallel.os.sched_getaffinity = lambda _: {0, 1}; assert parallel.forks(); "
+        "assert parallel.judge_rows(rows) == judge_all(rows)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
 def test_the_release_of_a_framework_is_taken_where_the_profile_tells_it_apart():
     rows = {
         said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")

@@ -10,11 +10,12 @@ layout, with the median of their times; it ran out of memory only if no run of i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import combinations
 from math import sqrt
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from steptime.validation.compare import Judgement
 from steptime.validation.groups import headline, leads, split_of
@@ -29,6 +30,9 @@ NAMED = 5
 """Worst sweeps named."""
 
 
+Span: TypeAlias = tuple[float, float]
+
+
 class Layout(NamedTuple):
     """One layout of a sweep."""
 
@@ -37,9 +41,8 @@ class Layout(NamedTuple):
     measured_s: float | None
     """None: it ran out of memory."""
     verdict: str
-    low_s: float
-    high_s: float
-    """80 % interval of the step time; the prediction itself where there is none."""
+    span: Callable[[], Span]
+    """80 % interval of the step time; the prediction itself where there is none. Asked for only where it is needed."""
 
 
 class Sweep(NamedTuple):
@@ -72,6 +75,21 @@ def call(j: Judgement) -> str:
     return "fits" if j.occupancy is not None and j.occupancy <= 1.0 else j.verdict
 
 
+def span_of(j: Judgement) -> Span:
+    """The interval of a row's step time."""
+    low, high = j.step_span or (j.predicted_step_s or 0.0,) * 2
+    return low, high
+
+
+def overlap(a: Span, b: Span) -> bool:
+    """Whether two intervals share a value.
+
+    >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((1.0, 2.0), (2.5, 3.0))
+    (True, False)
+    """
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Kendall's tau-b of two rankings, pair by pair; None where all of one side are tied.
 
@@ -100,8 +118,9 @@ def layouts_of(rows: Iterable[Judgement]) -> list[Layout]:
         times = [j.measured_step_s for j in same if j.measured_step_s is not None and not j.ran_out]
         first = same[0]
         predicted = first.predicted_step_s or 0.0
-        low, high = first.step_span or (predicted, predicted)
-        found.append(Layout(first.row.id, predicted, median(times) if times else None, call(first), low, high))
+        found.append(
+            Layout(first.row.id, predicted, median(times) if times else None, call(first), partial(span_of, first))
+        )
     return sorted(found, key=lambda layout: (layout.predicted_s, layout.id))
 
 
@@ -128,7 +147,8 @@ def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
     called = [x for x in layouts if x.verdict == "fits"] or [x for x in layouts if x.verdict == "tight"]
     pick = called[0] if called else None
     seconds = pick.measured_s if pick else None
-    tied = [x for x in called if pick and x.low_s <= pick.high_s and pick.low_s <= x.high_s]
+    mine = pick.span() if pick else (0.0, 0.0)
+    tied = [x for x in called if pick and overlap(x.span(), mine)]
     return Sweep(
         name=f"{name}, batch {row.text('global_batch_size')}",
         source=row.group,
