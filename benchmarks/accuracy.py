@@ -69,7 +69,7 @@ def main() -> None:
     print(step("other trainers", lambda j: not leads(j)), end="")
     name = "step time, NVIDIA's frameworks"
     print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
-    print(line(f"{name}, nothing fitted", step_errors(of_nothing_fitted())), end="")
+    print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
     simumax = [j for j in judged() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
 
@@ -107,15 +107,15 @@ def unknown_release() -> Table:
 
 
 def less_fitted() -> Table:
-    """Test rows of the headline with nothing fitted: the machine files' own rates, as they ship."""
-    rows = [("fitted, as it ships", leading("test")), ("nothing fitted", of_nothing_fitted())]
+    """Test rows of the headline without the fitted file: the machine files' own rates, as they ship."""
+    rows = [("fitted, as it ships", leading("test")), ("without steptime/data/efficiency.yaml", of_nothing_fitted())]
     found = {name: stats(step_errors(judgements)) for name, judgements in rows}
     return table("test rows of the headline, and what the fitted constants are worth", plain(found))
 
 
 @cache
 def of_nothing_fitted() -> list[Judgement]:
-    """Test rows of the headline, judged with nothing fitted."""
+    """Test rows of the headline, judged without the fitted file."""
     with using(NOTHING_FITTED):
         return headline(judge_all(j.row for j in leading("test")))
 

@@ -241,13 +241,13 @@ def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
         "source": "fitted on the measured rows marked fit, with priors (benchmarks/fit_constants.py)",
         "rows": len(rows),
         "cells": round(sum(run.weight for run in rows)),
-        "errors_percent": {"nothing fitted": figures(rows, NOTHING_FITTED), "fitted": figures(rows, now)},
+        "errors_percent": {"without this file": figures(rows, NOTHING_FITTED), "with it": figures(rows, now)},
         "cross_validation_percent": {
             "rows": len(leading),
             "unseen model x accelerator": cross_validate(leading, x, lambda run: f"{run.model} {run.names[0][1]}"),
             "unseen release": cross_validate(leading, x, lambda run: run.release),
         },
-        "rows_that_speak": {" ".join(name[1:]): count for name, count in sorted(speak.items())},
+        "rows_that_speak": {" ".join(name[1:]) or "recipe gap": count for name, count in sorted(speak.items())},
         **now._asdict(),
     }
     return yaml.safe_dump(body, sort_keys=False, width=118)

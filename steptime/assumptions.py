@@ -24,8 +24,11 @@ def assumptions(job: Job) -> list[str]:
 
 def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
-    software, device = job.software, job.machine.accelerator.name
-    share, factor = sustained_share(device, software.precision), compute_factor(software.name)
+    software, device = job.software, job.machine.accelerator
+    share, factor = (
+        sustained_share(device.same_chip_as or device.name, software.precision),
+        compute_factor(software.name),
+    )
     return [
         (
             f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "

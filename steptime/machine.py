@@ -56,6 +56,8 @@ class Accelerator(Config):
     """What a large GEMM sustains, by dtype [FLOP/s]."""
     best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
     """What the best GEMM shape reaches for a moment, by dtype [FLOP/s] (MAMF): to describe a device that has nothing else."""
+    same_chip_as: str = ""
+    """The accelerator whose processor it has: what is fitted on runs of that holds for this."""
     memory_bytes: Bytes = Field(gt=0)
     usable_memory_bytes: Bytes = Field(gt=0)
     """What a program can have before any context is made [B]."""

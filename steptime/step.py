@@ -76,7 +76,10 @@ class Estimate:
         """The step and its parts, with the interval."""
         found = step_interval(self.job)
         low, high = (self.step_s * exp(end) for end in (found.low, found.high))
-        basis = Basis(found.nearest, found.n, [axis.text for axis in found.beyond])
+        beyond = [axis.text for axis in found.beyond]
+        if self.job.performance.calibration:
+            beyond.append("calibration: the interval is that of estimates without it")
+        basis = Basis(found.nearest, found.n, beyond)
         return self.timing.time._replace(step_s_p10=low, step_s_p90=high, basis=basis)
 
     @cached_property

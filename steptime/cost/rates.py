@@ -64,6 +64,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     becomes the gradient (torch/csrc/autograd/functions/accumulate_grad.h).
     """
     dtype = peak_dtype(accelerator, software.compute_dtype)
+    chip = accelerator.same_chip_as or accelerator.name
     projections = peak_dtype(accelerator, software.precision)
     slow = software.compute_factor * compute_factor(software.name)
     peak = accelerator.peak_flops[dtype] / slow
@@ -72,9 +73,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
-        gemm_flops=sustained_flops(accelerator, dtype)
-        * sustained_share(accelerator.name, software.compute_dtype)
-        / slow,
+        gemm_flops=sustained_flops(accelerator, dtype) * sustained_share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
@@ -87,9 +86,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
         move_rate=software.move_rate,
         plain_share=plain_share(accelerator, dtype),
-        recipe_flops=sustained_flops(accelerator, projections)
-        * sustained_share(accelerator.name, software.precision)
-        / slow,
+        recipe_flops=sustained_flops(accelerator, projections) * sustained_share(chip, software.precision) / slow,
     )
 
 

@@ -135,10 +135,18 @@ def bands(summary: Summary) -> list[Table]:
             f"false FITS: {false['rows']} of {figures['all']['ran_out']} that ran out ({percent(false['of_ran_out'])}), "
             f"{percent(false['of_called_fits'])} of all called fits, {percent(false['of_all'])} of all runs"
         )
+        said = f"by the verdict, which asks for the p90 too: {false['by_verdict']} that ran out are called fits"
         target = "target: balanced accuracy 85 % from 0.85 to 1.15, false FITS 2 %"
         header = ["predicted / capacity", "ran", "right", "ran out", "right", "balanced"]
-        found.append(Table(f"fits or not, {who}", header, rows, (note, target)))
-    return found
+        found.append(Table(f"fits or not, {who}", header, rows, (note, said, target)))
+    return found + _ran(summary)
+
+
+def _ran(summary: Summary) -> list[Table]:
+    """Verdicts of runs that ran: any that is called too large is an error."""
+    rows = [[name, *(f"{n:,}" for n in found.values())] for name, found in summary["verdicts_of_runs"].items()]
+    notes = ("runs with a measured step time, of sources with any that is called too large, and of all sources",)
+    return [Table("runs that ran, by verdict", ["", "fits", "tight", "does not fit"], rows, notes)] if rows else []
 
 
 def _edges(band: Mapping[str, Any]) -> str:

@@ -61,8 +61,8 @@ def show(name: str) -> str:
     from steptime.model.presets import load_model, model_names
     from steptime.performance import load_software, software_names
 
-    if name in software_names():
-        return _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
+    if name.partition("@")[0] in software_names():
+        return _profile_head(name) + _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
     if name not in model_names():
         try:
@@ -77,6 +77,17 @@ def show(name: str) -> str:
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: no machine, model or software profile has that name; {hint}") from None
     return f"# {whole(model.n_params)} parameters\n" + _yaml(model.model_dump(exclude_none=True))
+
+
+def _profile_head(name: str) -> str:
+    """What a profile's own fields do not say: its releases, and the factor fitted on its runs."""
+    from steptime.efficiency import compute_factor
+    from steptime.profiles import profile_releases
+
+    releases = profile_releases(name.partition("@")[0])
+    lines = [f"releases: {', '.join(releases)}"] if releases else []
+    lines.append(f"fitted on measured runs: kernels x {compute_factor(name):g} (steptime/data/efficiency.yaml)")
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def machine_yaml(machine: Machine) -> str:

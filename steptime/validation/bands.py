@@ -62,8 +62,20 @@ def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
             "of_all": false_fits / len(runs) if runs else None,
             "of_ran_out": false_fits / everything.ran_out if everything.ran_out else None,
             "of_called_fits": false_fits / called_fits if called_fits else None,
+            "by_verdict": sum(j.ran_out and j.verdict == "fits" for j in runs),
         },
     }
+
+
+def verdicts_of_runs(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
+    """Verdicts of all runs with a measured step, by source: those of which any is called too large, most of them first, and all."""
+    counts: dict[str, dict[str, int]] = {}
+    for j in judged:
+        if j.measured_step_s and not j.ran_out:
+            for name in (j.row.group, "all"):
+                counts.setdefault(name, {"fits": 0, "tight": 0, "does_not_fit": 0})[j.verdict] += 1
+    ordered = sorted(counts.items(), key=lambda item: (item[0] == "all", -item[1]["does_not_fit"], item[0]))
+    return {name: found for name, found in ordered if found["does_not_fit"] or name == "all"}
 
 
 def fits_by_band(judged: Sequence[Judgement]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ def scaled(judged: Iterable[Judgement], guess: Guess) -> Errors:
 def baselines(counted: Iterable[Judgement]) -> dict[str, Any]:
     """Stats on test rows: the estimate, it with one factor per accelerator and precision, and a flat MFU for each pair."""
     rows = list(counted)
+    if not any(split_of(j) == "fit" for j in rows) or not any(split_of(j) == "test" for j in rows):
+        return {}  # nothing to set factors by, or nothing to judge them by
     return {
         "estimate": plain(stats(step_errors(unfitted(rows)))),
         "scaled_estimate": plain(stats(scaled(rows, lambda j: j.predicted_step_s))),

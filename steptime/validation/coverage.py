@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from steptime.interval import Interval, interval, interval_at
 from steptime.measured import Measured, measured
 from steptime.validation.compare import Judgement
+from steptime.validation.measurements import shipped
 
 FEW = 20
 """Rows that an accelerator or framework needs for a line of its own."""
@@ -74,10 +75,10 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
 def source_left_out(judged: Sequence[Judgement], of: str) -> Coverage | None:
     """Coverage where the interval knows no run of the row's source: what a new cluster or trainer may expect."""
     known = measured(of)
-    source = {j.row.id: j.row.group for j in judged}
+    source = {row.id: row.group for row in shipped()}
     others = {
         group: Measured((run for run in known.runs if source.get(run.id) != group), known.constants)
-        for group in set(source.values())
+        for group in {j.row.group for j in judged}
     }
     ratios = [(j, ratio_of(j, of)) for j in judged]
     return coverage(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from steptime.validation.bands import fits_by_band
+from steptime.validation.bands import fits_by_band, verdicts_of_runs
 from steptime.validation.baselines import baselines
 from steptime.validation.compare import Judgement
 from steptime.validation.coverage import summary_of
@@ -99,6 +99,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         "intervals": summary_of(counted),
         "fits": fitting(judged),
         "fits_by_band": fits_by_band(judged),
+        "verdicts_of_runs": verdicts_of_runs(counted),
         "worst": everything["worst"],
         "skipped_by_reason": dict(skipped.most_common()),
     }
