@@ -210,7 +210,8 @@ def validate(options: Namespace, out: Printer) -> int:
     if options.json:
         out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
     else:
-        out.sections(report_validation.sections(summary))
+        own = report_validation.each(j.to_dict() for j in judged) if options.measurements else []
+        out.sections([*own, *report_validation.sections(summary)])
     return 0 if summary["judged"] else 2
 
 

@@ -1,8 +1,8 @@
 """Constants fitted on measured training runs: what a whole step reaches of rates that are measured alone.
 
 data/efficiency.yaml holds them, written by `python benchmarks/fit_constants.py` from the measured rows marked `fit`, with the
-command, the rows and what is left over. The few other constants that lean on measured runs say so where they stand; docs/validation.md
-lists them.
+command, the rows and what is left over. The few other constants that lean on measured runs say so where they stand;
+docs/validation.md lists them.
 """
 
 from __future__ import annotations

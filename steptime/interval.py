@@ -6,8 +6,8 @@ software family, of the same family, and of any. So few near runs shrink towards
 what was measured, margins are added that grow with how far outside it is; as errors of independent steps and doublings, they
 add in squares.
 
-The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts at the
-estimate.
+The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts
+at the estimate.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SWEEPS = {"headline": "the headline group", "other": "other trainers", "test": "
 
 def baselines(summary: Summary) -> list[Table]:
     """The estimate on test rows of the headline beside guesses that know the fit rows."""
-    found = {text: summary["baselines"][key] for key, text in GUESSES.items()}
+    found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
     note = "factors are medians over fit rows; a flat MFU has no physics but the count of FLOPs"
     return [Table("test rows, beside simpler guesses", ["", *HEADER], rows_of(found), (note,))] * _any(found.values())
 

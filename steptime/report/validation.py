@@ -10,7 +10,7 @@ from steptime.report.format import number
 from steptime.report.table import Section, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     Summary = Mapping[str, Any]
 
@@ -56,6 +56,26 @@ def tables(summary: Summary) -> list[Table]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
         found.append(Table("skipped, and why", ["", "rows"], rows))
     return found
+
+
+def each(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
+    """Every row of a user's own, as `--json` has them: measured beside predicted."""
+    lines = []
+    for row in rows:
+        if row["skipped"]:
+            continue
+        step = [_figure(row[f"{who}_step_s"], 3) for who in ("measured", "predicted")]
+        memory = [_figure(row[f"{who}_memory_gib"], 1) for who in ("measured", "predicted")]
+        errors = [
+            "" if row[key] is None else percent(row[key], signed=True) for key in ("step_time_error", "memory_error")
+        ]
+        lines.append([row["id"], *step, errors[0], *memory, errors[1]])
+    header = ["", "step s", "predicted", "error", "GiB", "predicted", "error"]
+    return [Table("row by row", header, lines, ("what was assumed of each: --json",))] if lines else []
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def step_time(summary: Summary) -> list[Table]:

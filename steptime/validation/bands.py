@@ -68,7 +68,7 @@ def figures(runs: Sequence[Judgement]) -> dict[str, Any]:
 
 
 def verdicts_of_runs(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Verdicts of all runs with a measured step, by source: those of which any is called too large, most of them first, and all."""
+    """Verdicts of all runs with a measured step: of sources with any that is called too large, most of them first, and of all."""
     counts: dict[str, dict[str, int]] = {}
     for j in judged:
         if j.measured_step_s and not j.ran_out:

@@ -124,6 +124,8 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     notes = row.text("overlap_notes").lower()
     section: dict[str, Any] = {"software": framework.software}
     section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
+    if framework.own and profile_releases(framework.profile) and not framework.release:
+        assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
     section |= recompute_of(row, framework, assumed) | _dtypes(row, notes) | _kernels(row, notes)
