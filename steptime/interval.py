@@ -52,15 +52,8 @@ class Interval(NamedTuple):
 
 
 def step_interval(job: Job) -> Interval:
-    """The interval of the step time.
-
-    A calibration has moved the estimate by what runs like this one have in common; left is their spread, around it.
-    """
-    found = interval_at("step", place_of(job))
-    if job.performance.calibration is None:
-        return found
-    half = (found.high - found.low) / 2.0
-    return found._replace(low=-half, high=half)
+    """The interval of the step time."""
+    return interval_at("step", place_of(job))
 
 
 def memory_interval(job: Job) -> Interval:

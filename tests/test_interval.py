@@ -179,16 +179,6 @@ def test_the_interval_of_a_job_scales_with_its_estimate():
     assert time.step_s_p90 == pytest.approx(time.step_s * exp(found.high))
 
 
-def test_around_a_calibrated_estimate_lies_the_spread_alone():
-    """What runs like the job have in common is in the factor already: as wide in logarithms, and as far up as down."""
-    plain = step_interval(job())
-    found = estimate(job("performance.calibration.factor=1.2"))
-    low, high = (log(end / found.step_s) for end in (found.time.step_s_p10, found.time.step_s_p90))
-    assert high - low == pytest.approx(plain.high - plain.low)
-    assert low == pytest.approx(-high)
-    assert plain.low + plain.high != pytest.approx(0.0)
-
-
 def test_leaving_a_run_out_leaves_its_cell_out():
     found = measured("step")
     first = found.runs[0]
