@@ -38,7 +38,7 @@ def factor_of(ratios: list[float]) -> Factor:
 
 
 class Calibration(Config, allow_inf_nan=False):
-    """A factor on all seconds of a step, of compute and of the network alike."""
+    """A factor on the seconds of kernels, launch gaps, links and hops. What a collective or the host takes at a start stays."""
 
     factor: float = Field(ge=LOWEST, le=HIGHEST)
     ratios: list[float] = Field(default_factory=list)
@@ -74,5 +74,5 @@ class Calibration(Config, allow_inf_nan=False):
 
 
 def slowdown(calibration: Calibration | None) -> float:
-    """Factor on all modelled seconds: 1, or what a calibration says."""
+    """Factor on modelled seconds: 1, or what a calibration says."""
     return 1.0 if calibration is None else calibration.factor

@@ -47,14 +47,15 @@ class Network(NamedTuple):
     tiers: tuple[Tier, ...]
 
     def cost(self, kind: Kind, bytes_: float) -> CommCost:
-        """One bucket; with replicas of the sharded states an all-reduce of the shard between them comes on top.
+        """One bucket; with replicas of the sharded states an all-reduce between them of what a reduction left comes on top.
 
         megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
         """
         cost = collective(kind, bytes_, self.shards, self.tiers)
-        if kind != "reduce_scatter" or self.replicas.ranks <= 1:
+        if kind not in {"reduce_scatter", "all_reduce"} or self.replicas.ranks <= 1:
             return cost
-        between = collective("all_reduce", bytes_ / self.shards.ranks, self.replicas, self.tiers)
+        left = bytes_ / self.shards.ranks if kind == "reduce_scatter" else bytes_
+        between = collective("all_reduce", left, self.replicas, self.tiers)
         latency, bandwidth = cost.latency_s + between.latency_s, cost.bandwidth_s + between.bandwidth_s
         return CommCost(latency, bandwidth, between.tier, cost.time_s + between.time_s, cost.algorithm)
 

@@ -1,8 +1,8 @@
 """Constants fitted on measured training runs: what a whole step reaches of rates that are measured alone.
 
 data/efficiency.yaml holds them, written by `python benchmarks/fit_constants.py` from the measured rows marked `fit`, with the
-command, the rows and what is left over. The few other constants that lean on measured runs say so where they stand;
-docs/validation.md lists them.
+command, the rows and what is left over. What else leans on these rows is a setting of one trainer's profile, and says so in the
+profile's sources (data/software: tp_comm_factor, host_kernel_s, move_rate ...), or a constant whose text says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = Path(__file__).parent / "data" / "efficiency.yaml"
 
 
 class Efficiency(NamedTuple):
-    """All fitted constants; 1.0 everywhere is the model with nothing fitted."""
+    """The constants of the file; with 1.0 everywhere rates are those measured alone, and every profile's kernels alike."""
 
     sustained_share: dict[str, dict[str, float]]
     """Accelerator -> GEMM dtype -> share of `sustained_flops` that the GEMMs of a training step reach."""

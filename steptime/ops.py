@@ -145,8 +145,6 @@ class Move(Op):
     backward_bytes: Num | None = None
     kernels: float = 1.0
     same_grad: bool = False
-    efficiency: float = 1.0
-    """Rate over that of a streaming kernel."""
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
 

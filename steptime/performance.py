@@ -7,7 +7,7 @@ a `Software`, in which nothing is unset: that is what the model's blocks and the
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
@@ -213,9 +213,9 @@ class Software(Config):
         return ITEMSIZE[self.compute_dtype]
 
     @property
-    def compute_dtype(self) -> str:
+    def compute_dtype(self) -> Dtype:
         """The dtype of all that no recipe quantises."""
-        return "bf16" if self.precision in RECIPES else self.precision
+        return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
 
     @property
     def recipe(self) -> Recipe | None:

@@ -8,6 +8,7 @@ core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, 
 from __future__ import annotations
 
 from collections.abc import Collection, Container
+from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
 RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4"]
@@ -111,6 +112,7 @@ SPLIT_ACCUMULATION = 1.0 / 1.15
 accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100). Assumed for other makers' devices."""
 
 
+@cache
 def recipe(name: str, *, any_layout: bool) -> Recipe | None:
     """The recipe `name` on a machine whose fp8 products take operands in any layout or not; None for plain dtypes.
 

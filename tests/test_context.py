@@ -18,6 +18,7 @@ from steptime.cost.parts import neighbour
 from steptime.job import Job
 from steptime.mesh import group
 from steptime.ops import Attention, Comm
+from steptime.recompute import find_segments, kept_names
 from steptime.stage_time import StepTime
 from steptime.states import shard_ranks
 from steptime.step import estimate
@@ -222,6 +223,14 @@ def test_what_is_kept_shrinks_with_cp(how):
     one, four = (estimate(job(cp, how)).memory.stages[0] for cp in (1, 4))
     extra = 4 * Q if how == "all_gather" else 0.0  # 4 layers
     assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + extra, rel=1e-9)
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_recomputed_attention_keeps_the_output_that_the_projection_reads(how):
+    """Of the core alone: its inputs are those of the projections before it, or are exchanged again."""
+    ops = Assembly(job(4, how)).block.ops
+    kept = kept_names(ops, find_segments(ops, frozenset({"core_attn"})))
+    assert {name for name in kept if name.startswith("attn.core")} == {"attn.core.out"}
 
 
 def test_ulysses_of_autograd_keeps_its_own_output():

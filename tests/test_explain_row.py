@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from steptime import Job, cli, estimate
-from steptime.report import constants, ops, row
+from steptime.report import constants, explain, ops, row
 from steptime.report.table import Style, layout
 from steptime.validation.compare import judge
 from steptime.validation.measurements import shipped
@@ -168,6 +168,30 @@ def test_a_rate_is_taken_apart_into_its_constants(run):
     text = words(run("explain", "KOR22-004", "mlp.down")[1])
     assert "TFLOP/s sustained x 6,144 / (6,144 + 200) x 0.972 for waves of tiles" in text
     assert "x 2,048 / (2,048 + 200) x WGRAD_RATE 0.95 x " in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "kinds"),
+    [
+        ("bf16", ("", "", " x WGRAD_RATE 0.95")),
+        ("fp8_delayed", ("", " x fp32 accumulation 0.87", " x fp32 accumulation 0.87 x WGRAD_RATE 0.95")),
+        (
+            "fp8_blockwise",
+            (" x fp32 accumulation 0.87", " x fp32 accumulation 0.87", " x fp32 accumulation 0.87 x WGRAD_RATE 0.95"),
+        ),
+    ],
+)
+def test_what_is_left_of_a_rate_is_waves_of_tiles_alone(precision, kinds):
+    """mlp.down on H100, m 8192, k 28672 / 8 = 3584, n 8192: 2048 tiles on 132 SMs, 896 in the two backward products.
+
+    15.52 waves in 16 and 6.79 in 7 are both 0.970 full, so 0.75 + 0.25 x 0.970 = 0.992.
+    """
+    found = estimate(Job.load(ROOT / "configs" / "llama3_70b.yaml", [f"performance.precision={precision}"]))
+    for facts, kind, k in zip(explain.explain(found, "mlp.down"), kinds, (3584, 8192, 8192), strict=True):
+        [said] = [fact.lines[0] for fact in facts.facts if "waves of tiles" in fact.lines[0]]
+        ratio = found.timing.rates.recipe_flops / found.timing.rates.gemm_flops
+        overhead = 200 * (1 if precision == "bf16" else ratio)
+        assert said.endswith(f" x {k:,} / ({k:,} + {overhead:.4g}){kind} x 0.992 for waves of tiles")
 
 
 # --- constants -------------------------------------------------------------------------------------------------------------

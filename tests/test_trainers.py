@@ -10,7 +10,7 @@ from steptime.cost.comm import collective, one_link
 from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import OLDER_KERNELS, attention_efficiency, plain_share, rates
 from steptime.machine import Machine
-from steptime.mesh import Group
+from steptime.mesh import Group, group
 from steptime.ops import Gemm, Param
 from steptime.performance import load_software
 from steptime.validation.measurements import Row
@@ -124,6 +124,10 @@ def test_ranks_that_wait_for_each_other_lengthen_tensor_parallel_collectives_alo
     assert twice["tp_comm"] == pytest.approx(2 * once["tp_comm"])
     for part in ("gemm", "attention", "memory_bound", "dp_comm"):
         assert twice[part] == once[part]
+    row = changed(monkeypatch, "aleph-alpha", tp_comm_factor=2.0).collectives[0]
+    ramp_s = row.time_s - row.latency_s - row.bandwidth_s
+    alone = changed(monkeypatch, "aleph-alpha", tp_comm_factor=1.0).collectives[0]
+    assert ramp_s == pytest.approx(2 * (alone.time_s - alone.latency_s - alone.bandwidth_s))
 
 
 def test_sharded_states_with_all_reduced_fp32_gradients_send_four_times_as_much(monkeypatch):
@@ -135,6 +139,19 @@ def test_sharded_states_with_all_reduced_fp32_gradients_send_four_times_as_much(
     assert full.bytes == 2 * plain.bytes
     assert full.cost.bandwidth_s == pytest.approx(4 * plain.cost.bandwidth_s)
     assert [c.bytes for c in first.gathers[0][0]] == [c.bytes for c in other.gathers[0][0]]
+
+
+def test_all_reduced_gradients_of_replicated_shards_are_all_reduced_between_the_replicas_too():
+    """ZeRO-1 over 4 of 8 ranks: the reduction over these 4 leaves whole sums, which the 2 replicas add up."""
+    of = job("aleph-alpha", tp=1, dp=8).replace(**{"parallelism.replicas": 2})
+    timing = estimate(of).timing
+    call = timing.dp.reductions[0][0][0]
+    inside, between = (
+        collective("all_reduce", call.bytes, group(of.parallelism, name), timing.tiers)
+        for name in ("shards", "replicas")
+    )
+    assert (inside.tier, between.tier) == ("nvlink", "nvlink")
+    assert call.cost.time_s == pytest.approx(inside.time_s + between.time_s)
 
 
 def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypatch):

@@ -16,7 +16,8 @@ K_OVERHEAD = 200.0
 """A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 200) of its asymptote. With WAVE_LOSS and
 a fixed time of 4 us it meets 74 published cuBLAS efficiencies of Llama layers on A100 and H100, m 256 to 4096, to 6 % (mean
 absolute log error; microsoft/vidur@7d47513 data/profiling). Isolated GEMMs alone would have 50 to 100; small layers in training
-runs want more (rows marked fit)."""
+runs want more (rows marked fit). A tile's fixed time is the same in a faster dtype, which passes more k in it: see
+`depth_overhead`."""
 WAVE_LOSS = 0.25
 """The part of a half-empty last wave that is lost; kernels with smaller tiles or split-k win back the rest (same fit)."""
 WGRAD_RATE = 0.95
@@ -52,20 +53,29 @@ NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhead: float = K_OVERHEAD) -> Num:
-    """Share of the asymptotic rate: depth, and waves of output tiles.
+    """Share of the asymptotic rate: depth, k / (k + overhead), and waves of output tiles.
 
-    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one.
+    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one. `overhead`: what a
+    tile costs beside its depth, in units of k (`depth_overhead`).
     """
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
     return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + overhead))
 
 
+def depth_overhead(op: Gemm, r: Rates) -> float:
+    """K_OVERHEAD in the dtype of a product: in a tile's fixed time quantised operands pass more k, by the ratio of the rates.
+
+    fp8 on H100 then runs squares of 4096 and 8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches
+    1,382 (Azure/AI-benchmarking-guide@8fd0c6e Azure_Results/ND_H100_v5_results.md).
+    """
+    return K_OVERHEAD * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
+
+
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
-    depth = r.recipe_flops / r.gemm_flops if op.recipe else 1.0
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
-    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, K_OVERHEAD * depth))
+    compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
     return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
@@ -124,7 +134,7 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         if moved is None:
             read = total(sizes[name] for name in op.inputs) + param_bytes(op)
             moved = read + total(t.bytes for t in op.outputs) + total(t.bytes for t in op.stats)
-        return move_pass(moved / op.efficiency, op.kernels, r)._replace(bytes=moved)
+        return move_pass(moved, op.kernels, r)
     return NOTHING
 
 
@@ -140,7 +150,7 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         if moved is None:
             read = total(t.grad_bytes for t in op.outputs) + total(sizes[name] for name in op.saves)
             moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
-        return move_pass(moved / op.efficiency, op.kernels, r)._replace(bytes=moved), NOTHING
+        return move_pass(moved, op.kernels, r), NOTHING
     return NOTHING, NOTHING
 
 

@@ -96,10 +96,11 @@ class Context:
         return self.known[key]
 
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
-        """A collective as it runs among the layers."""
+        """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
         alone = collective(kind, bytes_, self.groups[axis], self.tiers)
         factor = self.software.tp_comm_factor if axis == "tp" else 1.0
-        return alone._replace(time_s=alone.time_s * factor)
+        latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
+        return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
 
     def hidden(self, op: Comm, cost: CommCost, beside: Num) -> Num:
         """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""

@@ -22,12 +22,14 @@ version (Dao 2023, arXiv 2307.08691 section 4.1). Within these, chosen on rows m
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device sustains, for one job's precision."""
+    """What a device sustains, for one job's precision: `_flops` [FLOP/s], `bytes_per_s` [B/s], `_s` of a kernel [s]."""
 
     gemm_flops: float
+    """Asymptote of a GEMM in the compute dtype."""
     attention_forward_flops: float
     attention_backward_flops: float
     bytes_per_s: float
+    """Rate of a long copy in device memory."""
     gemm_kernel_s: float
     move_kernel_s: float
     sm_count: float
@@ -44,7 +46,7 @@ class Rates:
     plain_share: float = 1.0
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
-    """GEMM rate of quantised projections."""
+    """Asymptote of a GEMM of quantised operands."""
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from steptime.model.context import context_parallel
+from steptime.model.context import Local, context_parallel
 from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
 from steptime.model.quantise import Backward, Operand, backward_casts, cast_context, cast_norm
 from steptime.num import is_column, maximum
-from steptime.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor
+from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -153,26 +153,9 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
 
 def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
-    n_q, n_kv = heads(model, shard)
-    d = model.head_dim
-    out = Tensor("attn.core.out", shard.tokens * n_q * d, shard.itemsize)
-    lse = Tensor("attn.core.lse", shard.tokens * n_q, FP32)
-    op = Attention(
-        "attn.core",
-        (q, k, v),
-        (out,),
-        (q, k, v, out.name, lse.name),
-        (lse,),
-        batch=shard.batch,
-        q_len=shard.seq,
-        kv_len=shard.kv_seq,
-        n_q_heads=n_q,
-        n_kv_heads=n_kv,
-        d_qk=d,
-        d_v=d,
-        itemsize=shard.itemsize,
-    )
-    return [op], out.name
+    local = Local(shard, *heads(model, shard), model.head_dim)
+    out = local.out
+    return [local.kernel((q, k, v), out, (q, k, v, out.name, local.lse.name))], out.name
 
 
 def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:

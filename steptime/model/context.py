@@ -198,10 +198,8 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
         forward_temp_bytes=2.0 * moved,
         backward_temp_bytes=2.0 * moved,
     )
-    ops: list[Op] = [*swaps, kernel, swap("out", inner.name, out, (out.name,) if again else ())]
-    if again:
-        ops.append(exchange("out_again", backward="all_to_all", bytes=local.q_bytes))
-    return ops
+    back = [exchange("out_again", backward="all_to_all", bytes=local.q_bytes)] if again else []
+    return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if again else ())]
 
 
 def torch_ring(local: Local, qkv: Names) -> list[Op]:

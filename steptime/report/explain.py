@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from math import prod
 from typing import TYPE_CHECKING
 
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
+from steptime.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from steptime.cost.rates import Rates
     from steptime.estimate import CollectiveRow, GemmRow
     from steptime.step import Estimate
 
@@ -80,24 +83,39 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
 
 
 def _peak(row: GemmRow, estimate: Estimate) -> float:
-    """Dense peak of the dtype that a product runs in: the recipe's where its operands take fewer bytes than its results."""
+    """Dense peak of the dtype that a product runs in."""
     device, software = estimate.job.machine.accelerator, estimate.job.software
-    if software.recipe is None or row.input_bytes < row.m * row.k * software.itemsize:
+    if software.recipe is None or _op(row, estimate).recipe:
         return estimate.throughput.peak_flops_used
     return device.peak_flops[peak_dtype(device, software.compute_dtype)]
 
 
+def _op(row: GemmRow, estimate: Estimate) -> Gemm:
+    """The product that a row tells of."""
+    parts = (estimate.assembly.block, estimate.assembly.head)
+    return next(op for part in parts for op in part.ops if op.name == row.name and isinstance(op, Gemm))
+
+
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
-    """A rate as the sustained one times what depth, waves of tiles, and the kind of product leave of it."""
-    rates, parts = estimate.timing.rates, (estimate.assembly.block, estimate.assembly.head)
-    quantised = any(op.name == row.name and getattr(op, "recipe", None) for part in parts for op in part.ops)
-    sustained = rates.recipe_flops if quantised else rates.gemm_flops
-    depth = row.k / (row.k + compute.K_OVERHEAD)
-    kind = 1.0 if row.name.startswith("attn.core") else {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
-    wgrad = f" x WGRAD_RATE {kind:g}" if kind < 1.0 else ""
-    rest = rate / (sustained * depth * kind)
-    at = f"{quantity(sustained, SI, 'FLOP/s')} sustained x {whole(row.k)} / ({whole(row.k)} + {compute.K_OVERHEAD:g})"
-    return f"= {at}{wgrad} x {rest:.3f} for waves of tiles"
+    """A rate as the sustained one times what depth, the kind of product, and waves of tiles leave of it."""
+    rates, op = estimate.timing.rates, _op(row, estimate)
+    sustained = rates.recipe_flops if op.recipe else rates.gemm_flops
+    overhead = compute.depth_overhead(op, rates)
+    kinds = {name: share for name, share in _kinds(row, op, rates) if share != 1.0}
+    rest = rate / (sustained * row.k / (row.k + overhead) * prod(kinds.values()))
+    at = f"{quantity(sustained, SI, 'FLOP/s')} sustained x {whole(row.k)} / ({whole(row.k)} + {overhead:.4g})"
+    said = "".join(f" x {name} {share:.3g}" for name, share in kinds.items())
+    return f"= {at}{said} x {rest:.3f} for waves of tiles"
+
+
+def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
+    """Rates over the usual one that hold for this kind of product."""
+    if op.recipe:
+        yield "fp32 accumulation", {"forward": op.recipe.forward_rate}.get(row.pass_, op.recipe.backward_rate)
+    elif not compute.aligned(op):
+        yield "no tensor cores", rates.plain_share
+    if op.params:
+        yield "WGRAD_RATE", {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
 
 
 def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:

@@ -123,6 +123,7 @@ def formulas(estimate: Estimate) -> Table:
     functions = [
         (compute.gemm_pass, True),
         (compute.shape_efficiency, True),
+        (compute.depth_overhead, estimate.job.software.recipe is not None),
         (compute.gemm_backward, True),
         (compute.parameter_gradients, True),
         (compute.attention_pass, True),
