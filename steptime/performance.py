@@ -27,7 +27,7 @@ Precision: TypeAlias = Annotated[
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
 Module: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "act", "dropout", "moe_act", "mla_up_proj", "moe", "shared_experts"
+    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts"
 ]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""

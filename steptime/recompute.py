@@ -23,7 +23,12 @@ class Segment(NamedTuple):
     """Tensors made inside that forward does not keep."""
 
 
-CHECKPOINTED = {"core_attn": ("attn.core",), "mlp": ("mlp.",)}
+CHECKPOINTED = {
+    "core_attn": ("attn.core",),
+    "mlp": ("mlp.",),
+    # MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a block only q, k, v and its input stay
+    "after_qkv": ("attn.core", "attn.proj", "attn.dropout", "attn.residual", "mlp."),
+}
 DISCARDED = {"layernorm": ("attn.norm", "mlp.norm"), "act": ("mlp.act",)}
 NOT_IN_MLP = ("mlp.norm", "mlp.dropout", "mlp.residual")
 
@@ -34,6 +39,8 @@ def find_segments(ops: list[Op], modules: frozenset[str]) -> list[Segment]:
     for module in sorted(modules):
         if module in CHECKPOINTED:
             segments += runs(ops, CHECKPOINTED[module], discard=False)
+            if module == "after_qkv":
+                segments += runs(ops, ("attn.norm",), discard=True)
         elif module in DISCARDED and not (module == "act" and "mlp" in modules):
             for prefix in DISCARDED[module]:
                 segments += runs(ops, (prefix,), discard=True)

@@ -99,8 +99,8 @@ def test_the_plan_itself_is_sound():
         (
             "performance.recompute={granularity: selective, modules: [core_atn]}",
             (
-                "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, moe_act, "
-                "mla_up_proj, moe, "
+                "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, after_qkv, "
+                "moe_act, mla_up_proj, moe, "
                 "shared_experts (got 'core_atn'); did you mean 'core_attn'?"
             ),
         ),

@@ -298,3 +298,14 @@ def test_the_exchange_that_is_taken_is_said():
         assert any(f"cp_comm_type {taken}" in line for line in unsaid.assumptions)
         assert any(f"context parallelism by {taken}" in line for line in unsaid.assumptions)
         assert unsaid.to_config()["parallelism"]["cp_comm_type"] == taken
+
+
+def test_all_after_the_projections_may_run_again():
+    """Of a block only its input and q, k and v stay, all 4 heads of 2 as many; the rest comes back before its backward."""
+    ops = Assembly(job(1, "p2p")).block.ops
+    kept = kept_names(ops, find_segments(ops, frozenset({"after_qkv"})))
+    assert {name for name in kept if not name.endswith((".rstd", ".mean"))} <= {"x", "attn.q", "attn.k", "attn.v"} | {
+        "attn.rope.q",
+        "attn.rope.k",
+    }
+    assert {"x", "attn.v"} <= kept

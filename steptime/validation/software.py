@@ -223,10 +223,10 @@ def xla_policy(said: str) -> list[str]:
     A policy names what it keeps (maxtext MaxText/layers/decoders.py, get_remat_policy): the projections of attention, or every
     matrix product with weights.
     """
-    if re.fullmatch(
-        r"remat policy save_qkv_proj|custom remat: save q,k,v,qkv,out_proj(,mlpwo)?|save_qkv_out_proj", said
-    ):
-        return ["core_attn", "layernorm", "mlp"]
+    if said == "remat policy save_qkv_proj":
+        return ["after_qkv"]
+    if re.fullmatch(r"custom remat: save q,k,v,qkv,out_proj(,mlpwo)?|save_qkv_out_proj", said):
+        return ["layernorm", "mlp"]
     return ["act", "core_attn", "layernorm"] if said in {"minimal", "save_dot_only"} else []
 
 
