@@ -148,8 +148,8 @@ class Time(NamedTuple):
     """Communication that ran beside compute, by part (not in the step)."""
     step_s_p10: float = 0.0
     step_s_p90: float = 0.0
-    """The measured step lies between these two in 80 of 100 cases. The estimate itself may lie outside: then runs like this
-    one were all slower, or all faster, than estimated."""
+    """The measured step lies between these two in 80 of 100 cases. The estimate is one of them where runs like this one were all
+    slower, or all faster, than estimated."""
     basis: Basis = Basis([], 0, [])
 
 
