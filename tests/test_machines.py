@@ -12,6 +12,8 @@ import yaml
 import steptime
 from steptime.config import ConfigError
 from steptime.machine import Machine, machine_names, normalise
+from steptime.validation.compare import judge
+from steptime.validation.measurements import Row, shipped
 
 DATA = Path(steptime.__file__).parent / "data"
 MACHINES = sorted((DATA / "machines").glob("*.yaml"))
@@ -123,8 +125,19 @@ def test_common_names(alias, name):
         "B200-180GB-SXM",
     ],
 )
-def test_gpu_names_of_published_runs_load_and_are_measured(gpu):
-    assert Machine.load(gpu).measured
+def test_gpu_names_of_published_runs_load(gpu):
+    assert Machine.load(gpu).accelerator.peak_flops
+
+
+def test_measured_machines_are_those_whose_runs_are_judged():
+    """Of every accelerator of a machine marked `measured` some step time can be judged; every such accelerator has a machine."""
+    rows: dict[str, list[Row]] = {}
+    for row in shipped():
+        rows.setdefault(row.text("gpu"), []).append(row)
+    judged = ((j for j in map(judge, runs) if j.measured_step_s and not j.skipped) for runs in rows.values())
+    named = {first.accelerator for found in judged if (first := next(found, None))}
+    marked = {machine.accelerator.name for name in machine_names() if (machine := Machine.load(name)).measured}
+    assert marked == named
 
 
 # --- how a file is read ---
