@@ -410,6 +410,15 @@ def test_memory_metrics(metric, name, unit):
     assert compare.memory_metric(own(mem_metric=metric)) == (name, unit)
 
 
+@pytest.mark.parametrize("metric", ["resreved", "MB", "peak", "MiB allocated", "bytes reserved"])
+def test_own_row_with_an_unreadable_memory_metric_is_not_judged(metric):
+    judged = compare.judge(own(peak_memory_gb=40, mem_metric=metric))
+    said = f"(got {metric.lower()!r})"
+    assert judged.skipped == f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB {said}"
+    published = compare.judge(Row(BASE | {"peak_memory_gb": "40", "mem_metric": metric}, "other", 2))
+    assert published.skipped is None
+
+
 def test_memory_is_compared_with_what_was_read():
     found = estimate(rows.to_job(rows.to_config(own()))).memory
     cells = {"step_time_s": "", "peak_memory_gb": 40}

@@ -25,6 +25,8 @@ from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
 
 GIB = 2.0**30
+READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
+"""A `mem_metric` in lower case that says what was read or its unit, and no unit other than GB and GiB."""
 LONGEST = 300
 """Characters of a reason."""
 
@@ -261,9 +263,15 @@ def measured_memory(row: Row) -> tuple[float | None, str]:
 
 
 def memory_metric(row: Row) -> Metric:
-    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty."""
+    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty.
+
+    Raises:
+        SkipRowError: a user's own row says neither what was read nor its unit, or another unit.
+    """
     said = row.text("mem_metric").lower()
     unit = GIB if "gib" in said else 1e9
+    if not row.published and said and not READABLE.match(said):
+        raise SkipRowError(f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB (got {said[:40]!r})")
     if "not stated" in said:
         return Metric("unstated", unit)
     for word in ("nvidia-smi", "allocated", "reserved"):
