@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from steptime import cli
+
+ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -30,3 +33,15 @@ def golden(update_golden):
         assert text == path.read_text(encoding="utf-8"), f"{name} changed; if that is right: pytest --update-golden"
 
     return check
+
+
+@pytest.fixture
+def run_validate(capsys, monkeypatch):
+    """Run `3dtrn validate` in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(ROOT)
+
+    def call(*args):
+        code = cli.main(["validate", *map(str, args)])
+        return (code, *capsys.readouterr())
+
+    return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from steptime.cost.comm import network
 from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context, part_time
-from steptime.cost.rates import Rates
 from steptime.machine import Machine
 from steptime.mesh import Group
 from steptime.model.presets import load_model
@@ -21,17 +21,7 @@ from steptime.model.shard import Shard
 from steptime.ops import Attention, Gemm, Param
 from steptime.performance import load_software
 
-RATES = Rates(
-    gemm_flops=200e12,
-    attention_forward_flops=150e12,
-    attention_backward_flops=120e12,
-    bytes_per_s=1e12,
-    gemm_kernel_s=4e-6,
-    move_kernel_s=3e-6,
-    sm_count=108.0,
-    grad_itemsize=4.0,
-    fused_accumulation=True,
-)
+RATES = replace(rates.RATES, sm_count=108.0)
 WEIGHT = (Param("w", (2560, 950)),)
 patient = settings(deadline=None, max_examples=40)
 size = st.integers(1, 20000).map(float)

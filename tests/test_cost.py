@@ -5,28 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rates import RATES
 
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
 from steptime.cost.optimizer import adam_bytes_per_param, optimizer_s
 from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
-from steptime.cost.rates import Rates
 from steptime.job import Job
 from steptime.machine import Machine
 from steptime.ops import Attention, Gemm, Move, Param, Tensor
 from steptime.step import estimate
 
-RATES = Rates(
-    gemm_flops=200e12,
-    attention_forward_flops=150e12,
-    attention_backward_flops=120e12,
-    bytes_per_s=1e12,
-    gemm_kernel_s=4e-6,
-    move_kernel_s=3e-6,
-    sm_count=100.0,
-    grad_itemsize=4.0,
-    fused_accumulation=True,
-)
 WEIGHT = (Param("w", (2560, 950)),)
 
 

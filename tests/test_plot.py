@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from steptime import cli
 from steptime.config import ConfigError
 from steptime.report import plot
 from steptime.validation.compare import judge
@@ -17,18 +16,6 @@ ROOT = Path(__file__).parents[1]
 START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 
 
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run `3dtrn validate` in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(ROOT)
-
-    def call(*args):
-        code = cli.main(["validate", *map(str, args)])
-        return (code, *capsys.readouterr())
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def judged():
     """Some of the shipped rows of every source and accelerator."""
@@ -36,11 +23,11 @@ def judged():
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "PNG"])
-def test_the_suffix_says_the_format(suffix, run, tmp_path):
+def test_the_suffix_says_the_format(suffix, run_validate, tmp_path):
     path = tmp_path / f"errors.{suffix}"
-    code, out, err = run("--source", "KOR22", "--plot", path)
+    code, out, err = run_validate("--source", "KOR22", "--plot", path)
     assert (code, err) == (0, "")
-    assert out == run("--source", "KOR22")[1]
+    assert out == run_validate("--source", "KOR22")[1]
     assert path.read_bytes().startswith(START[suffix.lower()])
 
 
@@ -90,8 +77,8 @@ def test_more_accelerators_than_colours_share_grey(judged, tmp_path):
     assert ">4 more (4)<" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
-def test_own_rows_without_a_split(run, tmp_path):
-    code, _, err = run("--measurements", "tests/data/validate/own.csv", "--plot", tmp_path / "own.svg")
+def test_own_rows_without_a_split(run_validate, tmp_path):
+    code, _, err = run_validate("--measurements", "tests/data/validate/own.csv", "--plot", tmp_path / "own.svg")
     assert (code, err) == (0, "")
     assert ">measured runs (2)<" in (tmp_path / "own.svg").read_text(encoding="utf-8")
 
@@ -105,24 +92,24 @@ def test_own_rows_without_a_split(run, tmp_path):
         ("", "--plot {}: the suffix says the format"),
     ],
 )
-def test_a_bad_path_is_one_line_before_anything_is_judged(name, line, run, tmp_path):
+def test_a_bad_path_is_one_line_before_anything_is_judged(name, line, run_validate, tmp_path):
     path = str(tmp_path / name)
-    code, out, err = run("--plot", path)
+    code, out, err = run_validate("--plot", path)
     assert (code, out) == (2, "")
     assert err.startswith(line.format(path))
     assert err.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_written_is_one_line(run, tmp_path):
+def test_a_file_that_cannot_be_written_is_one_line(run_validate, tmp_path):
     (tmp_path / "a.png").mkdir()
-    code, out, err = run("--source", "KOR22", "--plot", tmp_path / "a.png")
+    code, out, err = run_validate("--source", "KOR22", "--plot", tmp_path / "a.png")
     assert (code, out) == (2, "")
     assert err == f"--plot {tmp_path / 'a.png'}: cannot be written (Is a directory)\n"
 
 
-def test_without_matplotlib_one_line_says_what_to_install(run, tmp_path, monkeypatch):
+def test_without_matplotlib_one_line_says_what_to_install(run_validate, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = run("--plot", tmp_path / "a.png")
+    code, out, err = run_validate("--plot", tmp_path / "a.png")
     assert (code, out, err) == (2, "", "--plot: needs matplotlib; pip install 'steptime[plot]'\n")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from steptime.assembly import Assembly
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, gemm_traffic
 from steptime.cost.optimizer import quantise_bytes_per_weight
-from steptime.cost.rates import Rates
 from steptime.cost.rates import rates as rates_of
 from steptime.job import Job
 from steptime.memory import quantised
@@ -27,18 +27,7 @@ from steptime.step import estimate
 from steptime.validation.recipes import recipe_of
 
 NAMES = list(RECIPES)
-RATES = Rates(
-    gemm_flops=200e12,
-    attention_forward_flops=150e12,
-    attention_backward_flops=120e12,
-    bytes_per_s=1e12,
-    gemm_kernel_s=4e-6,
-    move_kernel_s=3e-6,
-    sm_count=100.0,
-    grad_itemsize=4.0,
-    fused_accumulation=True,
-    recipe_flops=400e12,
-)
+RATES = replace(rates.RATES, recipe_flops=400e12)
 WEIGHT = (Param("w", (2560, 800)),)
 
 
