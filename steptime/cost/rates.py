@@ -17,7 +17,7 @@ BEST_SUSTAINED = 0.8
 Hopper, 0.6 to 0.8 on Blackwell)."""
 OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
-version (Dao 2023, arXiv 2307.08691 section 4.1). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
+version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
 
 
 @dataclass(frozen=True, slots=True)
