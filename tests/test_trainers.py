@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from own_rows import own
 
 from steptime import Job, estimate
 from steptime.cost import compute
@@ -14,6 +15,7 @@ from steptime.mesh import Group, group
 from steptime.ops import Gemm, Param
 from steptime.performance import load_software
 from steptime.validation.measurements import Row
+from steptime.validation.rows import to_config
 from steptime.validation.software import framework_of
 
 A100 = Machine.load("dgx-a100-80gb").accelerator
@@ -183,3 +185,25 @@ def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypa
 )
 def test_a_framework_finds_its_profile(words, precision, profile):
     assert framework_of(Row({"framework": words, "precision": precision}, "other", 1)).profile == profile
+
+
+def test_cuda_graphs_halve_a_layers_launch_gaps():
+    """Llama 2 7B: 16 micro-batches through 32 layers, half of the gap of each saved; nothing else changes."""
+    gap_s = load_software("megatron-core").layer_gap_s
+    assert gap_s > 0.0
+    plain, graphed = (estimate(job("megatron-core", dp=1, cuda_graphs=on)).step_s for on in (False, True))
+    assert plain - graphed == pytest.approx(16 * 32 * gap_s / 2.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("notes", "graphed"),
+    [
+        ("cuda_graph full_iteration", True),
+        ("cuda_graph transformer_engine ['attn']", True),
+        ("cuda_graph none full_iteration", False),
+        ("", False),
+    ],
+)
+def test_a_row_says_whether_it_ran_in_cuda_graphs(notes, graphed):
+    config = to_config(own(framework="Megatron-Bridge 25.09", overlap_notes=notes)).config
+    assert config["performance"].get("cuda_graphs", False) is graphed
