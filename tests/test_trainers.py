@@ -207,3 +207,33 @@ def test_cuda_graphs_halve_a_layers_launch_gaps():
 def test_a_row_says_whether_it_ran_in_cuda_graphs(notes, graphed):
     config = to_config(own(framework="Megatron-Bridge 25.09", overlap_notes=notes)).config
     assert config["performance"].get("cuda_graphs", False) is graphed
+
+
+def test_gathered_logits_cost_one_gather_of_all_of_them_and_no_sums_in_the_loss(monkeypatch):
+    """2,048 tokens by Llama 2's vocabulary, padded from 32,000 to a multiple of 128 x tp, in bf16; the loss then asks nobody."""
+    gathered = {row.name: row for row in changed(monkeypatch, "aleph-alpha", gathered_logits=True).collectives}
+    split = {row.name: row for row in changed(monkeypatch, "aleph-alpha", gathered_logits=False).collectives}
+    sums = {"loss.max", "loss.target", "loss.sum"}
+    assert gathered["head.concat"].bytes == 2048 * 32_768 * 2
+    assert gathered["head.concat"].kind == "all_gather"
+    assert not sums & gathered.keys()
+    assert sums <= split.keys()
+    assert "head.concat" not in split
+
+
+def test_a_profiles_factor_slows_every_kernel_alike():
+    software = load_software("megatron-2021")
+    slower = rates(A100, software.model_copy(update={"compute_factor": 2.0}))
+    for field in ("gemm_flops", "attention_forward_flops", "attention_backward_flops", "bytes_per_s"):
+        assert getattr(slower, field) == pytest.approx(getattr(RATES, field) / 2)
+    assert slower.gemm_kernel_s == pytest.approx(2 * RATES.gemm_kernel_s)
+    assert slower.move_kernel_s == pytest.approx(2 * RATES.move_kernel_s)
+
+
+def test_backward_hides_tensor_parallel_collectives_only_where_the_profile_overlaps_them(monkeypatch):
+    hidden = changed(monkeypatch, "megatron-core", tp_backward_overlap=True).time
+    shown = changed(monkeypatch, "megatron-core", tp_backward_overlap=False).time
+    assert hidden.hidden_s["tp_comm"] > 0.0
+    assert shown.hidden_s.get("tp_comm", 0.0) == 0.0
+    assert shown.parts_s["tp_comm"] > hidden.parts_s["tp_comm"]
+    assert shown.parts_s["gemm"] == pytest.approx(hidden.parts_s["gemm"])
