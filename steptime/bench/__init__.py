@@ -1,0 +1,5 @@
+"""The torch microbenchmark: measures what the model assumes, and shows predicted beside measured.
+
+`3dtrn bench CONFIG`, or `torchrun ... -m steptime.bench CONFIG` on several ranks. Needs the extra `steptime[bench]` (torch,
+psutil); nothing else in the package imports it.
+"""
