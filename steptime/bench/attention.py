@@ -28,6 +28,8 @@ BACKENDS = {
 """The fast ones first; "default" is torch's own choice."""
 SHARE = 0.25
 """Of the free memory that one call may take."""
+PROBE = 256
+"""Tokens at which a back end is asked whether it runs at all."""
 MATH_COPIES = 6
 """Score matrices that the math back end may hold at once: scores, mask, softmax and their gradients, in fp32."""
 
@@ -102,12 +104,12 @@ def usable(backend: str, shape: Shape, dtype: str, device: torch.device) -> str:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            q, k, v, grad = tensors(shape._replace(batch=1), dtype, device)
+            q, k, v, grad = tensors(shape._replace(batch=1, seqlen=min(shape.seqlen, PROBE)), dtype, device)
             with only(backend):
                 torch.autograd.grad(attend(q, k, v), (q, k, v), grad)
         except RuntimeError as error:
             reasons = [str(w.message) for w in said] or [str(error)]
-            return reasons[0].partition("\n")[0].partition(" (Triggered")[0][:160]
+            return reasons[0].partition("\n")[0].partition(". ")[0].partition(" (Triggered")[0][:160]
     return ""
 
 
@@ -150,26 +152,18 @@ def sweep(
     notes: list[str] = []
     mine = shapes(job, device)
     kinds = [(dtype, backend) for dtype in dtypes for backend in ("default", *BACKENDS)]
-    share = seconds / len(kinds)
+    refused = {kind: usable(kind[1], mine[0], kind[0], device) for kind in kinds}
+    notes += [f"attention {dtype} {backend}: not measured; {why}" for (dtype, backend), why in refused.items() if why]
+    kinds = [kind for kind in kinds if not refused[kind]]
+    share = seconds / max(len(kinds), 1)
     for dtype, backend in kinds:
         start = perf_counter()
-        for shape in mine:
-            reason = usable(backend, shape, dtype, device)
+        for i, shape in enumerate(mine):
+            late = i > 0 and perf_counter() - start > share
+            reason = "the time was used up" if late else usable(backend, shape, dtype, device)
             if reason:
-                notes.append(f"attention {dtype} {backend} {shape.seqlen} tokens: not measured; {reason}")
-            elif perf_counter() - start > share and shape != mine[0]:
-                notes.append(f"attention {dtype} {backend} {shape.seqlen} tokens: not measured, for want of time")
+                notes.append(f"attention {dtype} {backend}, {shape.seqlen} tokens: not measured; {reason}")
             else:
                 found += time_shape(shape, backend, dtype, device, share / (2 * len(mine)))
     operands.release(device)
-    return found, merged(notes)
-
-
-def merged(notes: Sequence[str]) -> list[str]:
-    """Notes that differ in the number of tokens alone as one."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for note in notes:
-        what, _, why = note.partition(" tokens: ")
-        name, _, tokens = what.rpartition(" ")
-        alike.setdefault((name, why), []).append(tokens)
-    return [f"{name} {', '.join(tokens)} tokens: {why}" for (name, why), tokens in alike.items()]
+    return found, notes

@@ -19,7 +19,7 @@ from steptime.ops import Gemm
 from steptime.step import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from steptime.job import Job
 
@@ -64,11 +64,10 @@ def projections(job: Job) -> list[Shape]:
 
 def sweep_shapes(device: torch.device) -> list[Shape]:
     """Squares, and layers of Llama-like widths over a batch of tokens: smallest first."""
+    sizes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
+    tokens, widths = 8192, [(6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672)]
     if device.type == "cpu":
-        sizes, tokens, widths = (256, 512, 1024, 2048), 1024, ((1024, 1024), (3072, 1024), (1024, 4096))
-    else:
-        sizes, tokens = (1024, 2048, 4096, 8192, 16384), 8192
-        widths = ((6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672), (8192, 8192))
+        sizes, tokens, widths = (256, 512, 1024, 2048), 1024, [(1024, 1024), (3072, 1024), (1024, 4096)]
     shapes = [Shape(SWEEP, "forward", s, s, s) for s in sizes]
     for n, k in widths:
         shapes += [
@@ -80,7 +79,7 @@ def sweep_shapes(device: torch.device) -> list[Shape]:
 
 
 def pair(shape: Shape, dtype: str, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Both operands as they lie in memory: m x k and n x k (forward, and fp8 always), m x k and k x n, k x n and k x m; fp8's scale."""
+    """Both operands as they lie in memory: m x k and n x k (forward, and fp8 always), m x k and k x n, k x n and k x m."""
     m, n, k = shape.m, shape.n, shape.k
     if shape.direction == "forward" or dtype == "fp8":
         sizes = (m, k), (n, k)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """torch's name of fp32, tf32, bf16, fp16, fp8 (e4m3)."""
+    """The type that torch has for fp32, tf32, bf16, fp16, fp8 (e4m3)."""
     import torch
 
     found = getattr(torch, DTYPES[dtype])

@@ -163,7 +163,8 @@ def _by_events(run: Callable[[], object], device: torch.device) -> Callable[[], 
 
     calls, launch = _batch(run, device)
     lead = _lead(device, (calls + 2) * launch)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def sample() -> float:
         lead()
@@ -173,7 +174,7 @@ def _by_events(run: Callable[[], object], device: torch.device) -> Callable[[], 
             run()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e-3 / calls
+        return float(start.elapsed_time(end)) * 1e-3 / calls
 
     sample()
     return sample
