@@ -60,12 +60,17 @@ def test_bytes_are_those_of_the_op_list(job, dtype):
 
 
 def test_norms_are_counted_as_the_device_runs_them(job):
-    assert work(job, "bf16", "rmsnorm").forward_bytes > 4 * work(job, "bf16", "rmsnorm", torch.device("cuda")).forward_bytes
+    assert (
+        work(job, "bf16", "rmsnorm").forward_bytes
+        > 4 * work(job, "bf16", "rmsnorm", torch.device("cuda")).forward_bytes
+    )
 
 
 def test_work_is_what_it_says(job):
     x, weight = torch.randn(4, 8), torch.randn(8)
-    torch.testing.assert_close(bandwidth._rmsnorm(x, weight), x / x.square().mean(-1, keepdim=True).add(1e-5).sqrt() * weight)
+    torch.testing.assert_close(
+        bandwidth._rmsnorm(x, weight), x / x.square().mean(-1, keepdim=True).add(1e-5).sqrt() * weight
+    )
     torch.testing.assert_close(bandwidth._silu_mul(x, x), x * x.sigmoid() * x)
     copy, add, triad = bandwidth.streams(1024.0, "fp32", CPU)
     for one, count in ((copy, 2), (add, 3), (triad, 3)):
@@ -85,7 +90,11 @@ def test_sweep(job, monkeypatch):
     assert notes == []
     assert {(row.name, row.direction) for row in found if row.dtype == "bf16"} == {
         ("residual", "forward"),
-        *((name, way) for name in ("rmsnorm", "silu_mul", "cross_entropy", "embedding") for way in ("forward", "backward")),
+        *(
+            (name, way)
+            for name in ("rmsnorm", "silu_mul", "cross_entropy", "embedding")
+            for way in ("forward", "backward")
+        ),
     }
     assert {"copy", "add", "triad"} <= {row.name for row in found}
     for row in found:

@@ -46,7 +46,9 @@ def test_summary_is_nearest_rank():
 
 def test_a_sample_on_a_cpu_is_one_call():
     calls = []
-    found = timing.measure(lambda: calls.append("run"), CPU, seconds=0.0, least=4, before=lambda: calls.append("before"))
+    found = timing.measure(
+        lambda: calls.append("run"), CPU, seconds=0.0, least=4, before=lambda: calls.append("before")
+    )
     assert found.reps == 4
     assert calls == ["before", "run"] * (4 + 2)  # two to warm up
 
