@@ -60,7 +60,7 @@ def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, d
     ranks = dist.get_world_size(group)
     itemsize = torch.empty((), dtype=dtype).element_size()
     part = max(bytes_ // (itemsize * ranks), 1)
-    full, shard = (torch.randn(size, device=device).to(dtype) for size in (part * ranks, part))
+    full, shard = (torch.randn(size, device=device, dtype=dtype) for size in (part * ranks, part))
     size = part * ranks * itemsize
     if kind == "all_reduce":
         return Call(lambda: dist.all_reduce(full, group=group), full, full, size, ranks)

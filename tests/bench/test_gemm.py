@@ -90,6 +90,9 @@ def test_operands_are_random_and_cold():
     assert operands.copies(2 * operands.CPU_CACHE, CPU) == 1
     assert operands.copies(operands.CPU_CACHE / 2, CPU) == 4
     assert operands.copies(1.0, CPU) == operands.MOST_COPIES
+    large = operands.random((3, operands.DRAWN), "bf16", CPU)
+    assert large.is_contiguous()
+    assert large.float().std() == pytest.approx(1.0, abs=0.1)
     turn = operands.rotate([1, 2])
     assert [turn() for _ in range(5)] == [1, 2, 1, 2, 1]
 
@@ -105,7 +108,7 @@ def test_precision_is_put_back():
 
 def test_sweep_of_a_config(job, monkeypatch):
     monkeypatch.setattr(gemm, "sweep_shapes", lambda _: [Shape("sweep", "forward", 64, 64, 64)])
-    found, notes = gemm.sweep(job, CPU, 0.5)
+    found, notes = gemm.sweep(job, CPU, 30.0)  # it ends long before, by its rounds
     measured = {row.dtype for row in found}
     assert {"fp32", "bf16"} <= measured <= {"fp32", "bf16", "fp16"}
     assert any(note.startswith("tf32: not measured") for note in notes)
