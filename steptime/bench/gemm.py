@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.bench import operands, rows
-from steptime.bench.timing import Timing, interleaved, sampler, single
+from steptime.bench.timing import Timing, interleaved, single
 from steptime.ops import Gemm
 from steptime.step import estimate
 
@@ -31,8 +31,8 @@ SHARE = 0.25
 
 ROUNDS, TURNS = 100, 10
 """Rounds at most, and samples in a round."""
-CALLS = 6
-"""Of each product at least: one to see how long it takes, two to warm up, three samples."""
+CALLS = 5
+"""Of each product at least: two to warm up, one of them timed, and three samples."""
 
 
 class Shape(NamedTuple):
@@ -123,33 +123,39 @@ def precision(dtype: str) -> Iterator[None]:
 
 def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
     """The dtypes worth measuring on a device, and a note for each that is not."""
-    names, notes = ["fp32"], []
+    notes = []
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    base = _probe("fp32", device)
+    probes = {"fp32": _probe("fp32", device)}
     for dtype, needs in (("tf32", (8, 0)), ("bf16", (0, 0)), ("fp16", (0, 0)), ("fp8", (8, 9))):
         if capability < needs:
             notes.append(f"{dtype}: not measured; it needs CUDA capability {needs[0]}.{needs[1]}")
             continue
+        probe = _probe(dtype, device)
         try:
-            rate = _probe(dtype, device)
+            probe()
         except (RuntimeError, TypeError, AttributeError) as error:
             notes.append(f"{dtype}: not measured; {_first_line(error)}")
-            continue
-        if rate < SLOW * base and dtype != "bf16":
-            notes.append(f"{dtype}: not measured; it runs at {rate / base:.2f} of fp32's rate here")
         else:
-            names.append(dtype)
-    return names, notes
+            probes[dtype] = probe
+    seconds = {dtype: found.min_s for dtype, found in interleaved(probes, device, rounds=5, warm=1).items()}
+    slow = [dtype for dtype in ("fp16", "fp8") if seconds.get(dtype, 0.0) * SLOW > seconds["fp32"]]
+    notes += [f"{d}: not measured; it runs at {seconds['fp32'] / seconds[d]:.2f} of fp32's rate here" for d in slow]
+    return [dtype for dtype in probes if dtype not in slow], notes
 
 
-def _probe(dtype: str, device: torch.device) -> float:
-    """Rate of a small square [FLOP/s]."""
+def _probe(dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A small square product, its operands drawn at the first call."""
     side = 512 if device.type == "cpu" else 4096
     shape = Shape("probe", "forward", side, side, side)
-    with precision(dtype):
-        given = pair(shape, dtype, device)
-        sample = sampler(lambda: multiply(shape, dtype, *given), device)
-        return shape.flops / min(sample(), sample(), sample())
+    given: list[torch.Tensor] = []
+
+    def run() -> torch.Tensor:
+        if not given:
+            given.extend(pair(shape, dtype, device))
+        with precision(dtype):
+            return multiply(shape, dtype, *given)
+
+    return run
 
 
 def _first_line(error: Exception) -> str:
@@ -219,7 +225,7 @@ def time_shapes(
 def _together(
     runs: dict[Shape, Callable[[], torch.Tensor]], device: torch.device, seconds: float
 ) -> dict[Shape, Timing]:
-    return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.5 * seconds)
+    return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.4 * seconds, warm=0)
 
 
 def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[rows.Gemm], list[str]]:

@@ -100,6 +100,7 @@ def interleaved(
     *,
     turns: int = 1,
     seconds: float = inf,
+    warm: int = 2,
 ) -> dict[Name, Timing]:
     """Time several pieces of work in turns, so that a change of load meets all alike.
 
@@ -109,8 +110,9 @@ def interleaved(
         rounds: how often all of them come round.
         turns: samples of one piece in a round at most; of several those are taken that last no longer than one of the longest.
         seconds: when to stop before `rounds`, though not before three of them [s].
+        warm: calls ahead of the first sample.
     """
-    samplers = {name: sampler(run, device) for name, run in runs.items()}
+    samplers = {name: sampler(run, device, warm) for name, run in runs.items()}
     end = perf_counter() + seconds
     samples = {name: [sample()] for name, sample in samplers.items()}
     longest = max((found[0] for found in samples.values()), default=0.0)
@@ -119,14 +121,15 @@ def interleaved(
         if done >= LEAST_ROUNDS and perf_counter() > end:
             break
         for name, sample in samplers.items():
-            samples[name] += [sample() for _ in range(times[name])]
+            late = perf_counter() > end
+            samples[name] += [sample() for _ in range(1 if late else times[name])]
     return {name: summary(found) for name, found in samples.items()}
 
 
-def sampler(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
-    """`run` warmed up; every call of the result measures seconds of one call of it."""
+def sampler(run: Callable[[], object], device: torch.device, warm: int = 2) -> Callable[[], float]:
+    """`run` warmed up by `warm` calls at least; every call of the result measures seconds of one call of it."""
     if device.type == "cpu":
-        return single(run, device)
+        return single(run, device, warm=warm)
     return _by_events(run, device) if device.type == "cuda" else _by_batches(run, device)
 
 
