@@ -19,7 +19,16 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 def assumptions(job: Job) -> list[str]:
     """One line each."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*calibrated, *_unsaid(job), *_fitted(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+    return [
+        *job.notes,
+        *calibrated,
+        *_unsaid(job),
+        *_fitted(job),
+        *_unproved(job),
+        *_machine(job),
+        *_memory(job),
+        *notes(job),
+    ]
 
 
 def _fitted(job: Job) -> list[str]:
