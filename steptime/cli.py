@@ -123,6 +123,16 @@ def _report(made: argparse.ArgumentParser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
+    )
+    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="with --from, leave out what changes cost and is not modelled"
+    )
     made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job import Job
+    from steptime.launch.reading import Reading
     from steptime.validation.measurements import Row
 
 
@@ -68,10 +69,10 @@ def load(source: str, sets: list[str]) -> Job:
 
 
 def report(options: Namespace, out: Printer) -> int:
-    """The report of one config, or its JSON; the check."""
+    """The report of one plan, or its JSON; the check."""
     from steptime.step import estimate
 
-    job = load(options.config, options.sets)
+    job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated
 
@@ -83,13 +84,38 @@ def report(options: Namespace, out: Printer) -> int:
     if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
         refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
     if options.json:
-        out.json(found.to_dict())
+        out.json(found.to_dict() | _flags(reading))
     else:
         from steptime.report import text
 
         out.text(text.report(found, out.style, brief=options.brief))
+        if reading is not None and not options.brief:
+            from steptime.report import launch
+
+            out.text("\n")
+            out.sections(launch.sections(reading))
     sys.stderr.writelines(f"check: {refusal}\n" for refusal in refusals)
     return 1 if refusals else 0
+
+
+def _plan(options: Namespace) -> tuple[Job, Reading | None]:
+    """The job of a config, or of a launch file with what was read in it."""
+    if options.kind is not None:
+        from steptime.launch_command import launched
+
+        return launched(options)
+    if options.save is not None or options.allow_unmodelled:
+        raise ConfigError("--save and --allow-unmodelled go with --from KIND")
+    return load(options.config, options.sets), None
+
+
+def _flags(reading: Reading | None) -> dict[str, Any]:
+    """What became of a launch file's flags, for JSON."""
+    if reading is None:
+        return {}
+    from steptime.report import launch
+
+    return {"launch": launch.document(reading)}
 
 
 def scale(options: Namespace, out: Printer) -> int:

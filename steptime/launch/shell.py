@@ -50,4 +50,6 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
-    return Script(name, "", [], [], None, None, None, 0, {}, [f"{name}: no launch command found in {len(text)} characters; {env}"])
+    return Script(
+        name, "", [], [], None, None, None, 0, {}, [f"{name}: no launch command found in {len(text)} characters; {env}"]
+    )
