@@ -173,6 +173,10 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
     )
     made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
+    made.add_argument(
+        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured beside predicted"
+    )
+    made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:

@@ -160,9 +160,13 @@ def explain(options: Namespace, out: Printer) -> int:
     from steptime.step import estimate
     from steptime.validation.find import find
 
+    if options.json and not options.trace:
+        raise ConfigError("--json: of explain only with --trace")
     row = find(options.config, options.measurements)
     if row is not None and options.sets:
         raise ConfigError(f"--set: not for a measured row; 3dtrn explain {row.id} --yaml prints a config to change")
+    if options.trace:
+        return _explain_trace(_row_job(row) if row is not None else load(options.config, options.sets), options, out)
     if row is not None and (options.yaml or options.name is None):
         return _explain_row(row, out, only_yaml=options.yaml)
     if options.yaml:
@@ -175,6 +179,24 @@ def explain(options: Namespace, out: Printer) -> int:
         out.sections(list(working.explain(found, options.name)))
     except working.UnknownNameError as error:
         raise ConfigError(str(error)) from None
+    return 0
+
+
+def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
+    """A profiler's trace sorted into the parts of the estimate, beside it."""
+    from steptime.bench.trace import attribute
+    from steptime.bench.trace_events import read_all
+    from steptime.report import trace as view
+    from steptime.step import estimate
+
+    if options.name is not None or options.yaml:
+        raise ConfigError(f"--trace: not together with {'--yaml' if options.yaml else options.name}")
+    predicted = estimate(job).time
+    found = attribute(read_all(options.trace), job, predicted)
+    if options.json:
+        out.json(view.to_dict(found, predicted))
+    else:
+        out.sections(view.sections(found, predicted))
     return 0
 
 
