@@ -23,7 +23,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 
 
 class Plan(NamedTuple):
@@ -176,7 +176,7 @@ class Mlp(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.act: Callable[[Tensor], Tensor] = ACTIVATIONS[model.activation]
+        self.act = ACTIVATIONS[model.activation]
         self.up = nn.Linear(model.hidden_sz, model.inter_sz, bias=model.bias)
         self.gate = nn.Linear(model.hidden_sz, model.inter_sz, bias=model.bias) if model.glu else None
         self.down = nn.Linear(model.inter_sz, model.hidden_sz, bias=model.bias)

@@ -5,7 +5,7 @@ Nothing here needs a GPU: autograd's hooks and the dispatcher see what runs on a
 
 # storages and process groups have no public names for what is asked here
 # ruff: noqa: SLF001
-# mypy: disable-error-code="no-untyped-call, override"
+# mypy: disable-error-code="no-untyped-call, override, attr-defined, arg-type"
 
 from __future__ import annotations
 

@@ -7,11 +7,13 @@ are made, and named.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from steptime.job import Job
 from steptime.states import state_bytes
 
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 Limit: TypeAlias = tuple[bool, str, str]
 """Whether the job breaks it, what is wrong, the fix."""
@@ -119,3 +121,25 @@ def layout_name(job: Job) -> str:
     sharded = "hsdp" if p.replicas > 1 else "fsdp2"
     parts = {(sharded if job.software.family == "fsdp2" else "ddp"): p.dp, "tp": p.tp, "pp": p.pp}
     return "+".join(name for name, ranks in parts.items() if ranks > 1) or "single"
+
+
+def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> Job:
+    """The job's model and micro-batch on one device, one micro-batch a step, under the profile torch with the job's kernels.
+
+    Parameters are in the compute dtype, which is what FSDP2 gathers them in.
+    """
+    s, data = job.software, job.data
+    kept = ("attention_impl", "norm_impl", "activation_impl", "loss_impl")
+    performance = {key: getattr(s, key) for key in kept} | {
+        "software": "torch",
+        "precision": s.compute_dtype,
+        "activation_checkpointing_type": recompute,
+    }
+    one = Job(
+        model=job.model,
+        parallelism={"tp": 1, "pp": 1, "dp": 1},
+        performance=performance,
+        data={"gbs": data.microbatch_sz, "seqlen": data.seqlen, "microbatch_sz": data.microbatch_sz},
+        hardware=job.hardware,
+    )
+    return as_run(one, device_type)[0]
