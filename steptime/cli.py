@@ -51,12 +51,12 @@ def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
     options = parser(name).parse_args(args[1:] if name else args)
-    from steptime import commands
+    from steptime import commands, console
     from steptime.config import ConfigError
 
-    run: Callable[[argparse.Namespace, commands.Printer], int] = getattr(commands, name or "report")
+    run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        return run(options, commands.Printer(options.color, ascii_only=options.ascii))
+        return run(options, console.Printer(options.color, ascii_only=options.ascii))
     except ConfigError as error:
         sys.stderr.writelines(problem + "\n" for problem in error.problems)
         return BAD_INPUT
