@@ -230,6 +230,7 @@ def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.dev
         device_ids=ids,
         process_group=mesh["dp"].get_group(),
         bucket_cap_mb=mib,
+        broadcast_buffers=False,  # tables, alike everywhere
         gradient_as_bucket_view=True,
     )
 
@@ -238,7 +239,7 @@ def pipeline(job: Job, parts: list[Transformer], runs: list[nn.Module], mesh: De
     """Torch's schedule over this rank's chunks; the loss is the last chunk's."""
     p, group = job.parallelism, mesh["pp"].get_group()
     stages = [
-        PipelineStage(run, part.chunk.depth, p.pp * p.vpp, device, group=group)
+        PipelineStage(run, part.chunk.depth, p.pp * p.vpp, device, group=group, **boundaries(job, part))
         for run, part in zip(runs, parts, strict=True)
     ]
     loss = parts[-1].loss
@@ -246,6 +247,24 @@ def pipeline(job: Job, parts: list[Transformer], runs: list[nn.Module], mesh: De
         return ScheduleInterleaved1F1B(stages, job.microbatches, loss_fn=loss)  # type: ignore[arg-type]
     kind = ScheduleGPipe if job.schedule == "gpipe" else Schedule1F1B
     return kind(stages[0], job.microbatches, loss_fn=loss)
+
+
+def boundaries(job: Job, part: Transformer) -> dict[str, Tensor]:
+    """Shapes of what a chunk reads and hands on; without them torch runs it once to see, which DDP's reducer would count.
+
+    Split logits are found by running: they are DTensors.
+    """
+    if job.parallelism.tp > 1:
+        return {}
+    b, s = job.data.microbatch_sz, job.data.seqlen
+    ids = torch.empty(b, s, dtype=torch.long, device="meta")
+    options: dict[str, Any] = {"dtype": part.plan.dtype, "device": "meta", "requires_grad": True}
+    hidden = torch.empty(b, s, job.model.hidden_sz, **options)
+    logits = torch.empty(b, s, job.model.vocab_sz, **options)
+    return {
+        "input_args": hidden if part.tokens is None else ids,
+        "output_args": hidden if part.head is None else logits,
+    }
 
 
 def optimizer(laid: Laid) -> torch.optim.Optimizer:

@@ -93,6 +93,7 @@ _KINDS = {
     "all_reduce_": "all_reduce",
     "all_to_all_single": "all_to_all",
     "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
     "send": "send_recv",
     "recv_": "send_recv",
 }
@@ -109,7 +110,7 @@ def collective(func: Any, args: Any, out: Any) -> Collective | None:
     sizes = [t.numel() * t.element_size() for t in tensors]
     kind, dtype = _KINDS[name], str(tensors[0].dtype).removeprefix("torch.")
     ranks = max(sizes) // min(sizes)
-    if kind in {"all_reduce", "send_recv"}:
+    if kind in {"all_reduce", "broadcast", "send_recv"}:
         ranks = 2 if kind == "send_recv" else group_size(args)
     return Collective(kind, dtype, ranks, max(sizes))
 
@@ -184,7 +185,8 @@ class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
 
     `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
-    count. What a kernel allocates inside itself is not seen, and `one_kernel` makes several ops look like one kernel.
+    count. What a kernel allocates inside itself is not seen, nor what gloo copies, and `one_kernel` makes several ops
+    look like one kernel.
     """
 
     _active: ClassVar[list[LiveBytes]] = []
@@ -205,6 +207,10 @@ class LiveBytes(TorchDispatchMode):
             self._alive[key] = Storage(tensor, op)
         return self._alive[key]
 
+    def _foreign(self, tensor: Tensor, op: str) -> bool:
+        """Whether a storage is gloo's own: its reduce-scatter copies the input, which is first seen when that is split."""
+        return op == "aten.split.Tensor" and local(tensor).untyped_storage()._cdata not in self._alive
+
     def look(self, op: str) -> None:
         """Note what is alive now, as of `op`."""
         self._alive = {key: s for key, s in self._alive.items() if s.ref() is not None}
@@ -224,7 +230,7 @@ class LiveBytes(TorchDispatchMode):
         if active_fake_mode() is None:
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor) and tensor.dim():
+                if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
                     self._watch(local(tensor), name)  # an asynchronous result is a shell around its storage
             for op, tensors, role in _ROLES:
                 if op == name:

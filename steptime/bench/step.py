@@ -177,18 +177,23 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     if device.type != "cpu":
         return None, None
-    with LiveBytes(standing(trainer)) as live:
+    with watched(trainer) as live:
         trainer.step()
     beside = [*(b for part in trainer.laid.parts for b in part.buffers()), *trainer.batch]
     return live.peak.total - sum({key(t): t.untyped_storage().nbytes() for t in beside}.values()), None
 
 
-def standing(trainer: Trainer) -> list[Tensor]:
-    """All tensors that live from step to step."""
+def watched(trainer: Trainer) -> LiveBytes:
+    """A watch that knows all that lives from step to step: gradients too where DDP keeps their buckets."""
     laid = trainer.laid
+    with laid.parallel_loss():
+        trainer.forward_backward()
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     buffers = [b for part in laid.parts for b in part.buffers()]
-    return [*laid.params, *states, *buffers, *trainer.batch]
+    grads = [p.grad for p in laid.params if p.grad is not None]
+    live = LiveBytes([*laid.params, *states, *buffers, *trainer.batch, *grads])
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return live
 
 
 def key(tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ schedule does.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -60,10 +61,12 @@ class Trainer:
         """The schedule's forward and backward."""
         laid, losses = self.laid, list[Tensor]()
         first = [self.batch.tokens] if laid.parts[0].tokens is not None else []
+        # logits are not wanted; torch before 2.10 returns them always
+        less = {"return_outputs": False} if "return_outputs" in signature(laid.schedule.step).parameters else {}
         if not laid.last:
-            laid.schedule.step(*first)
+            laid.schedule.step(*first, **less)
             return None
-        laid.schedule.step(*first, target=self.batch.targets, losses=losses)
+        laid.schedule.step(*first, target=self.batch.targets, losses=losses, **less)
         return torch.stack([local(loss.detach()) for loss in losses]).mean()
 
 
