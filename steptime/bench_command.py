@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steptime.config import ConfigError
 from steptime.console import Printer, load
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 
     from steptime.bench.environment import Launch
     from steptime.bench.phases import Phases
+    from steptime.bench.run import Raw
+    from steptime.bench.world import World
+    from steptime.bench.write import Run
     from steptime.job import Job
 
 LOGS = ("startup", "memory", "scaling")
@@ -90,6 +92,7 @@ def _folder(asked: str | None) -> Path:
 
 def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namespace, out: Printer) -> int:
     """Start, measure, and on the root conclude, write and print."""
+    from steptime.bench.log import progress
     from steptime.bench.run import Options, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
@@ -99,12 +102,36 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     phases.end("init")
     job, notes = spread(job, world.world_size)
     chosen = Options(
-        folder, options.seconds, options.steps, options.seed, _parts(options.only), _words(options.layouts), options.trace
+        folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
     )
-    with progress(stages(chosen, world), "benchmark", shown=world.is_root) as step:
-        raw = measure_all(job, world, chosen, phases, lambda _: step())
+    with progress(stages(chosen, world), "benchmark", shown=world.is_root) as done:
+        raw = measure_all(job, world, chosen, phases, done)
     if world.is_root:
-        raw = raw._replace(notes=[*notes, *raw.notes])
-        _conclude(job, raw, world, chosen, options, out)
+        sys.stdout.writelines(f"{line}\n" for line in phases.lines)
+        found = _concluded(job, raw._replace(notes=[*notes, *raw.notes]), world, folder, options)
+        if options.json:
+            out.json(found.document)
+        else:
+            from steptime.report import bench as view
+
+            out.sections(view.sections(found))
     finish(world)
     return 0
+
+
+def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
+    """The machine file, the estimates, and all files of the results."""
+    import torch
+
+    from steptime.bench.conclude import conclude, results
+    from steptime.bench.device import describe
+    from steptime.bench.diagnostics import diagnostics
+    from steptime.bench.machine_file import Provenance
+    from steptime.bench.write import Run, write
+
+    device = describe(world.device)
+    command = " ".join(["3dtrn bench", *options.words, *(f"--set {setting}" for setting in options.sets)])
+    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch.__version__)
+    found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
+    header = diagnostics(world, job.to_config(), options.seed)
+    return write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))

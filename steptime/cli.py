@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs side by side: settings, step, parts, memory",
     "explain": "one figure, or all of a measured row, as formula and numbers",
+    "bench": "measure this machine with torch, predicted beside measured",
     "validate": "published or own measured runs beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
@@ -179,6 +180,52 @@ def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
 
 
+def _bench(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "words",
+        metavar="CONFIG",
+        nargs="+",
+        help="a config to run; or: startup LOG... | memory CSV... | scaling RESULTS.json...",
+    )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
+    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
+    made.add_argument(
+        "--only", type=_parts, default=_parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
+    )
+    made.add_argument(
+        "--layouts",
+        type=_words,
+        default=[],
+        metavar="L,...",
+        help="of ddp,fsdp2,tp,pp over all ranks; the config's own",
+    )
+    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
+    made.add_argument("--steps", type=_count, default=10, metavar="N", help="timed steps of each layout (10)")
+    made.add_argument("--seed", type=_count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
+    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
+    made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
+    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
+    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
+    made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+
+
+def _words(text: str) -> list[str]:
+    """Words between commas."""
+    return [word for word in text.replace(" ", "").split(",") if word]
+
+
+def _parts(text: str) -> frozenset[str]:
+    """Parts of a benchmark; none named: all."""
+    known = ("sweeps", "block", "step", "exact")
+    if unknown := [word for word in _words(text) if word not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
+    return frozenset(_words(text) or known)
+
+
 def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--measurements", metavar="FILE.csv", help="measured runs of your own; else the shipped collection"
@@ -215,6 +262,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "scale": _scale,
     "diff": lambda made: _config(made, "A", "B"),
     "explain": _explain,
+    "bench": _bench,
     "validate": _validate,
     "show": _show,
 }

@@ -84,7 +84,7 @@ def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str) -> list[Be
 
 
 def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str) -> list[Beside]:
-    """The config's own attention, forward and backward."""
+    """The config's own attention, forward and backward, by the back end that torch chooses."""
     timing, part = found.timing, found.assembly.block
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
     if op is None:
@@ -95,9 +95,9 @@ def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str) -
     }
     size = (op.batch, op.q_len, op.n_q_heads, op.n_kv_heads, op.d_qk)
     return [
-        of("attention", f"{row.backend} {row.direction}", float(seconds[row.direction]), row.timing)
+        of("attention", row.direction, float(seconds[row.direction]), row.timing)
         for row in measured
-        if row.dtype == dtype
+        if (row.dtype, row.backend) == (dtype, "default")
         and row.direction in seconds
         and row.causal
         and (row.batch, row.seqlen, row.n_q_heads, row.n_kv_heads, row.head_dim) == size

@@ -85,6 +85,10 @@ class Phases:
         self._last = now
         return took
 
+    def skip(self) -> None:
+        """What went on since the last phase belongs to none."""
+        self._last = self._now()
+
     @property
     def lines(self) -> list[str]:
         """As a log shows them, and as `3dtrn bench startup` reads them: "phase imports 0.812 s"."""

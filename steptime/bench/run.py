@@ -19,6 +19,8 @@ from steptime.config import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from steptime.bench import rows
+    from steptime.bench.phases import Phases
     from steptime.bench.world import World
     from steptime.job import Job
 
@@ -34,8 +36,6 @@ class Options(NamedTuple):
     """How to run one."""
 
     out: Path
-    command: str
-    date: str
     seconds: float = 30.0
     """For the sweeps of both calibrations."""
     steps: int = 10
@@ -80,14 +80,22 @@ class Raw(NamedTuple):
 NOTHING = Measured([], [], [], [], [], [])
 
 
-def measure_all(job: Job, world: World, options: Options, say: Callable[[str], None]) -> Raw:
+def stages(options: Options, world: World) -> int:
+    """How often `measure_all` calls its `done`."""
+    sweeps = 4 + (world.world_size > 1) if "sweeps" in options.parts else 0
+    steps = max(len(options.layouts), 1) if "step" in options.parts else 0
+    return sweeps + bool(sweeps) + steps + len(options.parts & {"block", "exact"})
+
+
+def measure_all(job: Job, world: World, options: Options, phases: Phases, done: Callable[[], None]) -> Raw:
     """Measure on every rank; all ranks call this.
 
     Args:
         job: over as many devices as there are ranks.
         world: this process.
         options: what to run, and how long.
-        say: called with a word for what starts now.
+        phases: a stopwatch of the start, at the end of "init".
+        done: called after each piece of work.
 
     Raises:
         ConfigError: plain torch cannot run one of the layouts; nothing has run then.
@@ -99,19 +107,22 @@ def measure_all(job: Job, world: World, options: Options, say: Callable[[str], N
     blocks: list[BlockRow] = []
     steps: list[Step] = []
     if "sweeps" in options.parts:
-        before = calibrate(job, world, (1.0 - AGAIN) * options.seconds, say)
+        before = calibrate(job, world, (1.0 - AGAIN) * options.seconds, done)
     if "block" in options.parts:
-        say("one block")
         blocks = run_block(job, world.device)
+        done()
     if "step" in options.parts:
-        steps = [train(each, world, options, say) for each in jobs]
+        phases.skip()  # what came before is no part of a training job's start
+        for each in jobs:
+            steps.append(train(each, world, options, phases))
+            done()
     if "sweeps" in options.parts:
-        say("the config's own work again")
         after = again(job, world, AGAIN * options.seconds)
+        done()
     found: list[Truth] = []
     if "exact" in options.parts:
-        say("counts")
         found = truths(job)
+        done()
     notes = [*before.notes, *after.notes, *(note for step in steps for note in step.row.notes)]
     return Raw(before, after, blocks, steps, found, list(dict.fromkeys(notes)))
 
@@ -127,29 +138,28 @@ def refuse(jobs: list[Job], device_type: str) -> None:
         raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def calibrate(job: Job, world: World, seconds: float, say: Callable[[str], None]) -> Measured:
+def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Measured:
     """Every sweep, all ranks at once, as in a step."""
-    device = world.device
+    device, dtype = world.device, job.software.compute_dtype
     share = {name: part * seconds for name, part in SHARES.items()}
-    dtype = job.software.compute_dtype
     dtypes = [dtype] if device.type == "cpu" else list(dict.fromkeys((dtype, "bf16")))
-    say("matrix multiplies")
     gemms, notes = gemm.sweep(job, device, share["gemm"])
-    say("attention")
+    done()
     attended, said = attention.sweep(job, device, dtypes, share["attention"])
     notes += said
-    say("memory-bound kernels")
+    done()
     moves, said = bandwidth.sweep(job, device, dtypes, share["moves"])
     notes += said
+    done()
     updates, said = optimizer.steps(job, device, dtypes, share["optimizer"])
-    notes += said
-    launches, said = optimizer.launches(device, share["launches"])
-    notes += said
-    sent = []
+    launches, more = optimizer.launches(device, share["launches"])
+    notes += said + more
+    done()
+    sent: list[rows.Collective] = []
     if world.world_size > 1:
-        say("collectives")
         sent, said = collectives.sweep(make_mesh(job, device.type), device, share["collectives"])
         notes += said
+        done()
     return Measured(gemms, attended, moves + updates, launches, sent, notes)
 
 
@@ -161,10 +171,9 @@ def again(job: Job, world: World, seconds: float) -> Measured:
     return NOTHING._replace(gemms=gemms, moves=moves, notes=notes + said)
 
 
-def train(job: Job, world: World, options: Options, say: Callable[[str], None]) -> Step:
+def train(job: Job, world: World, options: Options, phases: Phases) -> Step:
     """The steps of one layout."""
-    name = layout_name(job)
-    say(f"training steps, {name}")
-    trace = options.out / "trace" / name if options.trace else None
-    row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace)
+    trace = options.out / "trace" / layout_name(job) if options.trace else None
+    mark = str if "build" in phases.seconds else phases.end  # of several layouts the first one starts the job
+    row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark)
     return Step(as_run(job, world.device.type)[0], row)

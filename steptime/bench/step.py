@@ -8,6 +8,7 @@ DDP's own logging and the trace come from steps of their own, which are not time
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -64,7 +65,14 @@ class StepRow(NamedTuple):
 
 
 def run_steps(
-    job: Job, device: torch.device, *, steps: int = 10, warmup: int = 3, seed: int = 0, trace: Path | None = None
+    job: Job,
+    device: torch.device,
+    *,
+    steps: int = 10,
+    warmup: int = 3,
+    seed: int = 0,
+    trace: Path | None = None,
+    mark: Callable[[str], object] = str,
 ) -> StepRow:
     """Train for some steps and time each. Every rank of the job calls this; the process group is there, the device bound.
 
@@ -75,6 +83,7 @@ def run_steps(
         warmup: steps before them.
         seed: of weights and tokens.
         trace: a folder for one profiler trace per rank, `rank0.json` and on, of two steps that are not timed.
+        mark: called when "build" has ended, and "first_step".
 
     Raises:
         ConfigError: plain torch cannot run the job, or the world has another size.
@@ -83,8 +92,12 @@ def run_steps(
     job, notes = as_run(job, device.type)
     laid = lay_out(job, device, seed)
     trainer = Trainer(laid, seed)
-    for _ in range(warmup):
+    mark("build")
+    for i in range(warmup):
         trainer.step()
+        if i == 0:
+            synchronize(device)
+            mark("first_step")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     samples, losses = timed(trainer, steps)

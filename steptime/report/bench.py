@@ -9,10 +9,11 @@ from steptime.report.format import BINARY, COUNT, SI, Unit, number, quantity, se
 from steptime.report.table import Fact, Facts, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from steptime.bench.beside import Beside, Summary
-    from steptime.bench.run import Run
+    from steptime.bench.machine_file import Figure
+    from steptime.bench.write import Run
     from steptime.report.table import Section
 
 TITLES = {
@@ -34,26 +35,30 @@ def sections(run: Run) -> list[Section]:
     """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
     from steptime.bench.beside import summarise
 
+    found = run.found
     return [
         head(run),
-        each([row for row in run.beside if row.what in _EACH]),
-        errors(summarise(row for row in run.beside if row.what not in _EACH)),
-        *([rates(run)] if run.figures else []),
-        *([Facts("notes", [Fact("", run.notes)])] if run.notes else []),
+        each([row for row in found.beside if row.what in _EACH]),
+        errors(summarise(row for row in found.beside if row.what not in _EACH)),
+        *([rates(found.figures)] if found.figures else []),
+        *([Facts("notes", [Fact("-", [note]) for note in run.raw.notes])] if run.raw.notes else []),
+        Facts("", [Fact("wrote", run.files)]),
     ]
 
 
 def head(run: Run) -> Facts:
-    """What was measured where."""
-    return Facts(
-        "",
-        [
-            Fact("measured on", [run.world_line]),
-            Fact("device", [run.device_line]),
-            Fact("drift", [run.drift_line] if run.drift_line else ["calibrated once"]),
-            Fact("wrote", run.written),
-        ],
-    )
+    """What was measured where, and whether the machine kept its pace."""
+    device, drift = run.device, run.raw.drift
+    kind = "threads" if device.kind == "cpu" else "processors"
+    facts = [
+        Fact("process", [run.world_line]),
+        Fact("device", [f"{device.name}, {device.processors} {kind}, {quantity(device.memory_bytes, BINARY)}"]),
+    ]
+    if drift is not None:
+        facts.append(
+            Fact("drift", [f"after the steps the same products took {drift:.2f} times as long as before them"])
+        )
+    return Facts("measured on", facts)
 
 
 def each(found: Sequence[Beside]) -> Table:
@@ -93,15 +98,22 @@ def errors(found: Sequence[Summary]) -> Table:
     return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
 
 
-def rates(run: Run) -> Table:
-    """The figures of the machine file, and what each rests on."""
-    rows = [[path, _rate(path, figure.value), figure.source.partition(";")[0]] for path, figure in run.figures.items()]
-    return Table("", ["the machine file", "figure", "from"], rows, left=1)
+def rates(figures: Mapping[str, Figure]) -> Facts:
+    """The figures of the machine file, and what each rests on; who measured when is the same for all, and in the file."""
+    return Facts(
+        "the machine file",
+        [
+            Fact(path.rpartition("kernels.")[2], [f"{_rate(path, one.value)}   {one.source.partition(';')[0]}"])
+            for path, one in figures.items()
+        ],
+    )
 
 
 def _rate(path: str, value: float | str) -> str:
     if isinstance(value, str):
         return value
+    if path.endswith("efficiency"):
+        return percent(value)
     if "flops" in path:
         return quantity(value, SI, "FLOP/s")
     if path.endswith("bytes_per_s"):
