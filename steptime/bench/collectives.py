@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from steptime.bench import operands, rows
-from steptime.bench.timing import summary, synchronize
+from steptime.bench.timing import Timing, summary, synchronize
+from steptime.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-KINDS: tuple[rows.Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 SMALLEST, GROWTH = 8, 4
 """The first size [B], and the ratio of one to the next."""
 LARGEST = {"cpu": 2**28, "cuda": 2**33}
@@ -59,20 +60,27 @@ def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, d
     ranks = dist.get_world_size(group)
     itemsize = torch.empty((), dtype=dtype).element_size()
     part = max(bytes_ // (itemsize * ranks), 1)
-    full, shard = (torch.randn(size, device=device).to(dtype) for size in (part * ranks, part))
+    full, shard = (torch.randn(size, device=device, dtype=dtype) for size in (part * ranks, part))
     size = part * ranks * itemsize
     if kind == "all_reduce":
         return Call(lambda: dist.all_reduce(full, group=group), full, full, size, ranks)
     if kind == "all_gather":
-        return Call(lambda: dist.all_gather_into_tensor(full, shard, group=group), shard, full, size, ranks)
+        return Call(lambda: _tensors("all_gather")(full, shard, group=group), shard, full, size, ranks)
     if kind == "reduce_scatter":
-        return Call(lambda: dist.reduce_scatter_tensor(shard, full, group=group), full, shard, size, ranks)
+        return Call(lambda: _tensors("reduce_scatter")(shard, full, group=group), full, shard, size, ranks)
     if kind == "all_to_all":
         there = torch.empty_like(full)
         return Call(lambda: dist.all_to_all_single(there, full, group=group), full, there, size, ranks)
     if kind == "broadcast":
         return Call(lambda: dist.broadcast(full, group=group, group_src=0), full, full, size, ranks)
     return _there_and_back(full, size, group, ranks)
+
+
+def _tensors(kind: str) -> Callable[..., object]:
+    """The call over one tensor, which torch 2.13 renames."""
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[kind]
+    found: Callable[..., object] = getattr(dist, f"{kind}_single", None) or getattr(dist, older)
+    return found
 
 
 def _there_and_back(full: torch.Tensor, size: int, group: ProcessGroup, ranks: int) -> Call:
@@ -97,7 +105,7 @@ def slowest(samples: list[float], group: ProcessGroup, device: torch.device) -> 
     return [float(x) for x in kept.tolist()]
 
 
-def time_call(call: Call, group: ProcessGroup, device: torch.device, seconds: float) -> rows.Timing:
+def time_call(call: Call, group: ProcessGroup, device: torch.device, seconds: float) -> Timing:
     """Repetitions behind a barrier each, as many as two trial runs say fit into `seconds`."""
     trials = slowest([_once(call, group, device, 1) for _ in range(2)], group, device)
     quick = device.type == "cuda" and min(trials) < QUICK_S
@@ -153,7 +161,7 @@ def measure_axis(
 
 
 def _measure_kind(
-    kind: rows.Kind,
+    kind: Kind,
     axis: str,
     of_bytes: list[int],
     group: ProcessGroup,
@@ -171,7 +179,7 @@ def _measure_kind(
         try:
             call = prepare(kind, bytes_, group, device, dtype)
             timing = time_call(call, group, device, seconds / len(of_bytes))
-        except (RuntimeError, NotImplementedError) as error:  # as torch says it, on every rank alike
+        except RuntimeError as error:  # as torch says it, on every rank alike
             return found, f"{kind} over {axis}, {bytes_} B: not measured; {str(error).partition(chr(10))[0][:160]}"
         spent += timing.median_s * call.trips * (timing.reps + 2)
         if not found or found[-1].bytes != call.bytes:

@@ -66,6 +66,17 @@ class Fit(NamedTuple):
     points: int
 
 
+class GemmFit(NamedTuple):
+    """A device's sustained rate in one dtype [FLOP/s], with the model's errors as in Fit."""
+
+    value: float
+    error: float
+    worst: float
+    points: int
+    depth_overhead: float
+    """As `compute.K_OVERHEAD`: that itself unless others were tried."""
+
+
 class AttentionFit(NamedTuple):
     """Shares of the peak that attention reaches at `steptime.cost.compute.RATED_LENGTH` tokens, and its ramp."""
 
@@ -138,8 +149,11 @@ class Device(NamedTuple):
 # --- products ---
 
 
-def gemm_pass(row: rows.Gemm, flops: float, device: Device) -> compute.Pass:
-    """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate."""
+def gemm_pass(row: rows.Gemm, flops: float, device: Device, overhead: float = compute.K_OVERHEAD) -> compute.Pass:
+    """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
+
+    `overhead`: in place of the model's K_OVERHEAD.
+    """
     quantised = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
     size = ITEMSIZE[row.dtype]
     op = ops.Gemm(
@@ -151,10 +165,18 @@ def gemm_pass(row: rows.Gemm, flops: float, device: Device) -> compute.Pass:
     rates = device.rates(flops) if quantised else replace(device.rates(flops), gemm_flops=flops)
     bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
+    depth = compute.depth_overhead(op, rates)
+    rate *= (row.k + depth) / (row.k + depth * overhead / compute.K_OVERHEAD)
     return compute.gemm_pass(op, rates, op.m, op.n, op.k, bytes_, rate)
 
 
-def gemm(measured: Sequence[rows.Gemm], dtype: str, device: Device, statistic: Statistic = "median_s") -> Fit | None:
+def gemm(
+    measured: Sequence[rows.Gemm],
+    dtype: str,
+    device: Device,
+    statistic: Statistic = "median_s",
+    overheads: Sequence[float] = (compute.K_OVERHEAD,),
+) -> GemmFit | None:
     """`sustained_flops` of a dtype: the asymptote [FLOP/s] with which the model meets the config's projections best.
 
     Args:
@@ -162,17 +184,23 @@ def gemm(measured: Sequence[rows.Gemm], dtype: str, device: Device, statistic: S
         dtype: of rows.Gemm.
         device: its memory rate and fixed times.
         statistic: "min_s" on a shared CPU, where other work stretches the median.
+        overheads: values of K_OVERHEAD to choose from; a CPU's kernels need next to none.
 
     Returns:
         None where nothing of the dtype was measured, or all of it is bound by memory.
     """
     mine = [row for row in measured if row.dtype == dtype]
     mine = [row for row in mine if row.name != "sweep"] or mine
+    tried: list[GemmFit] = []
+    for overhead in overheads:
 
-    def model(row: rows.Gemm, flops: float) -> float:
-        return float(gemm_pass(row, flops, device).time_s)
+        def model(row: rows.Gemm, flops: float, overhead: float = overhead) -> float:
+            return float(gemm_pass(row, flops, device, overhead).time_s)
 
-    return asymptote(mine, model, statistic)
+        found = asymptote(mine, model, statistic)
+        if found is not None:
+            tried.append(GemmFit(*found, overhead))
+    return min(tried, key=lambda fit: fit.error, default=None)
 
 
 Row = TypeVar("Row", "rows.Gemm", "rows.Attention")

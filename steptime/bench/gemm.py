@@ -7,19 +7,18 @@ gradient by W, and the gradient transposed by x. fp8 kernels take one layout onl
 from __future__ import annotations
 
 from contextlib import contextmanager
-from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.bench import operands, rows
-from steptime.bench.timing import measure, sampler
+from steptime.bench.timing import Timing, interleaved, sampler, single
 from steptime.ops import Gemm
 from steptime.step import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from steptime.job import Job
 
@@ -28,6 +27,12 @@ SLOW = 0.5
 """A narrow dtype that runs slower than this share of fp32 is emulated: nobody trains in it there."""
 SHARE = 0.25
 """Of the free memory that the operands of one product may take."""
+
+
+ROUNDS, TURNS = 100, 10
+"""Rounds at most, and samples in a round."""
+CALLS = 6
+"""Of each product at least: one to see how long it takes, two to warm up, three samples."""
 
 
 class Shape(NamedTuple):
@@ -151,50 +156,70 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:160]
 
 
-def time_shape(shape: Shape, dtype: str, device: torch.device, seconds: float) -> rows.Gemm:
-    """One product, over several copies of its operands in turn.
+def turning(shape: Shape, dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
+    """The product, over several copies of its operands in turn.
 
     Raises:
         RuntimeError: what torch says where the device cannot run it; MemoryError: its operands do not fit.
     """
-    size = shape.elements * operands.ITEMSIZE[dtype]
-    if size * (4 / operands.ITEMSIZE[dtype]) > SHARE * operands.free_bytes(device):  # drawn in fp32, then cast
-        raise MemoryError(f"{size / 2**30:.1f} GiB of operands do not fit")
+    if taken(shape, dtype, device) > SHARE * operands.free_bytes(device):
+        raise MemoryError(f"{taken(shape, dtype, device) / 2**30:.1f} GiB of operands do not fit")
     first = pair(shape, dtype, device)
-    others = [tuple(x.clone() for x in first) for _ in range(operands.copies(size, device) - 1)]
+    multiply(shape, dtype, *first)
+    others = [
+        tuple(x.clone() for x in first)
+        for _ in range(operands.copies(shape.elements * operands.ITEMSIZE[dtype], device) - 1)
+    ]
     turns = operands.rotate([first, *others])
-    timing = measure(lambda: multiply(shape, dtype, *turns()), device, seconds=seconds, least=3)
-    return rows.Gemm(shape.name, shape.direction, dtype, shape.m, shape.n, shape.k, timing)
+    return lambda: multiply(shape, dtype, *turns())
+
+
+def taken(shape: Shape, dtype: str, device: torch.device) -> float:
+    """Bytes that a product takes at most: its copies fill the cache twice, if it does not do so by itself."""
+    return max(shape.elements * operands.ITEMSIZE[dtype], 2.0 * operands.cache_bytes(device))
 
 
 def time_shapes(
     shapes: Sequence[Shape], dtype: str, device: torch.device, seconds: float, patience: float = 1.0
 ) -> tuple[list[rows.Gemm], list[str]]:
-    """Every shape in turn, for `seconds` altogether, alike ones once.
+    """All shapes in turns for `seconds`, as many at once as memory holds; alike ones are one measurement.
 
-    What no time is left for after `patience` times that is noted, so give the short ones first.
+    Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
+    first.
     """
     alike: dict[Shape, list[Shape]] = {}
     for shape in shapes:
         alike.setdefault(shape._replace(name=""), []).append(shape)
-    found: list[rows.Gemm] = []
+    found: dict[Shape, Timing] = {}
+    runs: dict[Shape, Callable[[], torch.Tensor]] = {}
     notes: list[str] = []
-    start = perf_counter()
-    for i, (shape, named) in enumerate(alike.items()):
-        if perf_counter() - start > patience * seconds:
-            notes.append(
-                f"{dtype} {named[0].name}: {len(alike) - i} of {len(alike)} shapes not measured, for want of time"
-            )
-            break
-        try:
-            with precision(dtype):
-                one = time_shape(shape, dtype, device, 0.5 * seconds / len(alike))
-        except (RuntimeError, MemoryError) as error:
-            where = f"{named[0].name} {shape.direction} {shape.m} x {shape.n} x {shape.k}"
-            notes.append(f"{dtype} {where}: not measured; {_first_line(error)}")
-            continue
-        found += [one._replace(name=other.name) for other in named]
-    return found, notes
+    held, ahead = 0.0, 0.0
+    with precision(dtype):
+        for i, (shape, named) in enumerate(alike.items()):
+            if ahead > patience * seconds:
+                left = f"{len(alike) - i} of {len(alike)} shapes not measured, for want of time"
+                notes.append(f"{dtype} {named[0].name}: {left}")
+                break
+            try:
+                runs[shape] = turning(shape, dtype, device)
+            except (RuntimeError, MemoryError) as error:
+                where = f"{named[0].name} {shape.direction} {shape.m} x {shape.n} x {shape.k}"
+                notes.append(f"{dtype} {where}: not measured; {_first_line(error)}")
+                continue
+            ahead += CALLS * single(runs[shape], device, warm=0)()
+            held += taken(shape, dtype, device)
+            if held > SHARE * operands.free_bytes(device):
+                found |= _together(runs, device, seconds * len(runs) / len(alike))
+                held, runs = 0.0, {}
+        found |= _together(runs, device, seconds * len(runs) / len(alike))
+    timed = [(named, timing) for shape, timing in found.items() for named in alike[shape]]
+    return [rows.Gemm(s.name, s.direction, dtype, s.m, s.n, s.k, timing) for s, timing in timed], notes
+
+
+def _together(
+    runs: dict[Shape, Callable[[], torch.Tensor]], device: torch.device, seconds: float
+) -> dict[Shape, Timing]:
+    return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.5 * seconds)
 
 
 def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[rows.Gemm], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ CACHES = {"cuda": 64 * 2**20}
 CPU_CACHE = 32 * 2**20
 """Assumed share of a CPU's last level, and what MPS is taken to have [B]."""
 MOST_COPIES = 16
+DRAWN = 2**22
 T = TypeVar("T")
 
 
@@ -31,10 +32,12 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 def random(shape: Sequence[int], dtype: str, device: torch.device) -> torch.Tensor:
-    """Normally distributed numbers; zeros would let a GPU clock higher than training does."""
+    """Normally distributed numbers, DRAWN of them again and again; zeros would let a GPU clock higher than training does."""
     import torch
 
-    return torch.randn(*shape, device=device).to(torch_dtype(dtype))
+    count = prod(shape)
+    drawn = torch.randn(min(count, DRAWN), device=device).to(torch_dtype(dtype))
+    return drawn.repeat(ceil(count / DRAWN))[:count].view(*shape) if count > DRAWN else drawn.view(*shape)
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -7,16 +7,18 @@ given before it returns, so a sample is one call.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
+Name = TypeVar("Name")
+LEAST_ROUNDS = 3
 BATCH_S = 2e-3
 """A batch lasts at least this long: a hundred times what an event resolves and what the first launch is late by."""
 BATCH_CALLS = 200
@@ -91,20 +93,34 @@ def measure(
     return summary(samples)
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], device: torch.device, rounds: int = 10) -> dict[str, Timing]:
-    """Time several pieces of work in turns, one sample of each a round, so that a change of load meets all alike.
+def interleaved(
+    runs: Mapping[Name, Callable[[], object]],
+    device: torch.device,
+    rounds: int = 10,
+    *,
+    turns: int = 1,
+    seconds: float = inf,
+) -> dict[Name, Timing]:
+    """Time several pieces of work in turns, so that a change of load meets all alike.
 
     Args:
         runs: what to time, by name.
         device: what it runs on.
-        rounds: samples of each.
+        rounds: how often all of them come round.
+        turns: samples of one piece in a round at most; of several those are taken that last no longer than one of the longest.
+        seconds: when to stop before `rounds`, though not before three of them [s].
     """
     samplers = {name: sampler(run, device) for name, run in runs.items()}
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    end = perf_counter() + seconds
+    samples = {name: [sample()] for name, sample in samplers.items()}
+    longest = max((found[0] for found in samples.values()), default=0.0)
+    times = {name: min(turns, ceil(longest / found[0])) for name, found in samples.items()}
+    for done in range(1, rounds):
+        if done >= LEAST_ROUNDS and perf_counter() > end:
+            break
         for name, sample in samplers.items():
-            samples[name].append(sample())
-    return {name: summary(seconds) for name, seconds in samples.items()}
+            samples[name] += [sample() for _ in range(times[name])]
+    return {name: summary(found) for name, found in samples.items()}
 
 
 def sampler(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
@@ -115,9 +131,9 @@ def sampler(run: Callable[[], object], device: torch.device) -> Callable[[], flo
 
 
 def single(
-    run: Callable[[], object], device: torch.device, before: Callable[[], object] | None = None
+    run: Callable[[], object], device: torch.device, before: Callable[[], object] | None = None, warm: int = 2
 ) -> Callable[[], float]:
-    """`run` warmed up; every call of the result measures one call of it by the host's clock."""
+    """`run` warmed up by `warm` calls; every call of the result measures one call of it by the host's clock."""
 
     def sample() -> float:
         if before is not None:
@@ -128,7 +144,7 @@ def single(
         synchronize(device)
         return perf_counter() - start
 
-    for _ in range(2):  # allocator, autotuning, caches
+    for _ in range(warm):  # allocator, autotuning, caches
         sample()
     return sample
 
