@@ -98,16 +98,25 @@ def tee(path: Path | None) -> Iterator[None]:
     Raises:
         ConfigError: it cannot be written.
     """
+    with ExitStack() as stack:
+        stack.enter_context(_copied(stack.enter_context(_open(path)) if path is not None else None))
+        yield
+
+
+@contextmanager
+def _copied(log: TextIO | None) -> Iterator[None]:
     saved = sys.stdout, sys.stderr
-    with ExitStack() as open_files:
-        log = open_files.enter_context(_open(path)) if path is not None else None
-        sys.stdout, sys.stderr = _Tee(saved[0], log), _Tee(saved[1], log)
-        try:
-            yield
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            sys.stdout, sys.stderr = saved
+    sys.stdout, sys.stderr = _Tee(saved[0], log), _Tee(saved[1], log)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = saved
+
+
+@contextmanager
+def _mute() -> Iterator[None]:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 # --- failures ------------------------------------------------------------------------------------------------------------
@@ -130,48 +139,40 @@ def guarded(run: Callable[[], int | None], world: Ranked | None, path: Path | No
     """
     rank = world.rank if world is not None else 0
     with ExitStack() as stack:
-        stack.enter_context(_last_words(path))
-        if rank == 0:
-            stack.enter_context(tee(path))
-        else:
-            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))))
+        log = None
         try:
+            log = stack.enter_context(_open(path)) if path is not None else None
+            stack.enter_context(_last_words(log))
+            stack.enter_context(_copied(log) if rank == 0 else _mute())
             return run() or OK
         except ConfigError as error:
-            _complain("".join(f"{problem}\n" for problem in error.problems), rank, path)
+            _complain("".join(f"{problem}\n" for problem in error.problems), rank, log)
             return BAD_INPUT
         except KeyboardInterrupt:
             return INTERRUPTED
         except Exception:  # noqa: BLE001  whatever it was, it is told and the exit code is not 0
-            _complain(traceback.format_exc(), rank, path)
+            _complain(traceback.format_exc(), rank, log)
             return FAILED
 
 
-def _complain(text: str, rank: int, path: Path | None) -> None:
+def _complain(text: str, rank: int, log: TextIO | None) -> None:
     """To standard error, which the root copies to the log; other ranks say who they are, and write to the log themselves."""
-    if rank == 0:
-        sys.stderr.write(text)
-        return
-    text = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+    if rank > 0:
+        text = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+        if log is not None:
+            log.write(text)
     if sys.stderr is not None:
         put(sys.stderr, text)
-    if path is not None:
-        with _open(path) as log:
-            log.write(text)
 
 
 @contextmanager
-def _last_words(path: Path | None) -> Iterator[None]:
+def _last_words(log: TextIO | None) -> Iterator[None]:
     """The stack of a process that a signal ends, in the log: written in C, so also while it waits in a collective."""
     with ExitStack() as stack:
-        if path is None:
-            yield
-            return
-        log = stack.enter_context(_open(path))
-        if not faulthandler.is_enabled():
+        if log is not None and not faulthandler.is_enabled():
             faulthandler.enable(log)
             stack.callback(faulthandler.disable)
-        if hasattr(faulthandler, "register"):  # not on Windows
+        if log is not None and hasattr(faulthandler, "register"):  # not on Windows
             faulthandler.register(signal.SIGTERM, log, all_threads=False, chain=True)
             stack.callback(faulthandler.unregister, signal.SIGTERM)
         yield
@@ -201,34 +202,35 @@ def progress(
         stream: standard error by default.
         shown: false on ranks that stay quiet.
     """
+    total = max(total, 1)
     out = stream if stream is not None else sys.stderr
     bar = out is not None and out.isatty() and os.environ.get("TERM") != "dumb"
     stamps = [perf_counter()]
-    width = 0
+    drawn = ""
 
     def step() -> None:
-        nonlocal width
+        nonlocal drawn
         stamps.append(perf_counter())
         done = len(stamps) - 1
         if not shown or out is None:
             return
         line = _line(done, total, label, stamps, bar=bar)
         if bar:
-            put(out, "\r" + line.ljust(width))
-            width = len(line)
-        elif done == total or 10 * done // total > 10 * (done - 1) // total:
+            put(out, "\r" + line.ljust(len(drawn)))
+            drawn = line
+        elif done == total or 10 * done // total != 10 * (done - 1) // total:
             put(out, line + "\n")
 
     try:
         yield step
     finally:
-        if width and out is not None:
-            put(out, "\n")
+        if drawn and out is not None:
+            put(out, f"\r{drawn}\n")  # whole again, for a log
 
 
 def _line(done: int, total: int, label: str, stamps: list[float], *, bar: bool) -> str:
     steady = [after - before for before, after in pairwise(stamps[1:])]
-    filled = min(_CELLS, _CELLS * done // max(total, 1))
+    filled = min(_CELLS, _CELLS * done // total)
     cells = f" [{'#' * filled}{'.' * (_CELLS - filled)}]" if bar else ""
     if done >= total:
         time = f", {_duration(stamps[-1] - stamps[0])} in all"

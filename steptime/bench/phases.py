@@ -17,6 +17,7 @@ from steptime.config import ConfigError
 
 JOB_STARTED = "STEPTIME_JOB_STARTED"
 """The variable in which a job script leaves when it began: seconds since 1970, or YYYY-MM-DD-HHMMSS in UTC."""
+PROC_STAT = Path("/proc/self/stat")
 _STAMP = "%Y-%m-%d-%H%M%S"
 
 
@@ -131,7 +132,7 @@ def process_start_s() -> float:
     Source: proc(5), /proc/PID/stat field 22, clock ticks since boot; psutil where there is no /proc.
     """
     try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        fields = PROC_STAT.read_text(encoding="utf-8").rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         import psutil

@@ -204,10 +204,9 @@ def _agreed(launch: Launch) -> Launch:
         return launch
     try:
         from mpi4py import MPI
-    except ImportError:
-        raise ConfigError(
-            "MASTER_ADDR, MASTER_PORT: export both for all ranks, or install mpi4py to agree on them"
-        ) from None
+    except (ImportError, RuntimeError) as error:  # not installed, or its MPI library is not
+        why = f"mpi4py could agree on them, but: {str(error).partition(chr(10))[0]}"
+        raise ConfigError(f"MASTER_ADDR, MASTER_PORT: export both for all ranks ({why})") from None
     comm = MPI.COMM_WORLD
     if comm.Get_size() != launch.world_size:
         size = f"{comm.Get_size()} of {launch.world_size} ranks"
