@@ -161,8 +161,10 @@ def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | N
     """
     steps = sorted(trace.steps, key=lambda step: step.start)
     if not steps:
-        spans = [*trace.kernels, *trace.transfers] or [op for ops in trace.threads.values() for op in ops]
-        yield None, (min(span.start for span in spans), max(span.end for span in spans))
+        spans = [(op.start, op.end) for ops in trace.threads.values() for op in ops]
+        if not trace.on_cpu:
+            spans = [(work.start, work.end) for work in trace.kernels]
+        yield None, (min(start for start, _ in spans), max(end for _, end in spans))
         return
     begins = [step.start for step in steps]
     first: dict[int, int] = {}

@@ -21,7 +21,7 @@ class Axes:
         layout = job.parallelism
         degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
         self.degrees = {axis: degree for axis, degree in degrees.items() if degree > 1}
-        self.replicas = layout.dp * layout.cp
+        self.sizes = [*self.degrees.items(), ("dp", layout.dp * layout.cp)]
         self.notes: list[str] = []
 
     def part(self, work: Work, trace: Trace) -> str:
@@ -40,11 +40,9 @@ class Axes:
             return self._assume(name, ranks, "pp", "sends and receives", work.kind)
         if len(self.degrees) == 1:
             return self._assume(name, ranks, next(iter(self.degrees)), "the config's only axis", "")
-        fits = [axis for axis, degree in self.degrees.items() if degree == ranks]
+        fits = {axis for axis, degree in self.sizes if degree == ranks}
         if len(fits) == 1:
-            return self._assume(name, ranks, fits[0], "the only axis of that degree", "")
-        if ranks and ranks == self.replicas:
-            return self._assume(name, ranks, "dp", "dp x cp ranks", "")
+            return self._assume(name, ranks, fits.pop(), "no other axis has groups of that size", "")
         self._note(f"collectives of {_group(name, ranks)} stand alone: nothing tells which axis they belong to")
         return "other_comm"
 

@@ -31,12 +31,10 @@ BYTES = {
 TRANSFERS = re.compile(r"(?:gloo|mpi):(\w+)")
 """Collectives of the host's own: ProcessGroupGloo.cpp names its works "gloo:all_reduce", ProcessGroupMPI.cpp "mpi:all_reduce"."""
 
-_NO_DATA = "|".join(
-    (
-        "alias|as_strided|chunk|contiguous|detach|detach_|empty|empty_like|empty_strided|expand|expand_as|flatten|lift_fresh",
-        "matmul|narrow|new_empty|permute|reshape|resize_|resolve_conj|resolve_neg|result_type|select|set_|slice|split",
-        "split_with_sizes|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view|view_as|_reshape_alias|_unsafe_view",
-    )
+_NO_DATA = (
+    "alias|as_strided|chunk|contiguous|detach|detach_|empty|empty_like|empty_strided|expand|expand_as|flatten|lift_fresh"
+    "|matmul|narrow|new_empty|permute|reshape|resize_|resolve_conj|resolve_neg|result_type|select|set_|slice|split"
+    "|split_with_sizes|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view|view_as|_reshape_alias|_unsafe_view"
 )
 
 _OPS = (

@@ -87,7 +87,7 @@ def own_time(ops: list[Op], launched: dict[int, Frame]) -> Iterator[tuple[int, i
             yield at, op.start, stack[-1][1]
         at = max(at, op.start)
         made = frame(op, stack[-1][1] if stack else None)
-        stack.append((min(op.end, stack[-1][0]) if stack else op.end, made))
+        stack.append((op.end, made))  # one that outlives its caller keeps its time
         if op.correlation:
             launched[op.correlation] = made
     while stack:
