@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.bench.trace_axes import Axes
+from steptime.bench.trace_issuers import with_issuers
 from steptime.bench.trace_names import COMM, WORK
 from steptime.bench.trace_parts import Interval, device_part, host_intervals, share_out
 from steptime.config import ConfigError
@@ -145,7 +146,7 @@ def timeline(trace: Trace, axes: Axes) -> Timeline:
     launched: dict[int, Frame] = {}
     intervals = host_intervals(trace, launched)
     calls = []
-    for work in (*trace.kernels, *trace.transfers):
+    for work in (*trace.kernels, *with_issuers(trace)):
         part = axes.part(work, trace) if work.kind else device_part(work, launched)
         intervals.append(Interval(work.start, work.end, part, work.kind or work.name))
         if work.kind:

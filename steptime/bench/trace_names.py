@@ -60,8 +60,8 @@ _OPS = (
     (r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize", "wait"),
     # torch/csrc/distributed/c10d/Ops.cpp, ParamCommsUtils.hpp: the host hands a collective over
     (r"(_?c10d\w*|symm_mem)::|record_param_comms", "launch"),
-    # torch/csrc/autograd/engine.cpp, nodes by name; accumulate_grad.h; subclasses' dispatch
-    (r"autograd::engine::|torch::autograd::|\w+Backward\d*$|PythonSubclass$", "launch"),
+    # torch/csrc/autograd/engine.cpp; accumulate_grad.h
+    (r"autograd::engine::|torch::autograd::", "launch"),
     # views and allocations: no data is touched (native_functions.yaml, tagged as views; TensorFactories.cpp)
     (rf"(aten::)?({_NO_DATA})$", "launch"),
 )

@@ -385,6 +385,48 @@ def test_copies_inside_a_host_collective_are_its_own(written):
     assert hidden == {"dp_comm": 50}
 
 
+def backward(*ops):
+    """Operators inside a backward node, 10-90; those with gradients on have a sequence number and no forward thread."""
+    return [
+        host("user_annotation", "ProfilerStep#1", 0, 100),
+        host("cpu_op", "autograd::engine::evaluate_function: XBackward", 10, 90, Sequence_number=1, Fwd_thread_id=1),
+        *ops,
+    ]
+
+
+def test_functions_in_python_are_no_recomputation(written):
+    """DTensor's redistribution carries the mark in every backward; flash attention inside a checkpoint's node is run again."""
+    plain = backward(
+        host("cpu_op", "RedistributeBackward", 10, 90, Sequence_number=1, Fwd_thread_id=1),
+        host("cpu_op", "NestedRedistribute", 20, 60, Sequence_number=2, Fwd_thread_id=0),
+        host("cpu_op", "aten::mul", 30, 40),
+    )
+    assert parts_of(written(*plain), job_of())[0] == {"launch": 70, "memory_bound": 10, "idle": 20}
+    again = backward(
+        host("cpu_op", "CheckpointFunctionBackward", 10, 90, Sequence_number=1, Fwd_thread_id=1),
+        host("cpu_op", "FlashAttnFunc", 20, 60, Sequence_number=2, Fwd_thread_id=0),
+        host("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 60, 80, Sequence_number=2, Fwd_thread_id=1),
+        host("cpu_op", "MmBackward0", 60, 80, Sequence_number=2, Fwd_thread_id=1),
+        host("cpu_op", "aten::mm", 60, 80),
+    )
+    assert parts_of(written(*again), job_of())[0] == {"recompute": 40, "gemm": 20, "launch": 20, "idle": 20}
+
+
+def test_who_issued_a_collective_tells_its_axis(written):
+    """gloo says no group: 4 x 10 of all-reduce are DTensor's, FSDP's (a reduce-scatter to c10d), DDP's and nobody's."""
+    trace = written(
+        host("user_annotation", "ProfilerStep#1", 0, 100),
+        host("cpu_op", "_c10d_functional::all_reduce", 0, 5),
+        host("cpu_op", "c10d::allreduce_", 1, 4),
+        host("cpu_op", "c10d::_reduce_scatter_base_", 6, 8),
+        host("cpu_op", "c10d::allreduce_", 8, 9),
+        *(host("user_annotation", "gloo:all_reduce", start, start + 10, 9) for start in (20, 40, 60, 80)),
+        world=4,
+    )
+    parts, _ = parts_of(trace, job_of(tp=2, dp=2))
+    assert parts == {"tp_comm": 10, "dp_comm": 20, "other_comm": 10, "launch": 8, "idle": 52}
+
+
 def test_the_busiest_rank_is_held_against_the_estimate(written):
     slow = written(kernel(GEMM, 0, 300), nccl(300, 310, "default_pg", 2), rank=1, world=2)
     fast = written(kernel(GEMM, 0, 200), nccl(200, 320, "default_pg", 2), rank=0, world=2)
@@ -456,7 +498,8 @@ def test_kernels_by_name(name, part):
         ("FlashAttnFuncBackward", "attention"),
         ("Optimizer.step#AdamW.step", "optimizer"),
         ("aten::_foreach_norm", "optimizer"),
-        ("AddmmBackward0", "launch"),
+        ("torch::autograd::AccumulateGrad", "launch"),
+        ("AddmmBackward0", ""),
         ("aten::view", "launch"),
         ("aten::transpose", "launch"),
         ("c10d::allreduce_", "launch"),
