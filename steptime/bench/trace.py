@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.bench.trace_axes import Axes
+from steptime.bench.trace_issuers import with_issuers
 from steptime.bench.trace_names import COMM, WORK
 from steptime.bench.trace_parts import Interval, device_part, host_intervals, share_out
 from steptime.config import ConfigError
@@ -145,7 +146,7 @@ def timeline(trace: Trace, axes: Axes) -> Timeline:
     launched: dict[int, Frame] = {}
     intervals = host_intervals(trace, launched)
     calls = []
-    for work in (*trace.kernels, *trace.transfers):
+    for work in (*trace.kernels, *with_issuers(trace)):
         part = axes.part(work, trace) if work.kind else device_part(work, launched)
         intervals.append(Interval(work.start, work.end, part, work.kind or work.name))
         if work.kind:
@@ -161,8 +162,10 @@ def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | N
     """
     steps = sorted(trace.steps, key=lambda step: step.start)
     if not steps:
-        spans = [*trace.kernels, *trace.transfers] or [op for ops in trace.threads.values() for op in ops]
-        yield None, (min(span.start for span in spans), max(span.end for span in spans))
+        spans = [(op.start, op.end) for ops in trace.threads.values() for op in ops]
+        if not trace.on_cpu:
+            spans = [(work.start, work.end) for work in trace.kernels]
+        yield None, (min(start for start, _ in spans), max(end for _, end in spans))
         return
     begins = [step.start for step in steps]
     first: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.bench.trace_issuers import DIRECT, FUNCTIONAL
 from steptime.bench.trace_names import group_part
 
 if TYPE_CHECKING:
@@ -21,17 +22,18 @@ class Axes:
         layout = job.parallelism
         degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
         self.degrees = {axis: degree for axis, degree in degrees.items() if degree > 1}
-        self.replicas = layout.dp * layout.cp
+        self.sizes = [*self.degrees.items(), ("dp", layout.dp * layout.cp)]
         self.notes: list[str] = []
 
     def part(self, work: Work, trace: Trace) -> str:
         """The part that a collective belongs to: `tp_comm`, `dp_comm` ..., `other_comm` where nothing tells.
 
-        A named group decides. Else sends are the pipeline's, the config's only axis has them all, or the axis of as many ranks
-        does; groups of dp x cp ranks reduce gradients (megatron/core/parallel_state.py, DATA_PARALLEL_GROUP_WITH_CP).
+        A named group decides. Else sends are the pipeline's, the config's only axis has them all, DTensor issues tensor-parallel
+        and DDP and FSDP data-parallel ones, or the axis of as many ranks has them; groups of dp x cp ranks reduce gradients
+        (megatron/core/parallel_state.py, DATA_PARALLEL_GROUP_WITH_CP).
         """
         name, ranks = work.group
-        if not name and len({group.name for group in trace.groups}) == 1:
+        if name in {"", FUNCTIONAL, DIRECT} and len({group.name for group in trace.groups}) == 1:
             name, ranks = trace.groups[0]
         named = group_part(name)
         if named:
@@ -40,17 +42,19 @@ class Axes:
             return self._assume(name, ranks, "pp", "sends and receives", work.kind)
         if len(self.degrees) == 1:
             return self._assume(name, ranks, next(iter(self.degrees)), "the config's only axis", "")
-        fits = [axis for axis, degree in self.degrees.items() if degree == ranks]
+        issuer = {FUNCTIONAL: "tp", DIRECT: "dp"}.get(name)
+        if issuer in self.degrees and "cp" not in self.degrees:
+            return self._assume(name, ranks, issuer, "no group is recorded, but who issued them", "")
+        fits = {axis for axis, degree in self.sizes if degree == ranks}
         if len(fits) == 1:
-            return self._assume(name, ranks, fits[0], "the only axis of that degree", "")
-        if ranks and ranks == self.replicas:
-            return self._assume(name, ranks, "dp", "dp x cp ranks", "")
+            return self._assume(name, ranks, fits.pop(), "no other axis has groups of that size", "")
         self._note(f"collectives of {_group(name, ranks)} stand alone: nothing tells which axis they belong to")
         return "other_comm"
 
     def _assume(self, name: str, ranks: int, axis: str, why: str, kind: str) -> str:
-        what = f"{kind} of" if kind else "collectives of"
-        self._note(f"{what} {_group(name, ranks)} count as {_WORDS[axis]}-parallel: {why}")
+        what = f"{kind} of " if kind else "collectives of "
+        what = "" if name in {FUNCTIONAL, DIRECT} else what
+        self._note(f"{what}{_group(name, ranks)} count as {_WORDS[axis]}-parallel: {why}")
         return f"{axis}_comm"
 
     def _note(self, text: str) -> None:

@@ -1,31 +1,22 @@
 """Reading torch.profiler traces (Kineto's Chrome JSON): what ran where and when, and nothing else of the file.
 
-The format is that of libkineto's ChromeTraceLogger (pytorch/kineto, libkineto/src/output_json.cpp). Events are decoded one by
-one, so memory grows with the operators and kernels kept, not with the text: Python frames, flow arrows and most arguments are
-dropped. Times become whole nanoseconds, so that sums are exact.
+The format is that of libkineto's ChromeTraceLogger (pytorch/kineto, libkineto/src/output_json.cpp). Memory grows with the
+operators and kernels kept, not with the file: Python frames, flow arrows and most arguments are dropped as they are read. Times
+become whole nanoseconds, so that sums are exact.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import zlib
 from pathlib import Path
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
+from steptime.bench.trace_json import events, unpacked
 from steptime.bench.trace_names import BYTES, DEVICE_WORK, TRANSFERS
 from steptime.config import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_CHUNK = 1 << 22
-_LONGEST = 1 << 24
-"""No event has as many characters; text that long without one is no trace."""
-_HEAD = re.compile(r'"traceEvents"\s*:\s*\[')
-_BETWEEN = re.compile(r"[\s,]*")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
@@ -131,8 +122,8 @@ def read(path: str, *, alone: bool = True) -> Trace:
     head: dict[str, Any] = {}
     found: dict[str, Any] = {"steps": [], "threads": {}, "kernels": [], "transfers": []}
     try:
-        with _open(path) as stream:
-            for event in _events(stream, path, head):
+        with unpacked(path) as stream:
+            for event in events(stream, path, head):
                 _sort(event, found)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -151,63 +142,6 @@ def read(path: str, *, alone: bool = True) -> Trace:
     ]
     world = _whole(about.get("world_size")) or None
     return Trace(path, _rank(path, about, alone=alone), world, groups, **found)
-
-
-def _open(path: str) -> TextIO:
-    """A text stream, unpacked where the file begins as gzip's do."""
-    with Path(path).open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return Path(path).open(encoding="utf-8", errors="replace")
-
-
-def _events(stream: TextIO, path: str, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events, one by one; what stands around them goes to `head`."""
-    text, at = _seek(stream, path, head)
-    decode = json.JSONDecoder().raw_decode
-    count = 0
-    while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-        if text.startswith("]", at):
-            break
-        try:
-            event, at = decode(text, at)
-        except json.JSONDecodeError:
-            more = stream.read(_CHUNK)
-            if not more:
-                raise ConfigError(f"{path}: ends in event {count + 1}; was the profiler still writing?") from None
-            if len(text) - at > _LONGEST:
-                raise ConfigError(f"{path}: event {count + 1} is no JSON") from None
-            text, at = text[at:] + more, 0
-            continue
-        count += 1
-        if not isinstance(event, dict):
-            raise ConfigError(f"{path}: event {count} is no object; not a trace of torch.profiler")
-        yield event
-    tail = (text[at + 1 :] + stream.read(_LONGEST)).strip().lstrip(",")
-    try:
-        head.update(json.loads("{" + tail) if tail else {})
-    except json.JSONDecodeError:
-        return  # a reader's own note behind the events
-
-
-def _seek(stream: TextIO, path: str, head: dict[str, Any]) -> tuple[str, int]:
-    """Text read so far, and where the first event begins; keys before it go to `head`."""
-    text = stream.read(_CHUNK)
-    begin = text.lstrip()
-    if begin.startswith("["):
-        return begin, 1
-    while (found := _HEAD.search(text)) is None:
-        more = stream.read(_CHUNK) if begin.startswith("{") and len(text) < _LONGEST else ""
-        if not more:
-            raise ConfigError(f"{path}: not a trace: no traceEvents in it; give what export_chrome_trace wrote")
-        text += more
-    try:
-        head.update(json.loads(text[: found.start()].rstrip().rstrip(",") + "}"))
-    except json.JSONDecodeError:
-        raise ConfigError(f"{path}: not a trace: what stands before its events is no JSON") from None
-    return text, found.end()
 
 
 def _sort(event: dict[str, Any], found: dict[str, Any]) -> None:

@@ -31,12 +31,10 @@ BYTES = {
 TRANSFERS = re.compile(r"(?:gloo|mpi):(\w+)")
 """Collectives of the host's own: ProcessGroupGloo.cpp names its works "gloo:all_reduce", ProcessGroupMPI.cpp "mpi:all_reduce"."""
 
-_NO_DATA = "|".join(
-    (
-        "alias|as_strided|chunk|contiguous|detach|detach_|empty|empty_like|empty_strided|expand|expand_as|flatten|lift_fresh",
-        "matmul|narrow|new_empty|permute|reshape|resize_|resolve_conj|resolve_neg|result_type|select|set_|slice|split",
-        "split_with_sizes|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view|view_as|_reshape_alias|_unsafe_view",
-    )
+_NO_DATA = (
+    "alias|as_strided|chunk|contiguous|detach|detach_|empty|empty_like|empty_strided|expand|expand_as|flatten|lift_fresh"
+    "|matmul|narrow|new_empty|permute|reshape|resize_|resolve_conj|resolve_neg|result_type|select|set_|slice|split"
+    "|split_with_sizes|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view|view_as|_reshape_alias|_unsafe_view"
 )
 
 _OPS = (
@@ -62,8 +60,8 @@ _OPS = (
     (r"(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize", "wait"),
     # torch/csrc/distributed/c10d/Ops.cpp, ParamCommsUtils.hpp: the host hands a collective over
     (r"(_?c10d\w*|symm_mem)::|record_param_comms", "launch"),
-    # torch/csrc/autograd/engine.cpp, nodes by name; accumulate_grad.h; subclasses' dispatch
-    (r"autograd::engine::|torch::autograd::|\w+Backward\d*$|PythonSubclass$", "launch"),
+    # torch/csrc/autograd/engine.cpp; accumulate_grad.h
+    (r"autograd::engine::|torch::autograd::", "launch"),
     # views and allocations: no data is touched (native_functions.yaml, tagged as views; TensorFactories.cpp)
     (rf"(aten::)?({_NO_DATA})$", "launch"),
 )

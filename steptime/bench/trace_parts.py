@@ -55,7 +55,9 @@ def frame(op: Op, parent: Frame | None) -> Frame:
     """What an operator is, seen from the one that called it.
 
     Recomputation is told by autograd's own mark: inside a backward node gradients are off, except for a forward pass that is run
-    again (torch/utils/checkpoint.py, reentrant and not; Megatron's CheckpointFunction).
+    again (torch/utils/checkpoint.py, reentrant and not; Megatron's CheckpointFunction). Autograd functions written in Python
+    ("FlashAttnFunc", DTensor's "NestedRedistribute": no "::" in their name) always carry the mark, so of these only those count
+    that a checkpoint's own node calls; the time that such a function spends itself is Python's, so it is launching.
     """
     own, above = op_part(op.name), parent.backward if parent else _OUTSIDE
     if op.name.startswith("autograd::engine::evaluate_function"):
@@ -63,10 +65,11 @@ def frame(op: Op, parent: Frame | None) -> Frame:
     backward = _IN_NODE if above == _EVALUATING else above
     if parent and parent.part in _LASTING and not (parent.part != "wait" and own == "wait"):
         return Frame(op.name, parent.part, backward, op.start)
-    if above == _IN_NODE and op.builds_graph and own != "wait":
+    again = op.builds_graph and ("::" in op.name or (parent is not None and "CheckpointFunction" in parent.name))
+    if above == _IN_NODE and again and own != "wait":
         return Frame(op.name, "recompute", backward, op.start)
     if not own:
-        own = {"op": "memory_bound", "range": "", "call": "launch"}[op.kind]
+        own = {"op": "memory_bound" if "::" in op.name else "launch", "range": "", "call": "launch"}[op.kind]
     return Frame(op.name, own, backward, op.start)
 
 
@@ -87,7 +90,7 @@ def own_time(ops: list[Op], launched: dict[int, Frame]) -> Iterator[tuple[int, i
             yield at, op.start, stack[-1][1]
         at = max(at, op.start)
         made = frame(op, stack[-1][1] if stack else None)
-        stack.append((min(op.end, stack[-1][0]) if stack else op.end, made))
+        stack.append((op.end, made))  # one that outlives its caller keeps its time
         if op.correlation:
             launched[op.correlation] = made
     while stack:
