@@ -1,7 +1,7 @@
 """Scaling over 1, 2, 4 ... processes from the results of several benchmark runs: throughput, speed-up, efficiency, memory.
 
-Runs of one layout (ddp, tp, fsdp2+tp) are one series; its baseline is the run on one rank ("single"), else its smallest. Weak scaling: tokens per step grow with the ranks;
-strong: they stay the same.
+Runs of one layout (ddp, tp, fsdp2+tp) are one series; its baseline is the run on one rank ("single"), else its smallest.
+Weak scaling: tokens per step grow with the ranks; strong: they stay the same.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
         problems.append(f"{path}: steps[{i}].{key}: expected {expected} (got {_short(fields.get(key))})")
 
     def positive(key: str) -> float:
-        value = fields.get(key)
+        value: Any = fields.get(key)
         if not _positive(value):
             wrong(key, "a positive number")
             return math.nan
         return float(value)
 
     def count(key: str) -> int:
-        value = fields.get(key)
+        value: Any = fields.get(key)
         if not _positive(value) or value != int(value):
             wrong(key, "a positive whole number")
             return 0
