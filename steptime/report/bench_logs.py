@@ -1,14 +1,14 @@
-"""What logs of finished runs say, as JSON and as tables: start-up, memory, scaling."""
+"""What logs of finished runs say, as JSON and as tables: start-up and memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.bench import gpu_memory, scaling, startup
+from steptime.bench import gpu_memory, startup
 from steptime.bench.rows import SCHEMA
 from steptime.bench.samples import MIB
 from steptime.config import ConfigError
-from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for, whole
+from steptime.report.format import BINARY, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts, Section, Table
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from steptime.bench.gpu_memory import Summary
+    from steptime.bench.host_memory import MaxRss
     from steptime.bench.samples import Memory
-    from steptime.bench.scaling import Point, Series
     from steptime.bench.startup import NeverStarted, Quantiles, Startup, Unclear
 
     Found = TypeVar("Found")
@@ -33,7 +33,7 @@ _SMI = (
 )
 
 
-def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
+def read_all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
     """Every file read, or the problems of all that cannot be."""
     found: list[Found] = []
     problems: list[str] = []
@@ -60,7 +60,7 @@ def startup_command(paths: Sequence[str]) -> Answer:
     def read(path: str) -> Sequence[Startup | NeverStarted | Unclear]:
         return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
 
-    rows = [row for each in _all(paths, read) for row in each]
+    rows = [row for each in read_all(paths, read) for row in each]
     started = [row for row in rows if isinstance(row, startup.Startup)]
     never = [row for row in rows if isinstance(row, startup.NeverStarted)]
     unclear = [row for row in rows if isinstance(row, startup.Unclear)]
@@ -197,7 +197,7 @@ def memory_command(
         window = gpu_memory.step_window(log, near) if log else gpu_memory.given_window(start, stop, near)
         return gpu_memory.summarise(path, *window)
 
-    found = _all(paths, read)
+    found = read_all(paths, read)
     document = {
         "schema": SCHEMA,
         "gpu_memory": [
@@ -238,54 +238,18 @@ def _memory_table(found: Summary) -> Table:
     )
 
 
-# --- scaling ---
-
-
-def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> Answer:
-    """The scaling table of several results.json, one per number of processes.
-
-    Args:
-        paths: results of `3dtrn bench`.
-        baseline: the number of ranks that every series must begin with; None takes its smallest.
-
-    Raises:
-        ConfigError: one line per file or key that is wrong, or per series that cannot be compared.
-    """
-    runs = [run for each in _all(paths, scaling.read_runs) for run in each]
-    found = scaling.series(runs, baseline)
-    document = {
-        "schema": SCHEMA,
-        "scaling": [
-            {"layout": each.layout, "kind": each.kind, "rows": [_point_dict(point) for point in each.points]}
-            for each in found
-        ],
-    }
-    return document, [_scaling_table(each) for each in found]
-
-
-def _point_dict(point: Point) -> dict[str, Any]:
-    fields = point.run._asdict() | {"tokens_per_s": point.run.tokens_per_s} | point._asdict()
-    return {key: value for key, value in fields.items() if key not in {"run", "config"}}
-
-
-def _scaling_table(found: Series) -> Table:
-    """Throughput first; the step's times under one unit, the model's beside the measured."""
-    base = found.points[0].run
-    unit = unit_for(max(point.run.median_s for point in found.points), TIME)
-    rows = []
-    for point in found.points:
-        run = point.run
-        predicted = "-" if run.predicted_step_s is None else column([run.predicted_step_s], unit.size)[0]
-        share = "-" if point.predicted_efficiency is None else percent(point.predicted_efficiency)
-        memory = "-" if run.allocated_bytes is None else number(run.allocated_bytes / GIB)
-        times = column([run.min_s, run.median_s, run.p90_s], unit.size)
-        shares = [f"{point.speed_up:.2f}x", percent(point.efficiency), share]
-        rows.append([str(run.ranks), number(run.tokens_per_s), *shares, *times, predicted, memory])
-    header = ["ranks", "tokens/s", "speed-up", "efficiency", "model", "min", "median", "p90", "model", "GiB"]
-    notes = [
-        f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
-        + (f" / {base.ranks}" if base.ranks > 1 else ""),
-        "model: what the estimate says of the efficiency, and of the step; GiB: allocated peak of the rank that holds most",
+def host_memory(row: Memory, most: MaxRss) -> tuple[dict[str, Any], Facts]:
+    """What this process and its children held on the host: samples, and what the kernel kept."""
+    peak, average, mode = (quantity(value, BINARY) for value in (row.peak_bytes, row.average_bytes, row.mode_bytes))
+    every = f", every {seconds(row.interval_s)}" if row.interval_s else ""
+    facts = [
+        Fact(
+            "with children", [f"peak {peak}, average {average}, mode {mode} ({row.samples:,} samples{every})"], "head"
+        ),
+        Fact("this process", [f"at most {quantity(most.own_bytes, BINARY)}, by the kernel's count"]),
     ]
-    title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
-    return Table(title, header, rows, notes)
+    if most.largest_child_bytes:
+        facts.append(
+            Fact("largest child", [f"at most {quantity(most.largest_child_bytes, BINARY)}, of those that have ended"])
+        )
+    return _plain(row) | most._asdict(), Facts("host memory (RSS; shared pages count in each process)", facts)

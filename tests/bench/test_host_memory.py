@@ -1,13 +1,16 @@
 """Memory of this process and its children: what each allocates is seen."""
 
+import json
 import subprocess
 import sys
 import time
 
 import pytest
 
-from steptime.bench.host_memory import Sampler, max_rss, rss_bytes
-from steptime.bench.samples import MIB
+from steptime.bench.host_memory import MaxRss, Sampler, max_rss, rss_bytes
+from steptime.bench.samples import MIB, Tally
+from steptime.report.bench_logs import host_memory
+from steptime.report.table import Style, layout
 
 HELD = 96 * 2**20
 LEAST = 0.9 * HELD
@@ -73,3 +76,16 @@ def test_the_thread_ends_with_the_block_even_when_the_block_fails():
     assert samples >= 2
     assert rss_bytes() > 0
     assert sampler.row().samples == samples
+
+
+def test_the_report():
+    """300, 100 and 100 MiB: peak 300, average 167, mode 100."""
+    tally = Tally("host")
+    for mib in (300, 100, 100):
+        tally.add(mib * MIB)
+    document, facts = host_memory(tally.row(), MaxRss(int(256 * MIB), int(64 * MIB)))
+    text = "\n".join(layout(facts, Style()))
+    assert "peak 300 MiB, average 167 MiB, mode 100 MiB (3 samples)" in text
+    assert "at most 256 MiB" in text
+    assert "at most 64.0 MiB" in text
+    assert json.loads(json.dumps(document))["largest_child_bytes"] == 64 * MIB

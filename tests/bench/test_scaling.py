@@ -6,7 +6,7 @@ import pytest
 
 from steptime.bench.scaling import read_runs, series
 from steptime.config import ConfigError
-from steptime.report.bench_logs import scaling_command
+from steptime.report.bench_scaling import scaling_command
 from steptime.report.table import Style, layout
 
 CONFIG = {
