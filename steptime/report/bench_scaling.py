@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.bench import scaling
 from steptime.bench.rows import SCHEMA
-from steptime.report.bench_logs import Answer
+from steptime.report.bench_logs import Answer, read_all
 from steptime.report.format import GIB, TIME, column, number, percent, unit_for
 from steptime.report.table import Table
 
