@@ -51,12 +51,12 @@ def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
     options = parser(name).parse_args(args[1:] if name else args)
-    from steptime import commands
+    from steptime import commands, console
     from steptime.config import ConfigError
 
-    run: Callable[[argparse.Namespace, commands.Printer], int] = getattr(commands, name or "report")
+    run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        return run(options, commands.Printer(options.color, ascii_only=options.ascii))
+        return run(options, console.Printer(options.color, ascii_only=options.ascii))
     except ConfigError as error:
         sys.stderr.writelines(problem + "\n" for problem in error.problems)
         return BAD_INPUT
@@ -123,6 +123,16 @@ def _report(made: argparse.ArgumentParser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
+    )
+    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="with --from, leave out what changes cost and is not modelled"
+    )
     made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
@@ -163,6 +173,10 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
     )
     made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
+    made.add_argument(
+        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured beside predicted"
+    )
+    made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
