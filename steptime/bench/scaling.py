@@ -41,9 +41,9 @@ class Run(NamedTuple):
     median_s: float
     p90_s: float
     reps: int
-    allocated_bytes: float | None
+    allocated_peak_bytes: float | None
     """Peak of the rank that holds most."""
-    reserved_bytes: float | None
+    reserved_peak_bytes: float | None
     predicted_step_s: float | None
 
     @property
@@ -137,7 +137,7 @@ def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
     return Run(
         path, str(fields.get("layout")), count("ranks"), positive("tokens_per_step"), fields.get("config", {}),
         positive("min_s"), positive("median_s"), positive("p90_s"), count("reps"),
-        largest("allocated_bytes"), largest("reserved_bytes"), predicted,
+        largest("allocated_peak_bytes"), largest("reserved_peak_bytes"), predicted,
     )  # fmt: skip
 
 
@@ -251,5 +251,9 @@ def _point(base: Run, run: Run) -> Point:
     if run.predicted_step_s and base.predicted_step_s:
         rates = [each.tokens_per_step / each.predicted_step_s for each in (run, base) if each.predicted_step_s]
         predicted = rates[0] / rates[1] / more
-    memory = run.allocated_bytes / base.allocated_bytes if run.allocated_bytes and base.allocated_bytes else None
+    memory = (
+        run.allocated_peak_bytes / base.allocated_peak_bytes
+        if run.allocated_peak_bytes and base.allocated_peak_bytes
+        else None
+    )
     return Point(run, speed_up, speed_up / more, predicted, memory)

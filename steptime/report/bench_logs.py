@@ -1,14 +1,15 @@
-"""What logs of finished runs say, as JSON and as tables: start-up and memory."""
+"""What logs of finished runs say, as JSON and as tables: start-up, memory, scaling."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.bench import gpu_memory, startup
+from steptime.bench import gpu_memory, scaling, startup
 from steptime.bench.rows import SCHEMA
 from steptime.bench.samples import MIB
 from steptime.config import ConfigError
-from steptime.report.format import BINARY, percent, quantity, seconds, whole
+from steptime.report import bench_startup
+from steptime.report.format import BINARY, GIB, TIME, column, number, percent, quantity, seconds, unit_for
 from steptime.report.table import Fact, Facts, Section, Table
 
 if TYPE_CHECKING:
@@ -18,22 +19,20 @@ if TYPE_CHECKING:
     from steptime.bench.gpu_memory import Summary
     from steptime.bench.host_memory import MaxRss
     from steptime.bench.samples import Memory
-    from steptime.bench.startup import NeverStarted, Quantiles, Startup, Unclear
+    from steptime.bench.scaling import Point, Series
+    from steptime.bench.startup import NeverStarted, Startup, Unclear
 
     Found = TypeVar("Found")
 
 Answer = tuple[dict[str, Any], list[Section]]
 
-_NO_LAW = (
-    "no scaling law is fitted: of 119 published start-ups (Perlmutter, 2023) world size explains 2 % of the variance"
-)
 _SMI = (
     "nvidia-smi counts all that the device holds (contexts, communicators, what the allocator reserves), not tensors:"
     " compare it with reserved memory and overhead, not with allocated"
 )
 
 
-def read_all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
+def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
     """Every file read, or the problems of all that cannot be."""
     found: list[Found] = []
     problems: list[str] = []
@@ -60,7 +59,7 @@ def startup_command(paths: Sequence[str]) -> Answer:
     def read(path: str) -> Sequence[Startup | NeverStarted | Unclear]:
         return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
 
-    rows = [row for each in read_all(paths, read) for row in each]
+    rows = [row for each in _all(paths, read) for row in each]
     started = [row for row in rows if isinstance(row, startup.Startup)]
     never = [row for row in rows if isinstance(row, startup.NeverStarted)]
     unclear = [row for row in rows if isinstance(row, startup.Unclear)]
@@ -69,105 +68,19 @@ def startup_command(paths: Sequence[str]) -> Answer:
     document = {
         "schema": SCHEMA,
         "startup": {
-            "started": [_plain(row) for row in started],
+            "started": [_plain(row) | {"other_s": row.other_s} for row in started],
             "never_started": [_plain(row) for row in never],
             "unclear": [_plain(row) for row in unclear],
             "quantiles": overall and overall._asdict(),
             "by_world_size": [{"world_size": size, **found._asdict()} for size, found in sizes.items()],
         },
     }
-    sections: list[Section] = [_startup_answer(started, never, unclear, overall)]
-    if overall:
-        sections += [_startup_sizes(sizes, overall), _startup_rows(started)]
-    if any(row.phases_s for row in started):
-        sections.append(_startup_phases(started))
-    if never:
-        sections.append(_never(never))
-    if unclear:
-        sections.append(Facts("start-up unknown", [Fact(row.log, [row.why], "warn") for row in unclear]))
-    return document, sections
+    return document, bench_startup.sections(started, never, unclear)
 
 
 def _plain(row: Any) -> dict[str, Any]:
     """A row as JSON: its fields, times as text."""
-    fields = {key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in row._asdict().items()}
-    if isinstance(row, startup.Startup):
-        fields |= {"other_s": row.other_s, "notes": list(row.notes)}
-    return fields
-
-
-def _startup_answer(
-    started: list[Startup], never: list[NeverStarted], unclear: list[Unclear], overall: Quantiles | None
-) -> Facts:
-    facts = []
-    if overall:
-        least, p10, middle, p90, most = _stamped(overall[:5])
-        spread = (
-            f"median {middle} s; {p10} to {p90} s without the fastest and slowest tenth; {least} to {most} s in all"
-        )
-        facts.append(Fact("job start to first step", [spread], "head"))
-    facts.append(Fact("started", [f"{len(started)} of {len(started) + len(never) + len(unclear)} logs"]))
-    if never:
-        facts.append(Fact("did not start", [f"{len(never)} without step=0"], "bad"))
-    if unclear:
-        facts.append(Fact("unknown", [f"{len(unclear)} reached step 0, after how long cannot be told"], "warn"))
-    return Facts("start-up", facts)
-
-
-def _stamped(values: Sequence[float]) -> list[str]:
-    """Seconds between stamps: whole ones as such, else in tenths."""
-    decimals = 0 if all(value == int(value) for value in values) else 1
-    return [f"{value:,.{decimals}f}" for value in values]
-
-
-def _startup_sizes(sizes: dict[int | None, Quantiles], overall: Quantiles) -> Table:
-    groups = [("unknown" if size is None else str(size), found) for size, found in sizes.items()] + [("all", overall)]
-    rows = [
-        [label, str(found.n), *(f"{value:,.1f}".removesuffix(".0") for value in found[:5])] for label, found in groups
-    ]
-    rows.insert(-1, [])
-    return Table("start-up by world size (s)", ["ranks", "n", "min", "p10", "median", "p90", "max"], rows, [_NO_LAW])
-
-
-def _startup_rows(started: list[Startup]) -> Table:
-    rows, notes = [], []
-    for row, took in zip(started, _stamped([row.seconds_s for row in started]), strict=True):
-        mark = ""
-        if row.notes:
-            mark = " *"
-            notes.append(f"* {row.log}: {'; '.join(row.notes)}")
-        size = "-" if row.world_size is None else str(row.world_size)
-        when = "-" if row.start is None else row.start.strftime("%Y-%m-%d %H:%M:%S")
-        rows.append([row.log, took + mark, size, when])
-    return Table("start-up by log", ["", "s", "ranks", "job start"], rows, notes)
-
-
-def _startup_phases(started: list[Startup]) -> Table:
-    """The parts that our own logs state, in their order."""
-    rows = [row for row in started if row.phases_s]
-    named = [name for name in (*startup.PHASES, "steady") if any(name in row.phases_s for row in rows)]
-    named += sorted({name for row in rows for name in row.phases_s} - set(named))
-    cells = [
-        [
-            row.log,
-            *(f"{row.phases_s[name]:,.2f}" if name in row.phases_s else "-" for name in named),
-            f"{row.other_s:,.2f}",
-        ]
-        for row in rows
-    ]
-    notes = [
-        "other: the job script ahead of the launcher, and the rounding of the stamps",
-        "steady: a later step, for comparison with the first; no part of the start-up",
-    ]
-    return Table(
-        "parts of the start-up (s)", ["", *(name.replace("_", " ") for name in named), "other"], cells,
-        notes if "steady" in named else notes[:1],
-    )  # fmt: skip
-
-
-def _never(rows: list[NeverStarted]) -> Table:
-    cells = [[row.log, whole(row.lines), str(row.start or "none stated"), str(row.last or "none")] for row in rows]
-    return Table("did not start: no line of rank 0 says step=0", ["", "lines", "job start", "last stamp"], cells)
+    return {key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in row._asdict().items()}
 
 
 # --- memory ---
@@ -197,7 +110,7 @@ def memory_command(
         window = gpu_memory.step_window(log, near) if log else gpu_memory.given_window(start, stop, near)
         return gpu_memory.summarise(path, *window)
 
-    found = read_all(paths, read)
+    found = _all(paths, read)
     document = {
         "schema": SCHEMA,
         "gpu_memory": [
@@ -253,3 +166,56 @@ def host_memory(row: Memory, most: MaxRss) -> tuple[dict[str, Any], Facts]:
             Fact("largest child", [f"at most {quantity(most.largest_child_bytes, BINARY)}, of those that have ended"])
         )
     return _plain(row) | most._asdict(), Facts("host memory (RSS; shared pages count in each process)", facts)
+
+
+# --- scaling ---
+
+
+def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> Answer:
+    """The scaling table of several results.json, one per number of processes.
+
+    Args:
+        paths: results of `3dtrn bench`.
+        baseline: the number of ranks that every series must begin with; None takes its smallest.
+
+    Raises:
+        ConfigError: one line per file or key that is wrong, or per series that cannot be compared.
+    """
+    runs = [run for each in _all(paths, scaling.read_runs) for run in each]
+    found = scaling.series(runs, baseline)
+    document = {
+        "schema": SCHEMA,
+        "scaling": [
+            {"layout": each.layout, "kind": each.kind, "rows": [_point_dict(point) for point in each.points]}
+            for each in found
+        ],
+    }
+    return document, [_scaling_table(each) for each in found]
+
+
+def _point_dict(point: Point) -> dict[str, Any]:
+    fields = point.run._asdict() | {"tokens_per_s": point.run.tokens_per_s} | point._asdict()
+    return {key: value for key, value in fields.items() if key not in {"run", "config"}}
+
+
+def _scaling_table(found: Series) -> Table:
+    """Throughput first; the step's times under one unit, the model's beside the measured."""
+    base = found.points[0].run
+    unit = unit_for(max(point.run.median_s for point in found.points), TIME)
+    rows = []
+    for point in found.points:
+        run = point.run
+        predicted = "-" if run.predicted_step_s is None else column([run.predicted_step_s], unit.size)[0]
+        share = "-" if point.predicted_efficiency is None else percent(point.predicted_efficiency)
+        memory = "-" if run.allocated_peak_bytes is None else number(run.allocated_peak_bytes / GIB)
+        times = column([run.min_s, run.median_s, run.p90_s], unit.size)
+        shares = [f"{point.speed_up:.2f}x", percent(point.efficiency), share]
+        rows.append([str(run.ranks), number(run.tokens_per_s), *shares, *times, predicted, memory])
+    header = ["ranks", "tokens/s", "speed-up", "efficiency", "model", "min", "median", "p90", "model", "GiB"]
+    notes = [
+        f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
+        + (f" / {base.ranks}" if base.ranks > 1 else ""),
+        "model: what the estimate says of the efficiency, and of the step; GiB: allocated peak of the rank that holds most",
+    ]
+    title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
+    return Table(title, header, rows, notes)

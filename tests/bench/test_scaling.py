@@ -6,7 +6,7 @@ import pytest
 
 from steptime.bench.scaling import read_runs, series
 from steptime.config import ConfigError
-from steptime.report.bench_scaling import scaling_command
+from steptime.report.bench_logs import scaling_command
 from steptime.report.table import Style, layout
 
 CONFIG = {
@@ -26,8 +26,8 @@ def step(ranks, median_s, tokens, name=None, **other):
         "median_s": median_s,
         "p90_s": 1.2 * median_s,
         "reps": 10,
-        "allocated_bytes": [2**30, 2**30 + ranks][:ranks],
-        "reserved_bytes": [2**31] * ranks,
+        "allocated_peak_bytes": [2**30, 2**30 + ranks][:ranks],
+        "reserved_peak_bytes": [None] * ranks,
         "predicted_step_s": median_s,
     } | other
 
@@ -64,7 +64,7 @@ def test_weak_scaling(results):
     assert [row["speed_up"] for row in found["rows"]] == pytest.approx([1, 1.6, 2.5])
     assert [row["efficiency"] for row in found["rows"]] == pytest.approx([1, 0.8, 0.625])
     assert [row["predicted_efficiency"] for row in found["rows"]] == pytest.approx([1, 0.8, 0.8])  # 4 / 1.25 / 4
-    assert found["rows"][1]["allocated_bytes"] == 2**30 + 2
+    assert found["rows"][1]["allocated_peak_bytes"] == 2**30 + 2
     text = "\n".join(layout(sections[0], Style()))
     for words in ("weak scaling, ddp", "1.00x", "100.0 %", "2.50x", "62.5 %", "80.0 %", "1.60", "1.44", "1.92", "1.25"):
         assert words in text
@@ -100,12 +100,15 @@ def test_layouts_are_series_of_their_own(results):
 
 
 def test_what_was_not_measured_stays_open(results):
-    bare = {"allocated_bytes": None, "reserved_bytes": [], "predicted_step_s": None}
+    bare = {"allocated_peak_bytes": None, "reserved_peak_bytes": [], "predicted_step_s": None}
     document, sections = scaling_command(results([step(1, 1.0, 512, **bare)], [step(2, 0.5, 512, **bare)]))
     row = document["scaling"][0]["rows"][1]
-    assert (row["allocated_bytes"], row["reserved_bytes"], row["predicted_efficiency"], row["memory_ratio"]) == (
-        None,
-    ) * 4
+    assert (
+        row["allocated_peak_bytes"],
+        row["reserved_peak_bytes"],
+        row["predicted_efficiency"],
+        row["memory_ratio"],
+    ) == (None,) * 4
     assert json.dumps(document, allow_nan=False)
     assert " - " in "\n".join(layout(sections[0], Style()))
 
@@ -152,8 +155,11 @@ def test_batches_that_are_neither_weak_nor_strong(results):
         ({"median_s": None}, "steps[0].median_s: expected a positive number (got nothing)"),
         ({"median_s": float("nan")}, "steps[0].median_s: expected a positive number (got nan)"),
         ({"predicted_step_s": "soon"}, "steps[0].predicted_step_s: expected a positive number (got 'soon')"),
-        ({"allocated_bytes": 5}, "steps[0].allocated_bytes: expected a list of bytes, one per rank (got 5)"),
-        ({"reserved_bytes": [-1]}, "steps[0].reserved_bytes: expected a list of bytes, one per rank (got [-1])"),
+        ({"allocated_peak_bytes": 5}, "steps[0].allocated_peak_bytes: expected a list of bytes, one per rank (got 5)"),
+        (
+            {"reserved_peak_bytes": [-1]},
+            "steps[0].reserved_peak_bytes: expected a list of bytes, one per rank (got [-1])",
+        ),
         ({"config": None}, "steps[0].config: expected the resolved config (got nothing)"),
         ({"layout": 3}, "steps[0].layout: expected a name (got 3)"),
     ],
