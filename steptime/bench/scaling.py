@@ -207,7 +207,7 @@ def _differences(base: Run, run: Run) -> list[str]:
     for path in _SAME:
         ours, theirs = (dict(_leaves(_at(each.config, path), path)) for each in (base, run))
         for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.endswith(".source"):
+            if ours.get(key) != theirs.get(key) and key not in {"model.name", "model.source"}:
                 both = f"{_short(ours.get(key))} in {base.file}, {_short(theirs.get(key))} in {run.file}"
                 lines.append(f"{key} differs: {both}; scale one plan over the ranks alone")
     return lines

@@ -214,7 +214,7 @@ def _judge(name: str, log: _Log, notes: list[str]) -> Startup | NeverStarted | U
         return Startup(name, seconds, log.world_size, log.model, start, stop, log.phases, tuple(notes))
     if "first_step" in log.phases:
         seconds = sum(log.phases.get(phase, 0.0) for phase in PHASES)
-        notes = ["no stamps of job start and step 0: the sum of the phases"]
+        notes = ["job start and step 0 are not both stamped: the sum of the phases"]
         return Startup(name, seconds, log.world_size, log.model, start, None, log.phases, tuple(notes))
     if not log.reached:
         return NeverStarted(name, log.lines, start, log.last, log.world_size)

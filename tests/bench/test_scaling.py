@@ -1,11 +1,15 @@
 """The scaling table: throughput, speed-up and efficiency against the baseline, and what cannot be compared."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from steptime.bench.scaling import read_runs, series
+from steptime.bench.scaling import _at, read_runs, series
+from steptime.bench.step import StepRow
+from steptime.bench.timing import Timing
 from steptime.config import ConfigError
+from steptime.job import Job
 from steptime.report.bench_logs import scaling_command
 from steptime.report.table import Style, layout
 
@@ -144,6 +148,14 @@ def test_batches_that_are_neither_weak_nor_strong(results):
         "ddp: tokens per step are neither the same (strong scaling) nor proportional to the ranks (weak)"
     )
     assert line.endswith(": 512 on 1 ranks, 1,024 on 2 ranks, 1,024 on 4 ranks")
+
+
+def test_the_names_are_those_of_the_benchmarks_rows():
+    """What a results.json states of a step: the row, its timing in place, the resolved config and its estimate."""
+    job = Job.load(str(Path(__file__).parents[2] / "configs" / "bench" / "cpu_tiny.yaml"))
+    ours = {*step(1, 1.0, 512)} - {"config", "predicted_step_s"}
+    assert ours <= {*StepRow._fields, *Timing._fields}
+    assert all(_at(job.to_config(), path) for path in ("model.n_layers", "data.seqlen", "performance.precision"))
 
 
 @pytest.mark.parametrize(

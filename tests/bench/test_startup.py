@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime.bench.phases import JOB_STARTED, Phases, job_started, step_line
 from steptime.bench.stamps import dated, elapsed, in_name, nearest, of_line
 from steptime.bench.startup import (
     NeverStarted,
@@ -336,6 +337,19 @@ def test_phases_of_our_own_logs(log, tmp_path):
     bare = log("\n".join(f"phase {name} {value:.2f} s" for name, value in phases.items()))
     assert bare.seconds_s == pytest.approx(2.95)
     assert bare.start is None
+
+
+def test_the_lines_of_our_own_benchmark(log):
+    """Written by it, read by us: 60 s from job start to the first step, the process 2 s after the job script."""
+    clock = iter([15.0, 16.5])
+    phases = Phases({JOB_STARTED: "10"}, now=lambda: next(clock))
+    phases.seconds, phases._last = {"launcher": 2.0}, 12.0
+    phases.end("imports")
+    phases.end("init")
+    lines = [job_started(10, "node1"), *phases.lines, step_line(0, {"loss": 2.5}, 70), step_line(1, {"loss": 2.4}, 71)]
+    found = log("\n".join(lines))
+    assert (found.seconds_s, found.phases_s) == (60, {"launcher": 2.0, "imports": 3.0, "init": 1.5})
+    assert found.other_s == 53.5
 
 
 def test_any_bytes_can_be_read(log):
