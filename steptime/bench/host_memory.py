@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from datetime import datetime
 from threading import Event, Lock, Thread
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MaxRss(NamedTuple):
-    """What the kernel kept: exact, no sampling."""
+    """What the kernel kept: not sampled, so no peak is missed; its counters lag by some pages a thread."""
 
     own_bytes: int
     """The most that this process has ever held."""
@@ -27,6 +26,8 @@ class MaxRss(NamedTuple):
 
 def max_rss() -> MaxRss:
     """High-water marks of resident memory since the process began (getrusage: KiB on Linux, bytes on macOS)."""
+    import resource  # POSIX only
+
     unit = 1 if sys.platform == "darwin" else 1024
     own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return MaxRss(own * unit, children * unit)

@@ -1,7 +1,7 @@
 """Scaling over 1, 2, 4 ... processes from the results of several benchmark runs: throughput, speed-up, efficiency, memory.
 
-Runs of one layout (ddp, tp, fsdp2+tp) are one series; its baseline is the run on one rank ("single"), else its smallest. Weak scaling: tokens per step grow with the ranks;
-strong: they stay the same.
+Runs of one layout (ddp, tp, fsdp2+tp) are one series; its baseline is the run on one rank ("single"), else its smallest.
+Weak scaling: tokens per step grow with the ranks; strong: they stay the same.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Run(NamedTuple):
     median_s: float
     p90_s: float
     reps: int
-    allocated_bytes: float | None
+    allocated_peak_bytes: float | None
     """Peak of the rank that holds most."""
-    reserved_bytes: float | None
+    reserved_peak_bytes: float | None
     predicted_step_s: float | None
 
     @property
@@ -109,14 +109,14 @@ def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
         problems.append(f"{path}: steps[{i}].{key}: expected {expected} (got {_short(fields.get(key))})")
 
     def positive(key: str) -> float:
-        value = fields.get(key)
+        value: Any = fields.get(key)
         if not _positive(value):
             wrong(key, "a positive number")
             return math.nan
         return float(value)
 
     def count(key: str) -> int:
-        value = fields.get(key)
+        value: Any = fields.get(key)
         if not _positive(value) or value != int(value):
             wrong(key, "a positive whole number")
             return 0
@@ -137,7 +137,7 @@ def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
     return Run(
         path, str(fields.get("layout")), count("ranks"), positive("tokens_per_step"), fields.get("config", {}),
         positive("min_s"), positive("median_s"), positive("p90_s"), count("reps"),
-        largest("allocated_bytes"), largest("reserved_bytes"), predicted,
+        largest("allocated_peak_bytes"), largest("reserved_peak_bytes"), predicted,
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _differences(base: Run, run: Run) -> list[str]:
     for path in _SAME:
         ours, theirs = (dict(_leaves(_at(each.config, path), path)) for each in (base, run))
         for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.endswith(".source"):
+            if ours.get(key) != theirs.get(key) and key not in {"model.name", "model.source"}:
                 both = f"{_short(ours.get(key))} in {base.file}, {_short(theirs.get(key))} in {run.file}"
                 lines.append(f"{key} differs: {both}; scale one plan over the ranks alone")
     return lines
@@ -251,5 +251,9 @@ def _point(base: Run, run: Run) -> Point:
     if run.predicted_step_s and base.predicted_step_s:
         rates = [each.tokens_per_step / each.predicted_step_s for each in (run, base) if each.predicted_step_s]
         predicted = rates[0] / rates[1] / more
-    memory = run.allocated_bytes / base.allocated_bytes if run.allocated_bytes and base.allocated_bytes else None
+    memory = (
+        run.allocated_peak_bytes / base.allocated_peak_bytes
+        if run.allocated_peak_bytes and base.allocated_peak_bytes
+        else None
+    )
     return Point(run, speed_up, speed_up / more, predicted, memory)

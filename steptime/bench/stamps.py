@@ -65,7 +65,7 @@ def read_lines(path: str) -> Iterator[str]:
 
 def _decode(line: bytes) -> str:
     text = line[:_LONGEST].decode("utf-8", "replace")
-    return _COLOURS.sub("", text) if "\x1b" in text else text
+    return _COLOURS.sub("", text) if b"\x1b" in line else text
 
 
 def dated(text: str) -> datetime | None:

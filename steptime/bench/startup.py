@@ -29,7 +29,8 @@ PHASES = ("launcher", "imports", "init", "build", "first_step")
 
 STEP = re.compile(r"(?<![\w.-])step\s*=\s*(\d+)(?!\w|[.-]\w)")
 _JOB_START = re.compile(r"job started(?: at)?\s*:", re.IGNORECASE)
-_RANK = re.compile(r"(?:\b|global_|local_|world_)rank[\s=:#]*(\d+)|^\[default(\d+)\]|^\s*(\d+): ", re.IGNORECASE)
+_RANK = re.compile(r"(?:\b|global_|local_|world_)rank[\s=:#]*(\d+)", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:\[default|\s*)(\d+)\]?: ")
 _LAST_RANK = re.compile(r"\brank\s*:\s*\d+\s*/\s*(\d+)", re.IGNORECASE)
 _WORLD = re.compile(r"(?<![A-Za-z_])world[_ ]size[\"']?\s*[=:]\s*(\d+)", re.IGNORECASE)
 _WORLD_IN_NAME = re.compile(r"ngpus?[-_=]?(\d+)", re.IGNORECASE)
@@ -136,13 +137,14 @@ class _Log:
             self.phases.setdefault(found[1], float(found[2]))
 
     def _before_step(self, line: str) -> None:
-        if self.world_size is None and (found := _WORLD.search(line)):
+        lower = line.lower()
+        if self.world_size is None and "size" in lower and (found := _WORLD.search(line)):
             self.world_size = int(found[1])
-        if self.world_size is None and (found := _LAST_RANK.search(line)):
+        if self.world_size is None and "rank" in lower and (found := _LAST_RANK.search(line)):
             self.world_size = int(found[1]) + 1
-        if self.model is None and (found := _MODEL.search(line)):
+        if self.model is None and "model" in lower and (found := _MODEL.search(line)):
             self.model = found[1]
-        if found := _JOB_START.search(line):
+        if "started" in lower and (found := _JOB_START.search(line)):
             text = line[found.end() :]
             self.start, self.last = dated(text) or of_line(text), None
             self.starts += 1
@@ -164,7 +166,15 @@ def first_step(line: str) -> re.Match[str] | None:
 def step_of(line: str) -> re.Match[str] | None:
     """Where a line of rank 0 says step=N; group 1 is N."""
     found = STEP.search(line) if "step" in line else None
-    return found if found and not any(int(next(filter(None, rank))) for rank in _RANK.findall(line)) else None
+    return found if found and not _of_another_rank(line) else None
+
+
+def _of_another_rank(line: str) -> bool:
+    """Whether a line names a rank other than 0: rank=3, local_rank: 3, [rank3], [default3]: (torchrun), 3: (srun -l)."""
+    ranks = [found[1]] if (found := _PREFIX.match(line)) else []
+    if "rank" in line.lower():
+        ranks += _RANK.findall(line)
+    return any(int(rank) for rank in ranks)
 
 
 def read_log(path: str) -> Startup | NeverStarted | Unclear:
@@ -204,7 +214,7 @@ def _judge(name: str, log: _Log, notes: list[str]) -> Startup | NeverStarted | U
         return Startup(name, seconds, log.world_size, log.model, start, stop, log.phases, tuple(notes))
     if "first_step" in log.phases:
         seconds = sum(log.phases.get(phase, 0.0) for phase in PHASES)
-        notes = ["no stamps of job start and step 0: the sum of the phases"]
+        notes = ["job start and step 0 are not both stamped: the sum of the phases"]
         return Startup(name, seconds, log.world_size, log.model, start, None, log.phases, tuple(notes))
     if not log.reached:
         return NeverStarted(name, log.lines, start, log.last, log.world_size)
