@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from steptime.bench.modules import Block, plan_of, tables
+from steptime.bench.modules import Block, building, plan_of, tables
 from steptime.bench.probes import Saved
 from steptime.bench.runnable import RECOMPUTES, Recompute, alone, unsupported
 from steptime.bench.timing import Timing, measure
@@ -39,8 +39,8 @@ class OneBlock:
         """Build it with random weights, on the device."""
         plan = plan_of(job)
         self.again = plan.recompute.granularity == "full"
-        self.block = Block(plan).to(device, plan.dtype)
-        self.tables = [None if t is None else t.to(device) for t in tables(plan)]
+        with building(plan.dtype, device):
+            self.block, self.tables = Block(plan), tables(plan)
         shape = (job.data.microbatch_sz, job.data.seqlen, job.model.hidden_sz)
         self.x = torch.randn(shape, dtype=plan.dtype, device=device, requires_grad=True)
         self.grad = torch.randn(shape, dtype=plan.dtype, device=device)

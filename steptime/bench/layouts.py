@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.assembly import Assembly
-from steptime.bench.modules import DTYPES, INIT_STD, Slice, Transformer, plan_of, slices, tables
+from steptime.bench.modules import DTYPES, INIT_STD, Slice, Transformer, building, plan_of, slices, tables
 from steptime.bench.runnable import layout_name, unsupported
 from steptime.config import ConfigError
 from steptime.fsdp import options
@@ -127,13 +127,8 @@ def make_mesh(job: Job, device_type: str) -> DeviceMesh | None:
 
 def made(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
     """One model chunk: split by tp, sharded by FSDP2, then given storage and weights."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[job.software.param_dtype])
-    try:
-        with torch.device("meta"):
-            part = Transformer(plan_of(job), chunk)
-    finally:
-        torch.set_default_dtype(before)
+    with building(DTYPES[job.software.param_dtype], "meta"):
+        part = Transformer(plan_of(job), chunk)
     if mesh is not None and job.parallelism.tp > 1:
         tensor_parallel(part, mesh["tp"], sp=job.sp)
     if mesh is not None and job.software.family == "fsdp2" and job.parallelism.dp > 1:
@@ -204,8 +199,7 @@ def fill(part: Transformer, seed: int) -> None:
                 full = torch.empty(param.shape, dtype=torch.float32, device=device)
                 full.normal_(0.0, INIT_STD, generator=generator)
                 local(param).copy_(own_part(full, param))
-    for name, table in zip(("cos", "sin", "mask"), tables(part.plan), strict=True):
-        setattr(part, name, table if table is None else table.to(device))
+    part.cos, part.sin, part.mask = (t if t is None else t.to(device) for t in tables(part.plan))
 
 
 def own_part(full: Tensor, param: Tensor) -> Tensor:
@@ -230,7 +224,6 @@ def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.dev
         device_ids=ids,
         process_group=mesh["dp"].get_group(),
         bucket_cap_mb=mib,
-        broadcast_buffers=False,  # tables, alike everywhere
         gradient_as_bucket_view=True,
     )
 
@@ -249,7 +242,7 @@ def pipeline(job: Job, parts: list[Transformer], runs: list[nn.Module], mesh: De
     return kind(stages[0], job.microbatches, loss_fn=loss)
 
 
-def boundaries(job: Job, part: Transformer) -> dict[str, Tensor]:
+def boundaries(job: Job, part: Transformer) -> dict[str, Any]:
     """Shapes of what a chunk reads and hands on; without them torch runs it once to see, which DDP's reducer would count.
 
     Split logits are found by running: they are DTensors.

@@ -6,7 +6,8 @@ torch.utils.checkpoint (non-reentrant). Shapes: b sequences, s positions, h hidd
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -219,8 +220,12 @@ class Transformer(nn.Module):
         self.norm = Norm(model.hidden_sz, model) if chunk.head else None
         self.head = nn.Linear(model.hidden_sz, model.vocab_sz, bias=False) if chunk.head else None
         self.tie()
-        for name, table in zip(("cos", "sin", "mask"), tables(plan), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        self.cos, self.sin, self.mask = tables(plan)  # no buffers: DDP would broadcast them
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """Rotary and mask tables, which every block reads."""
+        return [t for t in (self.cos, self.sin, self.mask) if t is not None]
 
     def tie(self) -> None:
         """Make the head's weight the embedding's, where the model says so and both are here."""
@@ -275,10 +280,17 @@ def tables(plan: Plan) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
 def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
+    with building(DTYPES[job.software.param_dtype], device):
+        return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
+
+
+@contextmanager
+def building(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
+    """Parameters made inside are of this dtype, on this device."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[job.software.param_dtype])
+    torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
+            yield
     finally:
         torch.set_default_dtype(before)

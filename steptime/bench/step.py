@@ -192,7 +192,7 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
         return None, None
     with watched(trainer) as live:
         trainer.step()
-    beside = [*(b for part in trainer.laid.parts for b in part.buffers()), *trainer.batch]
+    beside = [*(t for part in trainer.laid.parts for t in part.tables), *trainer.batch]
     return live.peak.total - sum({key(t): t.untyped_storage().nbytes() for t in beside}.values()), None
 
 
@@ -202,9 +202,9 @@ def watched(trainer: Trainer) -> LiveBytes:
     with laid.parallel_loss():
         trainer.forward_backward()
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
-    buffers = [b for part in laid.parts for b in part.buffers()]
+    tables = [t for part in laid.parts for t in part.tables]
     grads = [p.grad for p in laid.params if p.grad is not None]
-    live = LiveBytes([*laid.params, *states, *buffers, *trainer.batch, *grads])
+    live = LiveBytes([*laid.params, *states, *tables, *trainer.batch, *grads])
     trainer.optimizer.zero_grad(set_to_none=True)
     return live
 
