@@ -106,7 +106,7 @@ def test_blocks_know_nothing_of_a_job(path):
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
 LAZY = {"numpy", "tabulate", "matplotlib"}
-HEAVY = {"torch", "psutil", "safetensors", "h5py", "matplotlib"}
+HEAVY = {"torch", "safetensors", "h5py", "matplotlib", "psutil", "mpi4py"}
 
 
 @each_file

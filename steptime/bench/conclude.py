@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.bench import beside
 from steptime.bench.beside import Beside, of
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from steptime.bench.run import Raw, Step
     from steptime.bench.world import World
     from steptime.job import Job
+
+
+UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
+    "parameters": "count",
+    "calls": "count",
+    "B": "bytes",
+    "FLOP": "FLOP",
+}
 
 
 class Conclusion(NamedTuple):
@@ -74,7 +82,7 @@ def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]]) -> list[B
     rows = [of("step", name_of(step), predicted.step_s, step.row.timing) for step, predicted in steps]
     rows += [row for block in raw.blocks for row in of_block(job, block)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
-    rows += [Beside("exact", t.name, t.unit, t.predicted, t.observed) for t in raw.truths]
+    rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
     rows += beside.gemms(own, joined.gemms, dtype)
     rows += beside.attention(own, joined.attention, dtype)
     rows += beside.moves(own, joined.moves, dtype)

@@ -29,7 +29,14 @@ class Measured(NamedTuple):
 
     def joined(self, other: Measured) -> Measured:
         """The rows of two calibrations."""
-        return Measured(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return Measured(
+            self.gemms + other.gemms,
+            self.attention + other.attention,
+            self.moves + other.moves,
+            self.launches + other.launches,
+            self.collectives + other.collectives,
+            self.notes + other.notes,
+        )
 
 
 def figures(measured: Measured, device: Device, dtype: str, provenance: Provenance) -> dict[str, Figure]:
