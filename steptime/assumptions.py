@@ -19,12 +19,23 @@ _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention
 def assumptions(job: Job) -> list[str]:
     """One line each."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*calibrated, *_unsaid(job), *_fitted(job), *_unproved(job), *_machine(job), *_memory(job), *notes(job)]
+    return [
+        *job.notes,
+        *calibrated,
+        *_unsaid(job),
+        *_fitted(job),
+        *_unproved(job),
+        *_machine(job),
+        *_memory(job),
+        *notes(job),
+    ]
 
 
 def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
     software, device = job.software, job.machine.accelerator
+    if software.measured_kernels:
+        return [f"rates and kernel times as measured on {job.machine.name}: no factor fitted on published runs"]
     share, factor = (
         sustained_share(device.same_chip_as or device.name, software.precision),
         compute_factor(software.name),

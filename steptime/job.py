@@ -1,6 +1,6 @@
 """A job: exactly what a config file holds, read, resolved and checked.
 
-Six sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc and run. What they
+Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
 leave unsaid comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
 the unresolved ones.
 """
@@ -126,6 +126,8 @@ class Job(Config):
     hardware: Annotated[Hardware, BeforeValidator(read_hardware)]
     cross_dc: CrossDc | None = None
     run: Run | None = None
+    notes: list[str] = Field(default_factory=list)
+    """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
     not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED
 
@@ -199,7 +201,7 @@ class Job(Config):
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
             if section is not None:
                 config[key] = section.model_dump(exclude_none=True)
-        return config
+        return config | ({"notes": self.notes} if self.notes else {})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.to_config() == other.to_config()
@@ -219,7 +221,7 @@ class Job(Config):
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
         found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
-        return found.on(any_layout=self.machine.accelerator.microscaling)
+        return found.on(self.machine.accelerator)
 
     @cached_property
     def microbatches(self) -> int:

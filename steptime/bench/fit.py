@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from steptime import ops
 from steptime.cost import compute
 from steptime.cost.rates import Rates
+from steptime.machine import Accelerator
 from steptime.precision import recipe
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ RAMPS = (
 """Tokens of attention's ramp that are tried."""
 
 
+USUAL_RAMP: float = Accelerator.model_fields["attention_ramp_tokens"].default
+
+
 class Fit(NamedTuple):
     """One fitted figure."""
 
@@ -79,7 +83,7 @@ class AttentionFit(NamedTuple):
     forward: Fit
     backward: Fit
     ramp_tokens: float
-    """As `compute.CAUSAL_RAMP`; that itself where fewer than two lengths were measured."""
+    """As `Accelerator.attention_ramp_tokens`; its default where fewer than two lengths were measured."""
 
 
 class MemoryFit(NamedTuple):
@@ -218,21 +222,14 @@ def asymptote(measured: Sequence[Row], model: Callable[[Row, float], float], sta
 # --- attention ---
 
 
-def ramp(tokens: float, ramp_tokens: float) -> float:
-    """Attention's share of its rate at RATED_LENGTH tokens, at `tokens`."""
-    rated = compute.RATED_LENGTH
-    return tokens / (tokens + ramp_tokens) * (rated + ramp_tokens) / rated
-
-
 def attention_pass(row: rows.Attention, flops: float, ramp_tokens: float, device: Device) -> compute.Pass:
     """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
         n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim, itemsize=ITEMSIZE[row.dtype],
     )  # fmt: skip
-    own = ramp(row.seqlen, ramp_tokens) / ramp(row.seqlen, compute.CAUSAL_RAMP)
-    passes = 1.0 if row.direction == "forward" else 2.0
-    return compute.attention_pass(op, device.rates(flops), row.flops, flops * own, passes)
+    rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
+    return compute.attention_pass(op, rates, row.flops, flops, 1.0 if row.direction == "forward" else 2.0)
 
 
 def attention(
@@ -249,7 +246,7 @@ def attention(
     A share above 1 says that the peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
     """
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]
-    ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (compute.CAUSAL_RAMP,)
+    ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
     tried: list[AttentionFit] = []
     for tokens in ramps:
 

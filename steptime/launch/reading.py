@@ -1,0 +1,68 @@
+"""What the readers of launch scripts, framework configs and logs give back: a config, and where every flag went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, Literal, NamedTuple
+
+from steptime.config import ConfigError, build
+from steptime.job import Job
+from steptime.sections import apply_setting
+
+Status = Literal["used", "irrelevant", "default", "unmodelled"]
+
+
+class Flag(NamedTuple):
+    """One flag or key of the framework, and what became of it."""
+
+    name: str
+    """As the framework spells it: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
+    value: str
+    status: Status
+    """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
+    unmodelled: it changes cost, and no config expresses it."""
+    note: str = ""
+    """The config key it became, why it is irrelevant, or the release whose default it is."""
+
+
+class Reading(NamedTuple):
+    """A launch file as a config."""
+
+    source: str
+    """The file's path, as given."""
+    framework: str
+    """Framework and the release whose defaults fill in: "Megatron-LM (megatron-core 0.16.1)"."""
+    config: dict[str, Any]
+    """Plain data, as a YAML would hold it: complete and runnable, `hardware` included."""
+    flags: list[Flag]
+
+    def of(self, status: Status) -> list[Flag]:
+        """The flags of one status."""
+        return [flag for flag in self.flags if flag.status == status]
+
+
+def to_job(reading: Reading, sets: Iterable[str] = (), *, allow_unmodelled: bool = False) -> Job:
+    """The job of a launch file, with `a.b=c` settings over its config.
+
+    Raises:
+        ConfigError: the layout cannot run, or a flag changes cost and is not modelled, one line each; with `allow_unmodelled`
+            such a flag becomes one of the job's notes.
+    """
+    left_out = [f"{flag.name} {flag.value}: {flag.note}".strip() for flag in reading.of("unmodelled")]
+    if left_out and not allow_unmodelled:
+        fix = "not modelled; --allow-unmodelled leaves it out of the estimate"
+        raise ConfigError(f"{reading.source}: {line}; {fix}" for line in left_out)
+    config = deepcopy(reading.config)
+    if left_out:
+        config["notes"] = [*config.get("notes", []), *(f"left out, not modelled: {line}" for line in left_out)]
+    for setting in sets:
+        apply_setting(config, setting)
+    if "hardware" not in config:
+        raise ConfigError(
+            f"{reading.source}: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)"
+        )
+    try:
+        return build(Job, config)
+    except ConfigError as error:
+        raise ConfigError(f"{reading.source}: {problem}" for problem in error.problems) from None
