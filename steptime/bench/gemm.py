@@ -137,7 +137,7 @@ def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
             notes.append(f"{dtype}: not measured; {_first_line(error)}")
         else:
             probes[dtype] = probe
-    seconds = {dtype: found.min_s for dtype, found in interleaved(probes, device, rounds=5, warm=1).items()}
+    seconds = {dtype: found.min_s for dtype, found in interleaved(probes, device, rounds=10, warm=1).items()}
     slow = [dtype for dtype in ("fp16", "fp8") if seconds.get(dtype, 0.0) * SLOW > seconds["fp32"]]
     notes += [f"{d}: not measured; it runs at {seconds['fp32'] / seconds[d]:.2f} of fp32's rate here" for d in slow]
     return [dtype for dtype in probes if dtype not in slow], notes
