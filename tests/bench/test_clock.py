@@ -95,3 +95,14 @@ def test_interleaved_takes_turns():
     assert order == ["a"] * 2 + ["b"] * 2 + ["a", "b"] * 3
     assert list(found) == ["a", "b"]
     assert all(t.reps == 3 and 0 < t.min_s <= t.median_s <= t.p90_s for t in found.values())
+
+
+def test_short_work_has_several_turns_of_a_round_while_there_is_time(monkeypatch):
+    """b takes a quarter of a's 4 s: three of its samples, the most that is allowed, to one of a's."""
+    monkeypatch.setattr(timing, "sampler", lambda run, device, warm: run)
+    runs = {"a": lambda: 4.0, "b": lambda: 1.0}
+    found = timing.interleaved(runs, CPU, rounds=5, turns=3)
+    assert (found["a"].reps, found["b"].reps) == (5, 1 + 4 * 3)
+    late = timing.interleaved(runs, CPU, rounds=5, turns=3, seconds=-1.0)
+    assert late["a"].reps == late["b"].reps == timing.LEAST_ROUNDS
+    assert timing.interleaved({}, CPU) == {}
