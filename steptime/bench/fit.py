@@ -50,6 +50,8 @@ RAMPS = (
     1000.0,
 )
 """Tokens of attention's ramp that are tried."""
+OVERHEADS = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0)
+"""Values of K_OVERHEAD to choose from, where it is to be fitted too."""
 
 
 USUAL_RAMP: float = Accelerator.model_fields["attention_ramp_tokens"].default
@@ -184,7 +186,7 @@ def gemm(
         dtype: of rows.Gemm.
         device: its memory rate and fixed times.
         statistic: "min_s" on a shared CPU, where other work stretches the median.
-        overheads: values of K_OVERHEAD to choose from; a CPU's kernels need next to none.
+        overheads: values of K_OVERHEAD to choose from, OVERHEADS say; a CPU's kernels need next to none.
 
     Returns:
         None where nothing of the dtype was measured, or all of it is bound by memory.

@@ -147,7 +147,7 @@ def test_attention_pass_is_the_cost_models_own():
         ("backward", compute.backward(op, rates, {})[0]),
     ):
         row = rows.Attention("default", direction, "bf16", 2, 2048, 32, 8, 128, True, exact(1.0))
-        found = fit.attention_pass(row, 500e12, compute.CAUSAL_RAMP, device)
+        found = fit.attention_pass(row, 500e12, fit.USUAL_RAMP, device)
         assert found.time_s == pytest.approx(expected.time_s)
         assert found.flops == expected.flops
 
@@ -166,7 +166,7 @@ def test_attention_is_found_back(forward, backward, tokens):
 def test_one_length_has_no_ramp_of_its_own():
     made, device = attention_rows(500e12, 400e12, 100.0, lengths=(2048,))
     found = fit.attention(made, "bf16", 1000e12, device, statistic="min_s")
-    assert found.ramp_tokens == compute.CAUSAL_RAMP
+    assert found.ramp_tokens == fit.USUAL_RAMP
     assert found.forward.error < 1e-6
 
 
