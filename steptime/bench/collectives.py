@@ -29,6 +29,8 @@ LARGEST = {"cpu": 2**28, "cuda": 2**33}
 """A full tensor at most [B]."""
 SHARE = 0.1
 """Of the free memory that the full tensor may take: its parts, and copies inside the back end, come on top."""
+ALWAYS = 2**20
+"""Sizes to here are measured however short the time: without them no bandwidth shows [B]."""
 LEAST, MOST = 5, 50
 """Repetitions of one size."""
 QUICK_S, BATCH = 1e-3, 20
@@ -173,8 +175,7 @@ def _measure_kind(
     found: list[rows.Collective] = []
     spent = 0.0
     for bytes_ in of_bytes:
-        last = found[-1].timing.median_s if found else 0.0
-        if found and spent + GROWTH * last * (LEAST + 2) > seconds:
+        if found and bytes_ > ALWAYS and spent + GROWTH * found[-1].timing.min_s * (LEAST + 2) > seconds:
             return found, f"{kind} over {axis}: up to {found[-1].bytes} B; the next size would not end in time"
         try:
             call = prepare(kind, bytes_, group, device, dtype)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 OUTLYING = 0.2
 """Relative error beyond which a point's weight falls with its distance (Huber's weights)."""
 ROUNDS = 30
+BEYOND = 4.0
+"""How far the model's asymptote may lie above the best bus bandwidth of any one call."""
 
 
 class AlphaBeta(NamedTuple):
@@ -32,7 +34,8 @@ class AlphaBeta(NamedTuple):
     kind: str
     ranks: int
     alpha_s: float
-    bus_bytes_per_s: float
+    bus_bytes_per_s: float | None
+    """None where the sizes are too small to show any."""
     error_median: float
     """Of the relative errors of the fit, by size."""
     error_worst: float
@@ -87,7 +90,7 @@ def _line(axis: str, kind: str, ranks: int, found: Sequence[rows.Collective]) ->
         alpha, beta = _weighted(points, weights)
         errors = [abs(alpha + beta * size - t) / t for size, t in points]
         weights = [min(1.0, OUTLYING / error) if error else 1.0 for error in errors]
-    rate = 1.0 / beta if beta else inf
+    rate = 1.0 / beta if beta else None
     return AlphaBeta(axis, kind, ranks, alpha, rate, median(errors), max(errors), len(points))
 
 
@@ -114,7 +117,8 @@ def model_s(row: rows.Collective, tier: Tier) -> float:
 def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit | None:
     """Latency of a hop and rate with which the model's own formula meets all kinds best; None without rows.
 
-    The search goes from a coarse grid over both logarithms to ever smaller steps around the best.
+    The search goes from a coarse grid over both logarithms to ever smaller steps around the best. The rate stays below BEYOND
+    times the best measured: where only small sizes were, any larger one would do.
     """
     if not measured:
         return None
@@ -123,10 +127,12 @@ def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit
         trial = Tier(name=name, latency_s=exp(at[0]), bytes_per_s=exp(at[1]), efficiency=1.0)
         return [log(model_s(row, trial) / row.timing.min_s) for row in measured]
 
-    def loss(at: tuple[float, float]) -> float:
-        return judged(0.0, errors(at)).error
+    ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))
 
-    grid = product((log(1e-7) + i for i in range(14)), (log(1e7) + i for i in range(14)))
+    def loss(at: tuple[float, float]) -> float:
+        return judged(0.0, errors(at)).error if at[1] <= ceiling else inf
+
+    grid = product((log(1e-7) + i for i in range(14)), (ceiling - i for i in range(14)))
     here, step = min(grid, key=loss), 0.5
     best = loss(here)
     while step > 1e-4:
