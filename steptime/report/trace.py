@@ -22,6 +22,7 @@ _WORDS = {
     "idle": "idle: nothing ran",
     "launch": "launching, device idle",
     "optimizer": "optimizer step",
+    "pp_comm": "pipeline sends, waits, bubble",
     "other_comm": "other communication",
     "ep_comm": "expert-parallel communication",
 }

@@ -479,6 +479,9 @@ def test_groups_without_a_name_go_by_the_config(written, layout, group, ranks, p
         (ADD, "memory_bound"),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)", "memory_bound"),
         ("triton_red_fused_native_layer_norm_7", "memory_bound"),
+        ("triton_poi_fused__scaled_dot_product_cudnn_attention_3", "memory_bound"),
+        ("triton_tem_fused_mm_2", "gemm"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
         ("Memcpy HtoD (Pinned -> Device)", "memory_bound"),
     ],
 )
