@@ -252,6 +252,15 @@ def test_a_collective_says_its_bytes(written):
     assert [kernel.name for kernel in found.busiest.kernels] == [ADD]
 
 
+def test_a_trace_may_say_its_rank_behind_the_events(tmp_path):
+    """As libkineto writes it when a running job is traced on demand (addOnDemandDistMetadata)."""
+    path = tmp_path / "trace.json"
+    about = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_desc": "default_pg", "pg_size": 8}]}
+    path.write_text(json.dumps({"traceEvents": TWO_STREAMS, "distributedInfo": about}), encoding="utf-8")
+    trace = read(str(path), alone=False)
+    assert (trace.rank, trace.world_size, trace.groups) == (3, 8, [("default_pg", 8)])
+
+
 def test_work_on_two_streams_counts_once(written):
     """A copy beside a product (0-100) hides; its tail (100-130) does not; two collectives at once are one time."""
     trace = written(
