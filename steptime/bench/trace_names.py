@@ -77,7 +77,7 @@ _KERNELS = (
     (r"multi_tensor_apply.*\bCopy<", "memory_bound"),
     # aten/src/ATen/native/cuda/MultiTensorApply.cuh and fused_adam_impl.cu; apex's and TransformerEngine's multi_tensor_apply
     (r"multi_tensor_apply|fused_?adam|adam", "optimizer"),
-    # inductor's templates (first three letters of a category, torch/_inductor/wrapper_benchmark.py); those of flex attention are above
+    # inductor's templates (prefixes: torch/_inductor/wrapper_benchmark.py); those of flex attention are above
     (r"^triton_tem_", "gemm"),
     # cuBLAS (ampere_bf16_s16816gemm, sm90_xmma_gemm_bf16bf16, nvjet_hsh_256x128, splitKreduce_kernel), CUTLASS, Tensile's Cijk_
     (r"gemm|nvjet|xmma|cublas|cutlass|gemv|splitk|^Cijk_", "gemm"),
