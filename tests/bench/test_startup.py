@@ -3,9 +3,11 @@
 # ruff: noqa: DTZ001, DTZ007 - logs state wall clocks without a zone
 
 import csv
+import json
 from datetime import datetime, time, timedelta, timezone
 from pathlib import Path
 from statistics import correlation
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -95,6 +97,12 @@ def test_world_size_explains_two_percent_of_the_variance():
     assert correlation([row.world_size for row in rows], [row.seconds_s for row in rows]) ** 2 == pytest.approx(
         0.022, abs=5e-4
     )
+
+
+def test_names_alone_say_when_the_jobs_started(tmp_path):
+    path = tmp_path / "names.csv"
+    path.write_text("log,stop\n" + "".join(f"{row['log']},{row['stop']}\n" for row in ROWS))
+    assert [row.seconds_s for row in read_stamps(str(path))] == [float(row["dt_correct"]) for row in ROWS]
 
 
 def test_the_table_as_a_report():
@@ -362,6 +370,25 @@ def test_any_bytes_can_be_read(log):
     assert log(b"") == NeverStarted("job.log", 0, None, None, None)
 
 
+pieces = st.sampled_from(
+    ["Job started at: ", "2023-10-05-191101", "[19:12:15]", "2023-13-99 19:12:15", "step=0", ",", "\n", "\r", " ", "rank=", "3",
+     "phase build ", "1e9 s", "RANK: 0 / ", "world_size=", "99", "\x1b[1m", "\0", "2023-10-05T19:11:01+99:99",
+     "Thu Feb 31 19:11:01 2023"]
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(pieces, st.text(max_size=4)), max_size=30).map("".join))
+def test_any_text_can_be_read(text):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "job-ngpu8.log"
+        path.write_text(text, encoding="utf-8", errors="replace")
+        found = read_log(str(path))
+        document, sections = startup_command([str(path)])
+    assert json.dumps(document, allow_nan=False)
+    assert text_of(sections)
+    assert not isinstance(found, Startup) or found.seconds_s >= 0
+
+
 def test_files_that_cannot_be_read_are_one_line_each(tmp_path):
     with pytest.raises(ConfigError) as error:
         startup_command([str(tmp_path / "none.log"), str(tmp_path)])
@@ -372,15 +399,24 @@ def test_files_that_cannot_be_read_are_one_line_each(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("start,stop\n", "no column log; expected log,start,stop"),
-        ("log,start,stop\n", "no rows"),
-        ("log,start,stop\nx,2023-10-05-191101,soon\n", "row 1: stop is no stamp (got 'soon'); write 2023-10-05-191101"),
-        ("log,start,stop\nx,2023-10-05-191101\n", "row 1: stop is no stamp (got None); write 2023-10-05-191101"),
-        ("log,start,stop\nx,2023-10-05-191101,2023-10-05-181101\n", "row 1: stop lies before start"),
+        ("start,stop\n1,2\n", "expected columns log,start,stop and a row for each job"),
+        ("log,start,stop\n", "expected columns log,start,stop and a row for each job"),
+        ("", "expected columns log,start,stop and a row for each job"),
+        (
+            "log,start,stop\nx,2023-10-05-191101,soon\n",
+            "row 1: stop: expected a stamp like 2023-10-05-191101 (got 'soon')",
+        ),
+        ("log,start,stop\nx,2023-10-05-191101\n", "row 1: stop: expected a stamp like 2023-10-05-191101 (got '')"),
+        ("log,stop\nx,2023-10-05-191101\n", "row 1: start: expected a stamp like 2023-10-05-191101 (got '')"),
+        (
+            "log,start,stop\nx,2023-10-05-191101,2023-10-05-191001\n",
+            "row 1: stop: lies 60 s before start (got '2023-10-05-191001', '2023-10-05-191101')",
+        ),
         (
             "log,start,stop,world_size\nx,2023-10-05-191101,2023-10-05-191102,2x4\n",
-            "row 1: world_size is no whole number (got '2x4')",
+            "row 1: world_size: expected a whole number (got '2x4')",
         ),
+        ('log,start,stop\n"' + "x\n" * 200_000, "no CSV (field larger than field limit (131072))"),
     ],
 )
 def test_bad_lists_of_stamps(tmp_path, text, problem):
