@@ -50,8 +50,10 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
         raise ConfigError(f"bench {word}: name at least one file")
     if word == "memory":
         document, sections = bench_logs.memory_command(paths, log=options.log, start=options.start, stop=options.stop)
+    elif word == "scaling":
+        document, sections = bench_logs.scaling_command(paths, baseline=options.baseline)
     else:
-        document, sections = (bench_logs.startup_command if word == "startup" else bench_logs.scaling_command)(paths)
+        document, sections = bench_logs.startup_command(paths)
     if options.json:
         out.json(document)
     else:
@@ -121,17 +123,15 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
 
 def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
     """The machine file, the estimates, and all files of the results."""
-    import torch
-
     from steptime.bench.conclude import conclude, results
-    from steptime.bench.device import describe
+    from steptime.bench.device import describe, torch_version
     from steptime.bench.diagnostics import diagnostics
     from steptime.bench.machine_file import Provenance
     from steptime.bench.write import Run, write
 
     device = describe(world.device)
     command = " ".join(["3dtrn bench", *options.words, *(f"--set {setting}" for setting in options.sets)])
-    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch.__version__)
+    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
     return write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
