@@ -214,6 +214,8 @@ def _bench(made: argparse.ArgumentParser) -> None:
         "--baseline", type=_count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
     )
     made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
+    made.set_defaults(usual=usual)
 
 
 def _words(text: str) -> list[str]:
