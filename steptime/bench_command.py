@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -36,11 +37,26 @@ def bench(options: Namespace, out: Printer) -> int:
     if options.emit is not None:
         from steptime.bench.emit import emit
 
-        out.text(emit(options.emit, load(word, options.sets), word))
+        again = _arguments(options)
+        out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
         return 0
     if missing := [name for name in ("torch", "psutil") if find_spec(name) is None]:
         raise ConfigError(f"bench: needs {' and '.join(missing)}; pip install 'steptime[bench]'")
     return _measured(options, out)
+
+
+def _arguments(options: Namespace) -> list[str]:
+    """The arguments of this command that its ranks need too."""
+    words = [word for setting in options.sets for word in ("--set", setting)]
+    for name in ("out", "device", "seconds", "steps", "seed"):
+        value = getattr(options, name)
+        if value is not None and value != options.usual[name]:
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    if options.only != options.usual["only"]:
+        words += ["--only", ",".join(sorted(options.only))]
+    if options.layouts:
+        words += ["--layouts", ",".join(options.layouts)]
+    return [*words, *["--trace"] * options.trace]
 
 
 def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
@@ -50,8 +66,10 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
         raise ConfigError(f"bench {word}: name at least one file")
     if word == "memory":
         document, sections = bench_logs.memory_command(paths, log=options.log, start=options.start, stop=options.stop)
+    elif word == "scaling":
+        document, sections = bench_logs.scaling_command(paths, baseline=options.baseline)
     else:
-        document, sections = (bench_logs.startup_command if word == "startup" else bench_logs.scaling_command)(paths)
+        document, sections = bench_logs.startup_command(paths)
     if options.json:
         out.json(document)
     else:
@@ -61,18 +79,13 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
 
 def _measured(options: Namespace, out: Printer) -> int:
     """One benchmark on this rank, its output and failures in a log."""
-    from steptime.bench.log import guarded
+    from steptime.bench.log import alike, guarded
     from steptime.bench.phases import Phases
     from steptime.bench.world import find
 
     phases, launch = Phases(), find()
-    try:
-        job = load(options.words[0], options.sets)
-        folder = _folder(options.out)
-    except ConfigError:
-        if launch.rank == 0:
-            raise
-        return 2  # the root says why
+    with alike(launch):
+        job, folder = load(options.words[0], options.sets), _folder(options.out)
     return guarded(lambda: _run(job, folder, launch, phases, options, out), launch, folder / "bench.log")
 
 
@@ -121,17 +134,15 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
 
 def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
     """The machine file, the estimates, and all files of the results."""
-    import torch
-
     from steptime.bench.conclude import conclude, results
-    from steptime.bench.device import describe
+    from steptime.bench.device import describe, torch_version
     from steptime.bench.diagnostics import diagnostics
     from steptime.bench.machine_file import Provenance
     from steptime.bench.write import Run, write
 
     device = describe(world.device)
-    command = " ".join(["3dtrn bench", *options.words, *(f"--set {setting}" for setting in options.sets)])
-    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch.__version__)
+    command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])
+    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
     return write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))

@@ -210,7 +210,12 @@ def _bench(made: argparse.ArgumentParser) -> None:
     made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
     made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
     made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
+    made.add_argument(
+        "--baseline", type=_count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
+    )
     made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
+    made.set_defaults(usual=usual)
 
 
 def _words(text: str) -> list[str]:

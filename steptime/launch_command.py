@@ -9,6 +9,7 @@ from steptime.config import ConfigError
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
 from steptime.launch.save import plan_yaml
+from steptime.sections import read_setting
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -24,7 +25,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
     reading = read(options.kind, options.config)
-    job = to_job(reading, options.sets, allow_unmodelled=options.allow_unmodelled)
+    job = to_job(reading, dict(map(read_setting, options.sets)), allow_unmodelled=options.allow_unmodelled)
     if options.save is not None:
         save(options.save, job)
     return job, reading

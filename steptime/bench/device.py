@@ -40,6 +40,13 @@ def describe(device: torch.device) -> Device:
     return Device(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
 
 
+def torch_version() -> str:
+    """Of the torch that measures."""
+    import torch
+
+    return str(torch.__version__)
+
+
 def cpu_name() -> str:
     """The processor in the system's words, "cpu" where it is silent."""
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import steptime
+from steptime.bench.device import cpu_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,12 +191,9 @@ def _driver() -> str | None:
 
 def _cpu() -> dict[str, Any]:
     """Model, logical cores, and those that this process may run on."""
-    info = _or_none(partial(Path("/proc/cpuinfo").read_text, encoding="utf-8")) or ""
-    named = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    model = named[0] if named else _or_none(lambda: _run("sysctl", "-n", "machdep.cpu.brand_string"))
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return {
-        "model": model or platform.processor() or platform.machine(),
+        "model": cpu_name(),
         "cores": os.cpu_count(),
         "usable_cores": len(affinity(0)) if affinity else os.cpu_count(),
     }

@@ -11,6 +11,7 @@ import re
 from datetime import datetime
 from itertools import chain, pairwise
 from os import SEEK_END
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from steptime.bench.samples import MIB, Memory, Tally
@@ -193,6 +194,8 @@ def _bytes(cell: str, unit: str) -> float | None:
 
 def _complete(path: str) -> bool:
     """Whether the last line of a file has its end."""
+    if not Path(path).is_file():  # a pipe
+        return True
     with open(path, "rb") as file:  # noqa: PTH123
         file.seek(-1, SEEK_END)
         return file.read(1) in b"\r\n"

@@ -54,8 +54,8 @@ class Sampler:
     True
     """
 
-    def __init__(self, interval_s: float = 0.1) -> None:
-        """`interval_s`: seconds between samples; each costs about a millisecond per few processes."""
+    def __init__(self, interval_s: float = 1.0) -> None:
+        """`interval_s`: seconds between samples. Each looks at all processes of the host for children: 0.1 ms per process."""
         self.interval_s = interval_s
         self._tally = Tally("host")
         self._lock = Lock()

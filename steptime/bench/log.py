@@ -57,6 +57,9 @@ class _Tee(io.TextIOBase):
         if self._log is not None:
             self._log.flush()
 
+    def close(self) -> None:
+        """Neither is ours to close."""
+
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 
@@ -153,6 +156,21 @@ def guarded(run: Callable[[], int | None], world: Ranked | None, path: Path | No
         except Exception:  # noqa: BLE001  whatever it was, it is told and the exit code is not 0
             _complain(traceback.format_exc(), rank, log)
             return FAILED
+
+
+@contextmanager
+def alike(world: Ranked | None) -> Iterator[None]:
+    """Work in which bad input is bad on every rank (reading the config): only the root tells; the others leave with 2.
+
+    >>> with alike(launch):
+    ...     job = Job.load(path)
+    """
+    try:
+        yield
+    except ConfigError:
+        if world is not None and world.rank > 0:
+            raise SystemExit(BAD_INPUT) from None
+        raise
 
 
 def _complain(text: str, rank: int, log: TextIO | None) -> None:

@@ -101,7 +101,7 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
         ConfigError: plain torch cannot run one of the layouts; nothing has run then.
     """
     jobs = [named(job, name, world.world_size) for name in options.layouts] or [job]
-    if "step" in options.parts:
+    if options.parts - {"sweeps"}:
         refuse(jobs, world.device.type)
     before = after = NOTHING
     blocks: list[BlockRow] = []
@@ -135,7 +135,7 @@ def refuse(jobs: list[Job], device_type: str) -> None:
     """
     problems = [problem for job in jobs for problem in unsupported(as_run(job, device_type)[0], device_type)]
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(f"{problem} (or --only sweeps)" for problem in dict.fromkeys(problems))
 
 
 def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Measured:

@@ -223,34 +223,45 @@ def _judge(name: str, log: _Log, notes: list[str]) -> Startup | NeverStarted | U
 
 
 def read_stamps(path: str) -> list[Startup]:
-    """A CSV of start-ups: columns start and stop (stamps), log (a name); world_size and model where they are known.
+    """A CSV of start-ups: columns log (a name) and stop (a stamp); start, world_size and model, else from the name.
 
     Raises:
-        ConfigError: one line per row that cannot be read.
+        ConfigError: the file cannot be read or is no such list; one line per row that is wrong.
     """
     rows: list[Startup] = []
     problems: list[str] = []
-    reader = csv.DictReader(read_lines(path))
-    missing = [column for column in ("log", "start", "stop") if column not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(f"{path}: no column {', '.join(missing)}; expected log,start,stop")
-    for cells in reader:
-        where = f"{path}, row {len(rows) + len(problems) + 1}"
-        bad = [key for key in ("start", "stop") if dated(cells[key] or "") is None]
-        if bad:
-            text = "; ".join(f"{key} is no stamp (got {cells[key]!r})" for key in bad)
-            problems.append(f"{where}: {text}; write 2023-10-05-191101")
-            continue
-        name, start, stop = cells["log"] or "", dated(cells["start"]), dated(cells["stop"])
-        assert start is not None
-        assert stop is not None
-        seconds = elapsed(start, stop)
-        size = cells.get("world_size") or (m[1] if (m := _WORLD_IN_NAME.search(name)) else "")
-        if seconds < 0 or not (size == "" or size.isdecimal()):
-            what = "stop lies before start" if seconds < 0 else f"world_size is no whole number (got {size!r})"
-            problems.append(f"{where}: {what}")
-            continue
-        rows.append(Startup(name, seconds, int(size) if size else None, cells.get("model") or None, start, stop, {}))
-    if problems or not rows:
-        raise ConfigError(problems or f"{path}: no rows")
+    try:
+        table = list(csv.DictReader(read_lines(path)))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: no CSV ({error})") from None
+    if not table or not {"log", "stop"} <= table[0].keys():
+        raise ConfigError(f"{path}: expected columns log,start,stop and a row for each job")
+    for i, cells in enumerate(table, 1):
+        try:
+            rows.append(_listed({key: cells.get(key) or "" for key in ("log", "start", "stop", "world_size", "model")}))
+        except ValueError as error:
+            problems.append(f"{path}, row {i}: {error}")
+    if problems:
+        raise ConfigError(problems)
     return rows
+
+
+def _listed(cells: dict[str, str]) -> Startup:
+    """One row of a list.
+
+    Raises:
+        ValueError: it is no start-up; the text says what to write.
+    """
+    name, size = cells["log"], cells["world_size"]
+    start, stop = dated(cells["start"]) if cells["start"] else in_name(name), dated(cells["stop"])
+    if start is None or stop is None:
+        key = "start" if start is None else "stop"
+        raise ValueError(f"{key}: expected a stamp like 2023-10-05-191101 (got {cells[key]!r})")
+    seconds = elapsed(start, stop)
+    if seconds < 0:
+        raise ValueError(f"stop: lies {-seconds:g} s before start (got {cells['stop']!r}, {cells['start']!r})")
+    if not size and (found := _WORLD_IN_NAME.search(name)):
+        size = found[1]
+    if size and not size.isdecimal():
+        raise ValueError(f"world_size: expected a whole number (got {size!r})")
+    return Startup(name, seconds, int(size) if size else None, cells["model"] or None, start, stop, {})

@@ -68,13 +68,17 @@ _OPS = (
 """Operators and ranges of the host (cpu_op, user_annotation, cuda_runtime)."""
 
 _KERNELS = (
+    # inductor's pointwise, reduction and foreach kernels carry the names of their neighbours (torch/_inductor/codegen/triton.py)
+    (r"^triton_(poi|red|per|for|spl)_", "memory_bound"),
     # flash-attn 2 and 3 (flash_fwd_kernel, FlashAttnFwdSm90), xFormers' fmha_cutlassF, cuDNN's
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop, composable kernel's FmhaFwdKernel: before products, whose words they use
     (r"flash|fmha|sdpa|attention", "attention"),
-    # FSDP's foreach copies: aten/src/ATen/native/cuda/ForeachBinaryOpScalar.cu (Copy functor), not an optimizer
+    # FSDP's foreach copies: aten/src/ATen/native/cuda/ForeachBinaryOpList.cu (struct Copy), not an optimizer
     (r"multi_tensor_apply.*\bCopy<", "memory_bound"),
     # aten/src/ATen/native/cuda/MultiTensorApply.cuh and fused_adam_impl.cu; apex's and TransformerEngine's multi_tensor_apply
     (r"multi_tensor_apply|fused_?adam|adam", "optimizer"),
+    # inductor's templates (prefixes: torch/_inductor/wrapper_benchmark.py); those of flex attention are above
+    (r"^triton_tem_", "gemm"),
     # cuBLAS (ampere_bf16_s16816gemm, sm90_xmma_gemm_bf16bf16, nvjet_hsh_256x128, splitKreduce_kernel), CUTLASS, Tensile's Cijk_
     (r"gemm|nvjet|xmma|cublas|cutlass|gemv|splitk|^Cijk_", "gemm"),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.config import ConfigError, build
 from steptime.job import Job
-from steptime.sections import apply_setting
+from steptime.sections import put
 
 Status = Literal["used", "irrelevant", "default", "unmodelled"]
 
@@ -42,8 +42,8 @@ class Reading(NamedTuple):
         return [flag for flag in self.flags if flag.status == status]
 
 
-def to_job(reading: Reading, sets: Iterable[str] = (), *, allow_unmodelled: bool = False) -> Job:
-    """The job of a launch file, with `a.b=c` settings over its config.
+def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodelled: bool = False) -> Job:
+    """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
         ConfigError: the layout cannot run, or a flag changes cost and is not modelled, one line each; with `allow_unmodelled`
@@ -56,8 +56,8 @@ def to_job(reading: Reading, sets: Iterable[str] = (), *, allow_unmodelled: bool
     config = deepcopy(reading.config)
     if left_out:
         config["notes"] = [*config.get("notes", []), *(f"left out, not modelled: {line}" for line in left_out)]
-    for setting in sets:
-        apply_setting(config, setting)
+    for path, value in (sets or {}).items():
+        put(config, path, value)
     if "hardware" not in config:
         raise ConfigError(
             f"{reading.source}: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)"

@@ -132,7 +132,8 @@ def _memory_table(found: Summary) -> Table:
         share = percent(gpu.peak_bytes / gpu.total_bytes) if gpu.total_bytes else "-"
         peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
         held = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
-        rows.append([f"GPU {gpu.name}", gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", held])
+        label = f"GPU {gpu.name}" if gpu.name.isdecimal() else gpu.name
+        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", held])
     spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
     every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
     notes = [f"{every}: a peak between two samples is missed; torch.cuda.max_memory_allocated misses none", _SMI]
@@ -201,16 +202,17 @@ def _point_dict(point: Point) -> dict[str, Any]:
 def _scaling_table(found: Series) -> Table:
     """Throughput first; the step's times under one unit, the model's beside the measured."""
     base = found.points[0].run
-    unit = unit_for(max(point.run.median_s for point in found.points), TIME)
-    rows = []
-    for point in found.points:
-        run = point.run
-        predicted = "-" if run.predicted_step_s is None else column([run.predicted_step_s], unit.size)[0]
-        share = "-" if point.predicted_efficiency is None else percent(point.predicted_efficiency)
-        memory = "-" if run.allocated_peak_bytes is None else number(run.allocated_peak_bytes / GIB)
-        times = column([run.min_s, run.median_s, run.p90_s], unit.size)
-        shares = [f"{point.speed_up:.2f}x", percent(point.efficiency), share]
-        rows.append([str(run.ranks), number(run.tokens_per_s), *shares, *times, predicted, memory])
+    runs = [point.run for point in found.points]
+    unit = unit_for(max(run.median_s for run in runs), TIME)
+    predicted = [run.predicted_step_s for run in runs]
+    times = [column([getattr(run, name) for run in runs], unit.size) for name in ("min_s", "median_s", "p90_s")]
+    times.append(_known(predicted, lambda known: column(known, unit.size)))
+    peaks = _known([run.allocated_peak_bytes for run in runs], lambda known: column(known, GIB))
+    shares = _known([point.predicted_efficiency for point in found.points], lambda known: [percent(x) for x in known])
+    rows = [
+        [str(run.ranks), number(run.tokens_per_s), f"{point.speed_up:.2f}x", percent(point.efficiency), share, *cells]
+        for run, point, share, *cells in zip(runs, found.points, shares, *times, peaks, strict=True)
+    ]
     header = ["ranks", "tokens/s", "speed-up", "efficiency", "model", "min", "median", "p90", "model", "GiB"]
     notes = [
         f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
@@ -219,3 +221,9 @@ def _scaling_table(found: Series) -> Table:
     ]
     title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
     return Table(title, header, rows, notes)
+
+
+def _known(values: Sequence[float | None], show: Callable[[list[float]], list[str]]) -> list[str]:
+    """Cells of a column in which some values may be missing: "-"."""
+    shown = iter(show([value for value in values if value is not None]))
+    return ["-" if value is None else next(shown) for value in values]

@@ -22,6 +22,7 @@ _WORDS = {
     "idle": "idle: nothing ran",
     "launch": "launching, device idle",
     "optimizer": "optimizer step",
+    "pp_comm": "pipeline sends, waits, bubble",
     "other_comm": "other communication",
     "ep_comm": "expert-parallel communication",
 }
@@ -116,7 +117,10 @@ def _kernels(found: Attribution) -> Table:
     ]
     rest = len(rank.kernels) - len(widest)
     notes = [f"{rest:,} more names take {seconds(sum(row.seconds for row in rank.kernels[_KERNELS:]))}"] if rest else []
-    return Table("widest of what counts as memory-bound", ["", "calls", unit.name, "share"], rows, notes)
+    header = ["", "calls", unit.name, "share"]
+    if not any(row.calls for row in widest):
+        rows, header = [[row[0], *row[2:]] for row in rows], ["", *header[2:]]
+    return Table("widest of what counts as memory-bound", header, rows, notes)
 
 
 def _short(name: str) -> str:

@@ -2,8 +2,10 @@
 
 # ruff: noqa: DTZ001 - logs state wall clocks without a zone
 
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -173,6 +175,16 @@ def test_gpus_stand_by_index(csv):
     assert list(used(path)) == ["0", "2", "10"]
     path = csv("uuid, memory.used [MiB]", "GPU-b, 1", "GPU-a, 2")
     assert list(used(path)) == ["GPU-a", "GPU-b"]
+    assert "  GPU-a  " in text_of(memory_command([path])[1])
+
+
+def test_a_pipe_can_be_read(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = Thread(target=path.write_text, args=("index, memory.used [MiB]\n0, 300\n0, 100\n",))
+    writer.start()
+    assert used(str(path)) == {"0": (300, 200, 300)}
+    writer.join()
 
 
 def test_a_tally_of_nothing():

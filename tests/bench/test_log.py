@@ -13,7 +13,7 @@ import pytest
 from bench.launch import clean, torchrun
 
 from steptime.bench import log, phases
-from steptime.bench.log import guarded, progress, tee
+from steptime.bench.log import alike, guarded, progress, tee
 from steptime.bench.phases import Phases, job_start_s, job_started, process_start_s, step_line
 from steptime.bench.world import Launch
 from steptime.config import ConfigError
@@ -73,7 +73,6 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback_in_the_log(run_ranks
     for told in (done.stderr, text):
         assert "[rank 1] Traceback (most recent call last):" in told
         assert "[rank 1] RuntimeError: out of luck" in told
-    assert text.startswith("measured by 2\n")
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_the_other_tells_where_it_was(run_ranks):
@@ -112,6 +111,21 @@ def test_exit_codes(capsys, tmp_path):
     assert capsys.readouterr().err.endswith("ValueError: odd\n")
     with pytest.raises(SystemExit):  # argparse's help
         guarded(fail(SystemExit(0)), None)
+
+
+def test_what_is_bad_on_every_rank_is_told_by_the_root(capsys, tmp_path):
+    def run(launch):
+        with alike(launch):
+            raise ConfigError("a: wrong")
+
+    path = tmp_path / "run.log"
+    with pytest.raises(SystemExit) as left:
+        guarded(lambda: run(worker(1)), worker(1), path)
+    assert left.value.code == 2
+    assert guarded(lambda: run(worker(0)), worker(0), path) == 2
+    assert guarded(lambda: run(None), None) == 2
+    assert capsys.readouterr() == ("", "a: wrong\n" * 2)
+    assert path.read_text() == "a: wrong\n"
 
 
 def test_the_roots_traceback_is_in_the_log_once(capsys, tmp_path):
@@ -218,6 +232,14 @@ def test_a_reader_that_leaves_does_not_end_the_measurement(tmp_path):
 # --- progress ---
 
 
+def read_to_line_end(terminal):
+    """All that has arrived, however late it arrives."""
+    seen = b""
+    while not seen.endswith(b"\n"):
+        seen += os.read(terminal, 1 << 16)
+    return seen.decode()
+
+
 @pytest.fixture
 def terminal():
     """A pseudo-terminal: (the stream a program writes to, a reader of what a person would get)."""
@@ -227,7 +249,7 @@ def terminal():
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
     with os.fdopen(theirs, "w", encoding="utf-8") as stream:
-        yield stream, lambda: os.read(ours, 1 << 16).decode()
+        yield stream, lambda: read_to_line_end(ours)
     os.close(ours)
 
 

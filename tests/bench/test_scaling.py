@@ -117,6 +117,12 @@ def test_what_was_not_measured_stays_open(results):
     assert " - " in "\n".join(layout(sections[0], Style()))
 
 
+def test_an_estimate_may_be_missing_for_one_run(results):
+    _, sections = scaling_command(results([step(1, 1.0, 512)], [step(2, 0.5, 512, predicted_step_s=None)]))
+    rows = [line.split() for line in layout(sections[0], Style())]
+    assert [row[-2] for row in rows if row[0] in {"1", "2"}] == ["1.00", "-"]
+
+
 def test_a_missing_baseline(results):
     paths = results([step(4, 1.0, 512)])
     assert problems(paths) == [f"ddp: no baseline; the only run has 4 ranks ({paths[0]}); give a smaller one too"]

@@ -252,6 +252,15 @@ def test_a_collective_says_its_bytes(written):
     assert [kernel.name for kernel in found.busiest.kernels] == [ADD]
 
 
+def test_a_trace_may_say_its_rank_behind_the_events(tmp_path):
+    """As libkineto writes it when a running job is traced on demand (addOnDemandDistMetadata)."""
+    path = tmp_path / "trace.json"
+    about = {"backend": "nccl", "rank": 3, "world_size": 8, "pg_config": [{"pg_desc": "default_pg", "pg_size": 8}]}
+    path.write_text(json.dumps({"traceEvents": TWO_STREAMS, "distributedInfo": about}), encoding="utf-8")
+    trace = read(str(path), alone=False)
+    assert (trace.rank, trace.world_size, trace.groups) == (3, 8, [("default_pg", 8)])
+
+
 def test_work_on_two_streams_counts_once(written):
     """A copy beside a product (0-100) hides; its tail (100-130) does not; two collectives at once are one time."""
     trace = written(
@@ -479,6 +488,9 @@ def test_groups_without_a_name_go_by_the_config(written, layout, group, ranks, p
         (ADD, "memory_bound"),
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)", "memory_bound"),
         ("triton_red_fused_native_layer_norm_7", "memory_bound"),
+        ("triton_poi_fused__scaled_dot_product_cudnn_attention_3", "memory_bound"),
+        ("triton_tem_fused_mm_2", "gemm"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
         ("Memcpy HtoD (Pinned -> Device)", "memory_bound"),
     ],
 )

@@ -238,6 +238,7 @@ def test_backends_by_device(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.warns(UserWarning, match="no nccl: gloo moves the GPUs' data"):
         assert world._backend(torch.device("cuda")) == "gloo"
+    assert world._backend(torch.device("cuda"), heard=False) == "gloo"  # a warning would be an error here
 
 
 def test_the_gpu_is_bound_before_the_group_is_made(monkeypatch):
@@ -339,14 +340,15 @@ def test_mpi_ranks_agree_on_what_the_user_left_out(monkeypatch):
 
 
 SCRIPT = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from steptime.bench.world import find, finish, start
 
 world = start(find(), "cpu")
 ranks = torch.tensor([float(world.rank)])
 if world.backend:
     dist.all_reduce(ranks)
-print(world.line, "sum", ranks.item(), flush=True)
+sys.stdout.write(f"{world.line} sum {ranks.item()}\\n")  # at once: two ranks write to one pipe
+sys.stdout.flush()
 finish(world)
 """
 
