@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -83,6 +84,9 @@ def _measured(options: Namespace, out: Printer) -> int:
     from steptime.bench.phases import Phases
     from steptime.bench.world import find
 
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # threads that wait should not take the cores of those that work
     phases, launch = Phases(), find()
     with alike(launch):
         job, folder = load(options.words[0], options.sets), _folder(options.out)

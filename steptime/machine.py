@@ -87,6 +87,8 @@ class Accelerator(Config):
     """Flash attention at s tokens runs at s / (s + this) of its asymptote: blocks on the diagonal are computed whole. 450 fits
     the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+    gemm_overhead_k: float | None = Field(None, ge=0)
+    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
     kernels: Kernels | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from steptime.bench import rows
+    from steptime.bench.fit import Statistic
     from steptime.bench.timing import Timing
     from steptime.estimate import GemmRow
     from steptime.machine import Machine
@@ -68,22 +69,22 @@ def _summary(what: What, held: list[Beside]) -> Summary:
     return Summary(what, len(held), median(errors), mean(errors), max(errors), worst.name, bias)
 
 
-def of(what: What, name: str, predicted: float, timing: Timing) -> Beside:
-    """Seconds: the median of what was measured counts."""
-    return Beside(what, name, "s", predicted, timing.median_s, timing.spread)
+def of(what: What, name: str, predicted: float, timing: Timing, statistic: Statistic) -> Beside:
+    """Seconds, by the statistic that counts on the device."""
+    return Beside(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
 
-def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str) -> list[Beside]:
+def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str, statistic: Statistic) -> list[Beside]:
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
-        of("gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing)
+        of("gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing, statistic)
         for row in measured
         if row.dtype == dtype and (row.name, row.direction) in expected
     ]
 
 
-def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str) -> list[Beside]:
+def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str, statistic: Statistic) -> list[Beside]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
     timing, part = found.timing, found.assembly.block
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
@@ -95,7 +96,7 @@ def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str) -
     }
     size = (op.batch, op.q_len, op.n_q_heads, op.n_kv_heads, op.d_qk)
     return [
-        of("attention", row.direction, float(seconds[row.direction]), row.timing)
+        of("attention", row.direction, float(seconds[row.direction]), row.timing, statistic)
         for row in measured
         if (row.dtype, row.backend) == (dtype, "default")
         and row.direction in seconds
@@ -104,11 +105,17 @@ def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str) -
     ]
 
 
-def moves(found: Estimate, measured: Iterable[rows.Move], dtype: str) -> list[Beside]:
+def moves(found: Estimate, measured: Iterable[rows.Move], dtype: str, statistic: Statistic) -> list[Beside]:
     """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
     rates = found.timing.rates
     return [
-        of("memory_bound", f"{row.name} {row.direction}", compute.move_pass(row.bytes, 1.0, rates).time_s, row.timing)
+        of(
+            "memory_bound",
+            f"{row.name} {row.direction}",
+            compute.move_pass(row.bytes, 1.0, rates).time_s,
+            row.timing,
+            statistic,
+        )
         for row in measured
         if row.dtype == dtype
     ]

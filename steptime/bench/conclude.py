@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from steptime.bench.block import BlockRow
     from steptime.bench.device import Device
+    from steptime.bench.fit import Statistic
     from steptime.bench.run import Raw, Step
     from steptime.bench.world import World
     from steptime.job import Job
@@ -63,7 +64,7 @@ def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Prove
         path.write_text(machine_yaml(document), encoding="utf-8")
         machine = Machine.load(str(path))
     steps = [(step, estimate(step.job.replace(hardware=machine))) for step in raw.steps]
-    rows = beside_all(job.replace(hardware=machine), raw, steps)
+    rows = beside_all(job.replace(hardware=machine), raw, steps, device.statistic)
     return Conclusion(found, document, rows, [predicted for _, predicted in steps])
 
 
@@ -75,17 +76,17 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
     return ranks * stride > per_node
 
 
-def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]]) -> list[Beside]:
+def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], statistic: Statistic) -> list[Beside]:
     """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
     dtype, own = job.software.compute_dtype, estimate(job)
     joined = raw.before.joined(raw.after)
-    rows = [of("step", name_of(step), predicted.step_s, step.row.timing) for step, predicted in steps]
-    rows += [row for block in raw.blocks for row in of_block(job, block)]
+    rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
+    rows += [row for block in raw.blocks for row in of_block(job, block, statistic)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
     rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
-    rows += beside.gemms(own, joined.gemms, dtype)
-    rows += beside.attention(own, joined.attention, dtype)
-    rows += beside.moves(own, joined.moves, dtype)
+    rows += beside.gemms(own, joined.gemms, dtype, statistic)
+    rows += beside.attention(own, joined.attention, dtype, statistic)
+    rows += beside.moves(own, joined.moves, dtype, statistic)
     groups = {axis: group(job.parallelism, axis) for axis in ("tp", "dp", "pp")}
     return rows + beside.collectives(job.machine, joined.collectives, groups)
 
@@ -95,15 +96,15 @@ def name_of(step: Step) -> str:
     return f"{step.row.layout} on {step.row.ranks}" if step.row.ranks > 1 else step.row.layout
 
 
-def of_block(job: Job, block: BlockRow) -> list[Beside]:
+def of_block(job: Job, block: BlockRow, statistic: Statistic) -> list[Beside]:
     """One block by itself, recomputation in backward included."""
     timing = estimate(alone(job, block.recompute)).timing
     replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
     again = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward),
-        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward),
+        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, statistic),
+        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, statistic),
     ]
 
 

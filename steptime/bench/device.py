@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.machine import Accelerator, Machine, machine_names, normalise
 
@@ -25,6 +25,11 @@ class Device(NamedTuple):
     """What a program can have: torch's total of a GPU; what a host had free when it was asked."""
     processors: int
     """Streaming multiprocessors of a GPU; threads that torch uses on a CPU."""
+
+    @property
+    def statistic(self) -> Literal["min_s", "median_s"]:
+        """Which seconds count: on a CPU the least, since what else runs there only ever adds; on a GPU the median."""
+        return "min_s" if self.kind == "cpu" else "median_s"
 
 
 def describe(device: torch.device) -> Device:

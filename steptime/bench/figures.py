@@ -49,37 +49,48 @@ def figures(measured: Measured, device: Device, dtype: str, provenance: Provenan
         provenance: what all figures share.
     """
     kernels = _kernels(measured.launches, provenance)
-    memory = _memory(measured.moves, dtype, provenance)
+    memory = _memory(measured.moves, dtype, device.statistic, provenance)
     rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
     share = float(memory["memory_efficiency"].value) if memory else 1.0
     gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
     under = fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
     return (
-        _products(measured.gemms, under, provenance)
+        _products(measured.gemms, dtype, device.statistic, under, provenance)
         | memory
         | _attention(measured, device, dtype, under, provenance)
         | kernels
     )
 
 
-def _products(gemms: Sequence[rows.Gemm], under: fit.Device, provenance: Provenance) -> dict[str, Figure]:
-    """Best and sustained rates by dtype."""
+def _products(
+    gemms: Sequence[rows.Gemm], dtype: str, statistic: fit.Statistic, under: fit.Device, provenance: Provenance
+) -> dict[str, Figure]:
+    """Best and sustained rates by dtype, and the depth overhead that the config's dtype wants."""
     found: dict[str, Figure] = {}
-    for dtype, row in best(gemms).items():
-        shape = f"best of {sum(r.dtype == dtype for r in gemms)} products, {row.m} x {row.n} x {row.k} {row.direction}"
-        found[f"best_flops.{dtype}"] = Figure(
+    overheads: Sequence[float] = fit.OVERHEADS
+    tops = best(gemms)
+    for name in sorted(tops, key=lambda name: name != dtype):
+        row = tops[name]
+        shape = f"best of {sum(r.dtype == name for r in gemms)} products, {row.m} x {row.n} x {row.k} {row.direction}"
+        found[f"best_flops.{name}"] = Figure(
             row.flops / row.timing.min_s, provenance.measured(shape, row.timing.spread)
         )
-        if sustained := fit.gemm(gemms, dtype, under):
+        if sustained := fit.gemm(gemms, name, under, statistic, overheads):
             what = (
                 f"asymptote for {sustained.points} products, which the model then meets to {_percent(sustained.error)}"
             )
-            found[f"sustained_flops.{dtype}"] = Figure(sustained.value, provenance.measured(what))
+            found[f"sustained_flops.{name}"] = Figure(sustained.value, provenance.measured(what))
+            if name == dtype:
+                overheads = (sustained.depth_overhead,)
+                what = f"of {name} products, the depth overhead with which the model meets them best"
+                found["gemm_overhead_k"] = Figure(sustained.depth_overhead, provenance.measured(what))
     return found
 
 
-def _memory(moves: Sequence[rows.Move], dtype: str, provenance: Provenance) -> dict[str, Figure]:
-    held = fit.memory(moves, dtype=dtype)
+def _memory(
+    moves: Sequence[rows.Move], dtype: str, statistic: fit.Statistic, provenance: Provenance
+) -> dict[str, Figure]:
+    held = fit.memory(moves, dtype=dtype, statistic=statistic)
     if held is None:
         return {}
     what = f"median of {held.efficiency.points} streaming kernels over it, which lie {_percent(held.efficiency.error)} apart"
@@ -97,7 +108,7 @@ def _attention(
     """Shares of the dense peak, or of the best product where no data sheet is known."""
     known, top = known_accelerator(device), best(measured.gemms).get(dtype)
     peak = known.peak_flops.get(dtype, 0.0) if known else top.flops / top.timing.min_s if top else 0.0
-    held = fit.attention(measured.attention, dtype, peak, under) if peak else None
+    held = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic) if peak else None
     if held is None:
         return {}
     found: dict[str, Figure] = {}

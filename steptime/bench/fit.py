@@ -167,9 +167,7 @@ def gemm_pass(row: rows.Gemm, flops: float, device: Device, overhead: float = co
     rates = device.rates(flops) if quantised else replace(device.rates(flops), gemm_flops=flops)
     bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
-    depth = compute.depth_overhead(op, rates)
-    rate *= (row.k + depth) / (row.k + depth * overhead / compute.K_OVERHEAD)
-    return compute.gemm_pass(op, rates, op.m, op.n, op.k, bytes_, rate)
+    return compute.gemm_pass(op, replace(rates, gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
 
 
 def gemm(
@@ -269,7 +267,10 @@ def attention(
 
 
 def memory(
-    measured: Sequence[rows.Move], names: Sequence[str] = STREAMING, dtype: str | None = None
+    measured: Sequence[rows.Move],
+    names: Sequence[str] = STREAMING,
+    dtype: str | None = None,
+    statistic: Statistic = "median_s",
 ) -> MemoryFit | None:
     """The rate of the best copy, and the median rate of a training step's streaming kernels over it.
 
@@ -277,7 +278,8 @@ def memory(
     absolute log distance of the kernels from their median. None without a copy or without kernels (of `dtype`, if given).
     """
     copied = [row.bytes / row.timing.min_s for row in measured if row.name == "copy"]
-    found = [row.bytes_per_s for row in measured if row.name in names and dtype in {None, row.dtype}]
+    mine = [row for row in measured if row.name in names and dtype in {None, row.dtype}]
+    found = [row.bytes / float(getattr(row.timing, statistic)) for row in mine]
     if not copied or not found:
         return None
     middle, best = median(found), max(copied)

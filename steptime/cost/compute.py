@@ -60,12 +60,14 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhe
 
 
 def depth_overhead(op: Gemm, r: Rates) -> float:
-    """K_OVERHEAD in the dtype of a product: in a tile's fixed time quantised operands pass more k, by the ratio of the rates.
+    """K_OVERHEAD, or the device's own, in the dtype of a product.
 
-    fp8 on H100 then runs squares of 4096 and 8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches
-    1,382 (Azure/AI-benchmarking-guide@8fd0c6e Azure_Results/ND_H100_v5_results.md).
+    In a tile's fixed time quantised operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
+    8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
+    Azure_Results/ND_H100_v5_results.md).
     """
-    return K_OVERHEAD * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
+    own = K_OVERHEAD if r.gemm_overhead_k is None else r.gemm_overhead_k
+    return own * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:

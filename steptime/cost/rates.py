@@ -48,6 +48,7 @@ class Rates:
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantised operands."""
     attention_ramp_tokens: float = 450.0
+    gemm_overhead_k: float | None = None
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -92,6 +93,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
+        gemm_overhead_k=accelerator.gemm_overhead_k,
     )
 
 
