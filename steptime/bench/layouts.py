@@ -34,6 +34,7 @@ from steptime.bench.runnable import layout_name, unsupported
 from steptime.config import ConfigError
 from steptime.fsdp import options
 from steptime.job import Job
+from steptime.model.model import Model
 from steptime.performance import ITEMSIZE
 from steptime.states import bucket_size
 
@@ -153,10 +154,10 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sp: bool) -> None:
         parallelize_module(part, mesh, outer)
     part.tie()
     for block in part.blocks.values():
-        parallelize_module(block, mesh, block_plan(rows, sp=sp, glu=part.plan.model.glu))
+        parallelize_module(block, mesh, block_plan(part.plan.model, rows, sp=sp))
 
 
-def block_plan(rows: Shard | Replicate, *, sp: bool, glu: bool) -> dict[str, ParallelStyle]:
+def block_plan(model: Model, rows: Shard | Replicate, *, sp: bool) -> dict[str, ParallelStyle]:
     """How one block is split; `rows` is how its input lies."""
     whole = Replicate()
     plan: dict[str, ParallelStyle] = {
@@ -167,10 +168,13 @@ def block_plan(rows: Shard | Replicate, *, sp: bool, glu: bool) -> dict[str, Par
         "mlp": PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(whole,)),
         "mlp.down": RowwiseParallel(output_layouts=rows),
     }
-    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + (["mlp.gate"] if glu else [])
+    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + (["mlp.gate"] if model.glu else [])
     plan |= {name: ColwiseParallel() for name in columns}
     if sp:
         plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    if model.qk_norm:  # one weight for the heads of all ranks (torchtitan's Qwen3 plan)
+        heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+        plan |= {"attn.q_norm": heads, "attn.k_norm": heads}
     return plan
 
 

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,9 @@ DDP_TIMES = {
     "overlapped_s": "avg_backward_compute_comm_overlap_time",
 }
 """What torch's DDP logs [ns]: how long its communication took, and how much of that hid under backward."""
+
+
+T = TypeVar("T")
 
 
 class StepRow(NamedTuple):
@@ -122,7 +125,7 @@ def row(
     )
 
 
-def gathered(mine: dict[str, Any]) -> list[dict[str, Any]]:
+def gathered(mine: T) -> list[T]:
     """What every rank has, in rank order, on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
