@@ -22,7 +22,8 @@ Limit: TypeAlias = tuple[bool, str, str]
 def unsupported(job: Job, device_type: str) -> list[str]:
     """What of a job plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
     if job.software.family not in FAMILIES:
-        return [f"performance.software: {job.software.name} is not plain torch; --set performance.software=torch"]
+        fix = _set("software=torch", *(["precision=bf16"] if job.software.recipe else []))
+        return [f"performance.software: {job.software.name} is not plain torch; {fix}"]
     limits = [*_kernels(job), *_states(job), *_layout(job), *_device(job, device_type)]
     return [f"{text}; {fix}" for broken, text, fix in limits if broken]
 
@@ -30,7 +31,6 @@ def unsupported(job: Job, device_type: str) -> list[str]:
 def _kernels(job: Job) -> Iterator[Limit]:
     """Options of the blocks."""
     s, plan = job.software, job.recompute
-    yield s.recipe is not None, f"performance.precision: {s.precision} needs TransformerEngine", _set("precision=bf16")
     text = "performance.activation_impl: torch has no fused gated activation"
     yield s.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
     text = f"performance.rope_impl: torch rotates by separate kernels (got {s.rope_impl})"

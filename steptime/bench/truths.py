@@ -189,7 +189,7 @@ def collectives(job: Job, seen: list[Calls]) -> list[Truth]:
             names.setdefault((row.kind, row.ranks), set()).add(row.axis)
     found = seen[0] if p.pp == 1 else in_pipeline(job, seen)
     rows = []
-    for kind, ranks in sorted({key[:2] for key in (*stated, *found)}):
+    for kind, ranks in sorted({key[:2] for key in stated + found}):
         axis = "+".join(sorted(names.get((kind, ranks), {"no axis"})))
         chosen = job.sp and not fsdp.applies(job) and kind == "all_reduce"
         name = f"{kind} over {ranks} ranks ({axis}), one step"
