@@ -39,6 +39,8 @@ from steptime.performance import ITEMSIZE
 from steptime.states import bucket_size
 
 MIB = 2**20
+LEARNING_RATE = 3e-4
+"""Enough to see a loss fall in a few steps, whatever the size."""
 
 
 class Laid(NamedTuple):
@@ -274,4 +276,4 @@ def optimizer(laid: Laid) -> torch.optim.Optimizer:
         mesh = param.device_mesh if isinstance(param, DTensor) else None
         groups.setdefault(mesh, []).append(param)
     fused = laid.job.software.optimizer_temp_copies == 0
-    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=1e-3, fused=fused, foreach=not fused)
+    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)

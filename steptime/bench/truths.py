@@ -32,6 +32,10 @@ FEW = 2
 Unit: TypeAlias = Literal["parameters", "FLOP", "B", "calls"]
 
 
+Calls: TypeAlias = "Counter[tuple[str, int, int]]"
+"""(kind, ranks, bytes of the full tensor) -> how often."""
+
+
 class Truth(NamedTuple):
     """One figure: the estimate's, and torch's."""
 
@@ -156,21 +160,17 @@ def layout_truths(trainer: Trainer) -> list[Truth]:
     laid = trainer.laid
     with Collectives() as seen:
         trainer.step()
-    calls = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
-    ranks = gathered({"params": laid.n_params, "calls": calls})
+    calls: Calls = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
+    ranks = gathered((laid.n_params, calls))
     assembly = Assembly(laid.job)
     per_stage = len(ranks) // laid.job.parallelism.pp
     rows = []
     for stage, chunks in enumerate(assembly.stages):
-        held = max(rank["params"] for rank in ranks[stage * per_stage : (stage + 1) * per_stage])
+        fullest = max(held for held, _ in ranks[stage * per_stage : (stage + 1) * per_stage])
         sharded = fsdp.sharded_elements(assembly) if fsdp.applies(laid.job) else None
         stated = sum(assembly.local_params(c) for c in chunks) if sharded is None else sharded
-        rows.append(Truth(f"parameters of a rank, stage {stage}", "parameters", stated, held))
-    return [*rows, *collectives(laid.job, [rank["calls"] for rank in ranks])]
-
-
-Calls: TypeAlias = "Counter[tuple[str, int, int]]"
-"""(kind, ranks, bytes of the full tensor) -> how often."""
+        rows.append(Truth(f"parameters of a rank, stage {stage}", "parameters", stated, fullest))
+    return [*rows, *collectives(laid.job, [calls for _, calls in ranks])]
 
 
 def collectives(job: Job, seen: list[Calls]) -> list[Truth]:

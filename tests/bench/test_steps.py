@@ -11,7 +11,7 @@ from bench_jobs import GPT, config, job, launch
 
 from steptime.assembly import Assembly
 from steptime.bench.block import run_block
-from steptime.bench.layouts import lay_out
+from steptime.bench.layouts import LEARNING_RATE, lay_out
 from steptime.bench.runnable import alone, as_run, unsupported
 from steptime.bench.step import check, run_steps
 from steptime.bench.training import Trainer, batch_of
@@ -87,7 +87,7 @@ def test_a_step_is_adamw_by_hand():
     part, (tokens, targets) = trainer.laid.parts[0], trainer.batch
     twin = lay_out(trainer.laid.job, CPU).parts[0]
     twin(tokens, targets).backward()  # the mean over both sequences at once
-    torch.optim.AdamW(twin.parameters(), lr=1e-3).step()
+    torch.optim.AdamW(twin.parameters(), lr=LEARNING_RATE).step()
     trainer.step()
     for ours, theirs in zip(part.parameters(), twin.parameters(), strict=True):
         assert ours.grad is None
