@@ -12,7 +12,7 @@ from bench_jobs import GPT, config, job, launch
 from steptime.assembly import Assembly
 from steptime.bench.block import run_block
 from steptime.bench.layouts import LEARNING_RATE, lay_out
-from steptime.bench.runnable import alone, as_run, unsupported
+from steptime.bench.runnable import alone, as_run, peak_differences, unsupported
 from steptime.bench.step import check, run_steps
 from steptime.bench.training import Trainer, batch_of
 from steptime.config import ConfigError
@@ -168,6 +168,18 @@ def test_what_torch_cannot_run_is_refused_with_the_fix(case, path):
 def test_refusals_stop_the_run():
     with pytest.raises(ConfigError, match=r"--set performance\.activation_impl=composite"):
         run_steps(job(performance={"activation_impl": "fused"}), CPU)
+
+
+def test_known_differences_of_the_peak():
+    """Of a GPT in fp32 on one CPU none is known, and there is none."""
+    plain = job(GPT)
+    assert peak_differences(plain, "cpu") == []
+    row = run_steps(plain, CPU, steps=1, warmup=1)
+    assert row.allocated_peak_bytes == [estimate(plain).memory.peak_allocated_bytes]
+    assert peak_differences(job(parallelism={"tp": 2}), "cpu")[0].startswith("tensor parallelism")
+    fsdp = job(performance={"software": "fsdp2", "precision": "bf16"}, parallelism={"dp": 2})
+    assert [reason.partition(":")[0] for reason in peak_differences(fsdp, "cpu")] == ["FSDP2", "FSDP2", "CPU"]
+    assert len(peak_differences(job(GPT, {"precision": "bf16"}), "cuda")) == 1
 
 
 def test_what_the_device_dictates():
