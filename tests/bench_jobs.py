@@ -53,13 +53,16 @@ def job(*args: Any, **kwargs: Any) -> Job:
     return Job(**config(*args, **kwargs))
 
 
-def launch(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], trace: bool = False) -> dict[str, Any]:
-    """Run every case on `ranks` gloo ranks under torchrun, one after another; what rank 0 saw of each."""
+def launch(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], *, rows: bool = False) -> dict[str, Any]:
+    """Run every case on `ranks` gloo ranks under torchrun, one after another; what rank 0 saw of each.
+
+    `rows`: steps are timed and traced too (folder/trace/CASE/rank0.json).
+    """
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     done = subprocess.run(
-        [*command, str(ROOT / "tests" / "bench" / "ranks.py"), str(folder), *(["trace"] if trace else [])],
+        [*command, str(ROOT / "tests" / "bench" / "ranks.py"), str(folder), *(["rows"] if rows else [])],
         capture_output=True,
         text=True,
         check=False,

@@ -34,10 +34,13 @@ from steptime.bench.runnable import layout_name, unsupported
 from steptime.config import ConfigError
 from steptime.fsdp import options
 from steptime.job import Job
+from steptime.model.model import Model
 from steptime.performance import ITEMSIZE
 from steptime.states import bucket_size
 
 MIB = 2**20
+LEARNING_RATE = 3e-4
+"""Enough to see a loss fall in a few steps, whatever the size."""
 
 
 class Laid(NamedTuple):
@@ -153,10 +156,10 @@ def tensor_parallel(part: Transformer, mesh: DeviceMesh, *, sp: bool) -> None:
         parallelize_module(part, mesh, outer)
     part.tie()
     for block in part.blocks.values():
-        parallelize_module(block, mesh, block_plan(rows, sp=sp, glu=part.plan.model.glu))
+        parallelize_module(block, mesh, block_plan(part.plan.model, rows, sp=sp))
 
 
-def block_plan(rows: Shard | Replicate, *, sp: bool, glu: bool) -> dict[str, ParallelStyle]:
+def block_plan(model: Model, rows: Shard | Replicate, *, sp: bool) -> dict[str, ParallelStyle]:
     """How one block is split; `rows` is how its input lies."""
     whole = Replicate()
     plan: dict[str, ParallelStyle] = {
@@ -167,10 +170,13 @@ def block_plan(rows: Shard | Replicate, *, sp: bool, glu: bool) -> dict[str, Par
         "mlp": PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(whole,)),
         "mlp.down": RowwiseParallel(output_layouts=rows),
     }
-    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + (["mlp.gate"] if glu else [])
+    columns = ["attn.q", "attn.k", "attn.v", "mlp.up"] + (["mlp.gate"] if model.glu else [])
     plan |= {name: ColwiseParallel() for name in columns}
     if sp:
         plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    if model.qk_norm:  # one weight for the heads of all ranks (torchtitan's Qwen3 plan)
+        heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+        plan |= {"attn.q_norm": heads, "attn.k_norm": heads}
     return plan
 
 
@@ -270,4 +276,4 @@ def optimizer(laid: Laid) -> torch.optim.Optimizer:
         mesh = param.device_mesh if isinstance(param, DTensor) else None
         groups.setdefault(mesh, []).append(param)
     fused = laid.job.software.optimizer_temp_copies == 0
-    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=1e-3, fused=fused, foreach=not fused)
+    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -117,10 +117,11 @@ def collective(func: Any, args: Any, out: Any) -> Collective | None:
 
 def group_size(args: Any) -> int:
     """Ranks of the process group among an op's arguments: a group name, or a boxed ProcessGroup."""
-    for arg in tree_leaves(args):
+    leaves: list[Any] = tree_leaves(args)
+    for arg in leaves:
         if isinstance(arg, str) and arg not in {"sum", "avg", "max", "min"}:
             return int(distributed_c10d._resolve_process_group(arg).size())
-        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(cast("Any", arg)._type()):
             return int(ProcessGroup.unbox(arg).size())
     raise ValueError("no process group among the arguments")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
-from steptime.job import Job
+from steptime.job import Data, Job
+from steptime.mesh import Parallelism
+from steptime.performance import ITEMSIZE, Performance
 from steptime.states import state_bytes
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
@@ -22,7 +24,8 @@ Limit: TypeAlias = tuple[bool, str, str]
 def unsupported(job: Job, device_type: str) -> list[str]:
     """What of a job plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
     if job.software.family not in FAMILIES:
-        return [f"performance.software: {job.software.name} is not plain torch; --set performance.software=torch"]
+        fix = _set("software=torch", *(["precision=bf16"] if job.software.recipe else []))
+        return [f"performance.software: {job.software.name} is not plain torch; {fix}"]
     limits = [*_kernels(job), *_states(job), *_layout(job), *_device(job, device_type)]
     return [f"{text}; {fix}" for broken, text, fix in limits if broken]
 
@@ -30,7 +33,6 @@ def unsupported(job: Job, device_type: str) -> list[str]:
 def _kernels(job: Job) -> Iterator[Limit]:
     """Options of the blocks."""
     s, plan = job.software, job.recompute
-    yield s.recipe is not None, f"performance.precision: {s.precision} needs TransformerEngine", _set("precision=bf16")
     text = "performance.activation_impl: torch has no fused gated activation"
     yield s.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
     text = f"performance.rope_impl: torch rotates by separate kernels (got {s.rope_impl})"
@@ -115,6 +117,29 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     return (job.replace(**changes) if changes else job), notes
 
 
+def peak_differences(job: Job, device_type: str) -> list[str]:
+    """Why the measured peak of a step may differ from the estimate, as far as is known; empty where it is equal to the byte."""
+    p, s, fsdp = job.parallelism, job.software, job.parallelism.fsdp
+    cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
+    sharded = s.family == "fsdp2" and p.dp > 1
+    reasons = {
+        "DDP: its buckets stay from step to step": s.family == "torch" and p.dp > 1,
+        "tensor parallelism: DTensor keeps copies of its own": p.tp > 1,
+        "pipelining: the schedule keeps receive buffers and outputs": p.pp > 1,
+        "FSDP2: target ids live through forward, 8 bytes a token": sharded,
+        "FSDP2: with few shards a reduced gradient is as large as its source": sharded
+        and reduce * p.replicas / p.dp >= s.itemsize,
+        "full recomputation: a bias's gradient is summed after its input has gone": job.model.bias
+        and job.recompute.granularity == "full",
+        "CPU: LayerNorm keeps statistics in the compute dtype": cpu
+        and job.model.norm == "layernorm"
+        and s.itemsize < ITEMSIZE["fp32"],
+        "CPU: temporaries of RMSNorm's backward are not modelled": cpu and job.model.norm == "rmsnorm",
+        "allocator: blocks are rounded up, and cuBLAS keeps a workspace": device_type == "cuda",
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
 def layout_name(job: Job) -> str:
     """What the layout is called: single, ddp, fsdp2, hsdp, tp, pp, or several joined: fsdp2+tp."""
     p = job.parallelism
@@ -137,9 +162,9 @@ def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> 
     }
     one = Job(
         model=job.model,
-        parallelism={"tp": 1, "pp": 1, "dp": 1},
-        performance=performance,
-        data={"gbs": data.microbatch_sz, "seqlen": data.seqlen, "microbatch_sz": data.microbatch_sz},
+        parallelism=Parallelism.model_validate({"tp": 1, "pp": 1, "dp": 1}),
+        performance=Performance.model_validate(performance),
+        data=Data(gbs=data.microbatch_sz, seqlen=data.seqlen, microbatch_sz=data.microbatch_sz),
         hardware=job.hardware,
     )
     return as_run(one, device_type)[0]

@@ -41,7 +41,10 @@ def test_a_cpu_is_judged_by_its_fastest_call_and_a_gpu_by_its_median(job):
     found = estimate(job)
     row = next(g for g in found.gemms if g.pass_ == "forward")
     timing = Timing(1.0, 2.0, 3.0, 5)
-    measured = [rows.Gemm(row.name, "forward", "fp32", 1, 1, 1, timing), rows.Gemm("other", "forward", "fp32", 1, 1, 1, timing)]
+    measured = [
+        rows.Gemm(row.name, "forward", "fp32", 1, 1, 1, timing),
+        rows.Gemm("other", "forward", "fp32", 1, 1, 1, timing),
+    ]
     (least,), (middle,) = (beside.gemms(found, measured, "fp32", s) for s in ("min_s", "median_s"))
     assert (least.measured, middle.measured) == (1.0, 2.0)
     assert least.predicted == row.time_s
@@ -52,7 +55,12 @@ def test_a_cpu_is_judged_by_its_fastest_call_and_a_gpu_by_its_median(job):
 def test_only_the_config_s_own_attention_is_compared(job):
     found = estimate(job)
     one = rows.Attention("default", "forward", "fp32", 2, 512, 8, 4, 64, causal=True, timing=Timing(1.0, 1.0, 1.0, 5))
-    others = [one._replace(seqlen=256), one._replace(backend="math"), one._replace(causal=False), one._replace(dtype="bf16")]
+    others = [
+        one._replace(seqlen=256),
+        one._replace(backend="math"),
+        one._replace(causal=False),
+        one._replace(dtype="bf16"),
+    ]
     (row,) = beside.attention(found, [one, *others], "fp32", "min_s")
     assert row.predicted > 0
     assert row.name == "forward"

@@ -76,19 +76,27 @@ def written(tmp_path, device=CPU, network=()):
 def test_the_file_says_what_was_measured(tmp_path):
     machine = written(tmp_path)
     device = machine.accelerator
-    assert device.peak_flops == pytest.approx({"fp32": 100e9, "bf16": 400e9})  # the best shape, since no data sheet is known
+    assert device.peak_flops == pytest.approx(
+        {"fp32": 100e9, "bf16": 400e9}
+    )  # the best shape, since no data sheet is known
     assert device.sustained_flops["fp32"] == pytest.approx(100e9, rel=0.06)  # wgrad's 5 % and kernels' 4 us aside
     assert device.memory_bytes_per_s * device.memory_efficiency == pytest.approx(10e9)
     assert device.kernels.model_dump() == {
         "gemm_kernel_s": 4e-6, "move_kernel_s": 2e-6, "layer_gap_s": 0.0, "host_kernel_s": 0.0
     }  # fmt: skip
     assert (device.memory_bytes, device.usable_memory_bytes) == (24 * GIB, 20 * GIB)
-    assert device.attention_forward_efficiency * 100e9 == pytest.approx(50e9 * 64 / 64 / 0.87, rel=0.02)  # head size 64 counts 0.87
+    assert device.attention_forward_efficiency * 100e9 == pytest.approx(
+        50e9 * 64 / 64 / 0.87, rel=0.02
+    )  # head size 64 counts 0.87
 
 
 def test_every_figure_has_a_source(tmp_path):
     machine = written(tmp_path)
-    for path in ("accelerator.sustained_flops.bf16", "accelerator.memory_bytes_per_s", "accelerator.kernels.gemm_kernel_s"):
+    for path in (
+        "accelerator.sustained_flops.bf16",
+        "accelerator.memory_bytes_per_s",
+        "accelerator.kernels.gemm_kernel_s",
+    ):
         source = machine.source(path)
         assert source.startswith("measured: ")
         assert "3dtrn bench x.yaml, 2026-11-21, a CPU, torch 2.13.0" in source
