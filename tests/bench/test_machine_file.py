@@ -109,7 +109,7 @@ def test_a_known_gpu_keeps_its_peak_and_its_network(tmp_path):
     machine = written(tmp_path, Device("cuda", "NVIDIA H200", 139.8 * GIB, 139.8 * GIB, 132))
     assert machine.accelerator.peak_flops["bf16"] == 989e12
     assert machine.accelerator.sm_count == 132
-    assert [tier.name for tier in machine.tiers][0] == "nvlink"
+    assert machine.tiers[0].name == "nvlink"
     assert "no collective was measured" in machine.source("tiers.0.bytes_per_s")
 
 
