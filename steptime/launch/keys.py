@@ -46,11 +46,12 @@ class Table(NamedTuple):
 
 @cache
 def load_table(name: str) -> Table:
-    """The table data/launch/NAME.yaml."""
+    """The table data/launch/NAME.yaml, over the one that it extends."""
     raw = parse_mapping(*read_source(FOLDER / f"{name}.yaml"))
-    entries: dict[str, Entry] = {}
-    defaults: dict[str, Any] = {}
-    for key, said in raw["used"].items():
+    base = load_table(raw["extends"]) if "extends" in raw else None
+    entries = dict(base.entries) if base else {}
+    defaults = dict(base.defaults) if base else {}
+    for key, said in (raw.get("used") or {}).items():
         if isinstance(said, str):
             entries[key] = Entry("used", said)
             continue
@@ -59,6 +60,8 @@ def load_table(name: str) -> Table:
     entries |= {key: Entry("irrelevant", note) for key, note in (raw.get("irrelevant") or {}).items()}
     for key, said in (raw.get("unmodelled") or {}).items():
         entries[key] = Entry("unmodelled", said["why"], tuple(said["off"]))
+    for key in raw.get("dropped") or []:
+        defaults.pop(key, None)
     return Table(raw["framework"], entries, defaults, raw.get("renamed") or {}, raw)
 
 
@@ -88,20 +91,37 @@ def text_of(value: Any) -> str:
 
 
 def entry_of(key: str, table: Table) -> Entry | None:
-    """What the table says of a key: itself, else the nearest section that it is or lies in."""
+    """What the table says of a key: itself, else the longest beginning that it has (`section.*` is the section itself too)."""
     if key in table.entries:
         return table.entries[key]
-    parts = key.split(".")
-    names = (".".join([*parts[:depth], "*"]) for depth in range(len(parts), 0, -1))
-    return next((table.entries[name] for name in names if name in table.entries), None)
+    begun = [name for name in table.entries if name.endswith("*") and f"{key}.".startswith(name[:-1])]
+    return table.entries[max(begun, key=len)] if begun else None
+
+
+def spelled(name: str, table: Table) -> str:
+    """A key as the table spells it: renamed whole, or by the longest beginning that ends in a dot.
+
+    >>> spelled("strategy.ddp.bucket_size", Table("", {}, {}, {"strategy.": "model.", "strategy.ddp.": "ddp."}, {}))
+    'ddp.bucket_size'
+    """
+    if name in table.renamed:
+        return table.renamed[name]
+    begun = [old for old in table.renamed if old.endswith(".") and name.startswith(old)]
+    return table.renamed[max(begun, key=len)] + name[len(max(begun, key=len)) :] if begun else name
 
 
 def sort_keys(
-    said: Mapping[str, Any], table: Table, source: str, defaults: Mapping[str, Any] | None = None
+    said: Mapping[str, Any],
+    table: Table,
+    source: str,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    dump: bool = False,
 ) -> tuple[Values, list[Flag]]:
     """Every key of a file with its status, and the values of those that are used, the framework's defaults filled in.
 
-    `said`: dotted keys. `defaults`: over the table's own, where the file is of another release.
+    `said`: dotted keys. `defaults`: over the table's own, where the file is of another release. `dump`: written by the framework,
+    maybe of a later release: keys that are unknown but switched off (null, false, empty) pass.
 
     Raises:
         ConfigError: keys that the framework does not have, one line each, with the near match.
@@ -110,23 +130,27 @@ def sort_keys(
     flags: list[Flag] = []
     values: dict[str, Any] = {}
     for name, value in said.items():
-        key = table.renamed.get(name, name)
+        key = spelled(name, table)
         entry = entry_of(key, table)
+        if entry is None and dump and value in (None, False, "", [], {}):
+            entry = Entry("irrelevant", "unknown, and switched off")
         if entry is None:
             hint = near(name, _like(name, table))
             hint = hint if "did you mean" in hint else "; remove it"
             problems.append(f"{source}: {name}: unknown key of {table.framework} (got {show(value)}){hint}")
             continue
-        if entry.status == "used":
+        if entry.status == "used" and not (value is None and key in values):
             values[key] = value
         off = entry.status == "unmodelled" and any(value == word and type(value) is type(word) for word in entry.off)
         flags.append(Flag(name, text_of(value), "irrelevant" if off else entry.status, _OFF if off else entry.note))
     if problems:
         raise ConfigError(problems)
+    own = {new: old for old, new in table.renamed.items()} if table.raw.get("own_names") else {}
     for key, value in (table.defaults | dict(defaults or {})).items():
         if key not in values:
             values[key] = value
-            flags.append(Flag(key, text_of(value), "default", f"{table.entries[key].note}; {table.framework}'s own"))
+            name = own.get(key, key)
+            flags.append(Flag(name, text_of(value), "default", f"{table.entries[key].note}; {table.framework}'s own"))
     return Values(source, values), flags
 
 
@@ -141,7 +165,7 @@ def remark(flags: Iterable[Flag], changes: Mapping[str, tuple[Status, str]], tab
     """The flags with other status and note for some, told by the table's names; a default that changes no cost is not listed."""
     changed = []
     for flag in flags:
-        key = table.renamed.get(flag.name, flag.name)
+        key = spelled(flag.name, table)
         status, note = changes.get(key, (flag.status, flag.note))
         if flag.status == "default" and status == "irrelevant":
             continue

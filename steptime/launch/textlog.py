@@ -59,12 +59,9 @@ def balanced(text: str, start: int) -> str | None:
 
 
 def block(lines: list[str], start: int) -> list[str]:
-    """The YAML after line `start`: up to a line that belongs to none, dedented.
-
-    Source: a mapping's lines are keys, deeper lines or list items; a log's next message is neither.
-    """
+    """The YAML from line `start` on, dedented: keys, deeper lines and list items, up to the log's next message."""
     kept: list[str] = []
-    for line in lines[start + 1 :]:
+    for line in lines[start:]:
         if not line.strip():
             if kept:
                 break

@@ -12,7 +12,7 @@ from typing import Any
 
 from steptime.config import ConfigError, near
 from steptime.launch.devices import devices_in, told
-from steptime.launch.keys import Table, entry_of, flatten, load_table, remark, sort_keys
+from steptime.launch.keys import Table, entry_of, flatten, load_table, remark, sort_keys, spelled
 from steptime.launch.pyconfig import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.reading import Flag, Reading
 from steptime.launch.textlog import balanced, plain_lines
@@ -131,7 +131,7 @@ def _bare(value: Any) -> Any:
 def _no_computed(path: str, said: Mapping[str, Any], table: Table) -> None:
     problems = []
     for key, value in said.items():
-        entry = entry_of(table.renamed.get(key, key), table)
+        entry = entry_of(spelled(key, table), table)
         found = next(
             (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
         )
@@ -191,8 +191,8 @@ def _devices(text: str) -> int | None:
             degree = re.search(rf"\b{name}=(\d+)", found[1])
             product *= int(degree[1]) if degree else 1
         return product
-    if found := _OLD_MESH.search(text):
-        for degree in found[2].split(","):
-            product *= int(degree)
+    if old := _OLD_MESH.search(text):
+        for each in old[2].split(","):
+            product *= int(each)
         return product
     return devices_in(text)
