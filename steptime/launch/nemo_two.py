@@ -38,6 +38,8 @@ def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
         defaults |= {"comm_overlap.overlap_grad_reduce": True, "comm_overlap.overlap_param_gather": True}
         if "trainer.strategy.ddp.bucket_size" not in said:
             defaults["comm_overlap.bucket_size"] = _BUCKET
+        virtual = said.get("trainer.strategy.virtual_pipeline_model_parallel_size") or 1
+        defaults["comm_overlap.overlap_p2p_comm"] = virtual > 1
     if said.get("trainer.plugins.fp8"):
         defaults |= {"mixed_precision.fp8_recipe": "delayed", "mixed_precision.fp8_param_gather": True}
     values, flags = sort_keys(said, table, path, defaults, dump=True)
