@@ -46,8 +46,8 @@ def read_deepspeed(
     required, and parallelism.dp where the batch sizes do not tell it.
 
     Raises:
-        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value left to "auto", batch sizes
-            that contradict each other or the devices, or no model.
+        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value left to "auto", batch
+            sizes that contradict each other or the devices, or no model.
     """
     tree = _json(path, text)
     table = load_table("deepspeed")
@@ -179,7 +179,7 @@ def batch_of(values: Values, dp: int | None, sets: Mapping[str, Any] | None) -> 
 
 
 def _overlap(values: Values, level: int, changes: Changes) -> dict[str, Any]:
-    """overlap_comm: unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); where on, the profile says how much."""
+    """overlap_comm: unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides."""
     said = values.get("zero_optimization.overlap_comm")
     if level == 0:
         changes["zero_optimization.overlap_comm"] = ("irrelevant", "only with ZeRO")

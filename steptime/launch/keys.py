@@ -18,7 +18,7 @@ from steptime.document import parse_mapping, read_source
 from steptime.launch.reading import Flag, Status
 
 FOLDER = Path(__file__).parent.parent / "data" / "launch"
-_OFF = "switched off"
+_OFF = "as modelled"
 
 
 class Entry(NamedTuple):

@@ -164,6 +164,8 @@ def parallelism_of(said: Said, changes: Changes) -> dict[str, Any]:
         changes["model.sequence_parallel"] = ("irrelevant", "only with tensor parallelism")
     if cp > 1:
         layout |= {"cp": cp} | cp_comm_type(values, changes)
+    if values.get("optimizer.use_distributed_optimizer"):
+        changes["ddp.use_distributed_optimizer"] = ("irrelevant", "optimizer.use_distributed_optimizer says it")
     vpp = values.whole("model.virtual_pipeline_model_parallel_size", 1)
     if pp > 1:
         layout |= ({"vpp": vpp} if vpp > 1 else {}) | stages(values, pp, vpp, changes)

@@ -131,6 +131,8 @@ def kernels_of(values: Values) -> dict[str, Any]:
 
 def states_of(values: Values, changes: Changes) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
+    if values.get("mixed_precision.grad_reduce_in_fp32") is not None:
+        changes["ddp.grad_reduce_in_fp32"] = ("irrelevant", "mixed_precision.grad_reduce_in_fp32 is put over it")
     in_fp32 = values.yes("mixed_precision.grad_reduce_in_fp32", default=values.yes("ddp.grad_reduce_in_fp32"))
     plain = plain_dtype(values)
     section: dict[str, Any] = {"main_grad_dtype": "fp32" if in_fp32 else plain}
@@ -161,6 +163,9 @@ def overlap_of(values: Values, changes: Changes) -> dict[str, Any]:
 
     reduce = said("overlap_grad_reduce", "ddp.overlap_grad_reduce")
     gather = said("overlap_param_gather", "ddp.overlap_param_gather")
+    for name, other in (("tp_comm_overlap", "model"), ("overlap_p2p_comm", "model"), ("overlap_grad_reduce", "ddp")):
+        if values.get(f"comm_overlap.{name}") is not None:
+            changes[f"{other}.{name}"] = ("irrelevant", f"comm_overlap.{name} is put over it")
     told = (
         values.get("ddp.overlap_param_gather") is not None
         or values.get("comm_overlap.overlap_param_gather") is not None

@@ -89,10 +89,8 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         return classes()[name]
     if "model.config.num_layers" in said and "model.config.hidden_size" in said:
         return {}
-    what = (
-        f"model.config: unknown class (got {name!r}){near(name, classes())}" if name else "model.config: names no class"
-    )
-    raise ConfigError(f"{path}: {what}; or add --set model=NAME")
+    what = f"unknown class (got {name!r})" if name else "names no class"
+    raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
 
 
 def _named(flag: Flag, config_class: str) -> Flag:

@@ -10,8 +10,9 @@ from steptime.config import ConfigError, build, near
 from steptime.document import parse_mapping, read_source
 from steptime.launch.keys import FOLDER, Values
 from steptime.model.model import Model
+from steptime.sections import read_model
 
-_BUILDING = re.compile(r"Building (\w+) (\S+) with (.*)")
+_BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
@@ -63,7 +64,7 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
         ConfigError: the model read and the parameters counted differ.
     """
     found = _BUILDING.search(text)
-    if found is None or found[1] not in {"llama3", "llama"}:
+    if found is None:
         return None
     said = dict(re.findall(r"[\"']?(\w+)[\"']?\s*[=:]\s*([\d.]+|None|null)", found[3]))
     if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
@@ -89,7 +90,17 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
                 f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
                 "add --set model=NAME"
             )
-    return model
+    return _by_name(found[2], model)
+
+
+def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
+    """The flavor's own section where it is the same model."""
+    own = models()["llama3"].get(flavor)
+    if own is None:
+        return model
+    named, read = (build(Model, read_model(section)) for section in (own, model))
+    shape = {"source": "", "name": ""}
+    return dict(own) if named.model_copy(update=shape) == read.model_copy(update=shape) else model
 
 
 def hidden_dim(dim: int, multiple_of: int, multiplier: str | None) -> int:

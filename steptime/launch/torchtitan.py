@@ -50,7 +50,7 @@ def read_torchtitan(
         devices = int(found[1]) if found else None
     devices = devices or devices_in("", env)
     said = flatten(tree)
-    _no_computed(path, said, table)
+    _no_computed(file, said, table)
     defaults = {"activation_checkpoint.selective_ac_option": "op"} if later else {}
     values, flags = sort_keys(said, table, path, defaults)
     changes: dict[str, Any] = {}
