@@ -68,7 +68,7 @@ def read_deepspeed(
     elif told(sets, "parallelism.bucket_size_mb") is None and bucket != "auto":
         itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
         parallelism["bucket_size_mb"] = values.whole("zero_optimization.reduce_bucket_size") * itemsize / 1e6
-    if values.get("optimizer.type") not in {None, "Adam", "AdamW", "adam", "adamw"}:
+    if str(values.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         changes["optimizer.type"] = ("unmodelled", "states of another optimizer; taken as Adam's")
     config = {
         "model": told(sets, "model"),
@@ -151,7 +151,7 @@ def batch_of(values: Values, dp: int | None, sets: Mapping[str, Any] | None) -> 
 
     def said(key: str) -> int | None:
         ours = told_whole(sets, _TOLD[key]) if key in _TOLD else None
-        return ours or (None if values.get(key) in {None, "auto"} else values.whole(key))
+        return ours or (None if str(values.get(key)) in {"None", "auto"} else values.whole(key))
 
     gbs, micro, steps = said(_BATCH), said(_MICRO), said(_STEPS)
     if dp is None and gbs is not None and micro is not None and steps is not None and gbs % (micro * steps) == 0:

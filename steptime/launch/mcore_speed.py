@@ -96,6 +96,7 @@ def recompute_of(values: Values, changes: Changes) -> dict[str, Any]:
             recompute["n_layers"] = values.whole("model.recompute_num_layers", least=0)
         return {"recompute": recompute}
     modules = values.get("model.recompute_modules") or ["core_attn"]
+    modules = [str(name) for name in modules] if isinstance(modules, list) else [str(modules)]
     strange = [name for name in modules if name not in _MODULES | _EXPERT_MODULES]
     if strange:
         raise values.fail("model.recompute_modules", f"unknown module (got {strange[0]!r})")
@@ -107,7 +108,7 @@ def recompute_of(values: Values, changes: Changes) -> dict[str, Any]:
 
 def kernels_of(values: Values) -> dict[str, Any]:
     """Which kernels are fused."""
-    graphs = values.get("model.cuda_graph_impl") not in {None, "none"}
+    graphs = str(values.get("model.cuda_graph_impl") or "none") != "none"
     fused_loss = values.yes("model.cross_entropy_loss_fusion") and values.get("model.cross_entropy_fusion_impl") == "te"
     section: dict[str, Any] = {
         "rope_impl": "fused" if values.yes("model.apply_rope_fusion") else "own_tables",
