@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from steptime.assembly import Assembly, Chunk, Part, local_elements
 from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.performance import EAGER_TORCH
 from steptime.plan import RecomputePlan
 from steptime.schedule import peaks
 
@@ -145,8 +146,9 @@ def held(assembly: Assembly) -> list[Held]:
     memories = PartMemories(assembly)
     walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
     kept_output = 0.0 if job.software.deallocate_pipeline_outputs else assembly.boundary_bytes
+    kept_logits = logits_kept(assembly)
     weights = [
-        [m.saved + (0.0 if c.head else kept_output) for m, c in zip(memory, chunks, strict=True)]
+        [m.saved + (kept_logits if c.head else kept_output) for m, c in zip(memory, chunks, strict=True)]
         for memory, chunks in zip(walked, assembly.stages, strict=True)
     ]
     fwd = [[m.forward.bytes - m.saved for m in memory] for memory in walked]
@@ -161,6 +163,15 @@ def held(assembly: Assembly) -> list[Held]:
         apart = buffer + kept_dummies(assembly, head=any(c.head for c in assembly.stages[stage]))
         result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + apart, op))
     return result
+
+
+def logits_kept(assembly: Assembly) -> float:
+    """Bytes of the logits where torch's pipeline holds them till their backward and the loss does not (stage.py, fwd_cache)."""
+    job, name = assembly.job, "head.logits"
+    if job.parallelism.pp == 1 or job.software.family not in EAGER_TORCH:
+        return 0.0
+    saved = any(name in op.saves for op in assembly.head.ops)
+    return 0.0 if saved else assembly.head.sizes[name]
 
 
 def held_once(assembly: Assembly) -> Held:

@@ -89,7 +89,7 @@ def flops(job: Job) -> Truth:
     with FlopCounterMode(display=False) as counter:
         module(ids, ids).backward()
     stated = estimate(job).flops.model_per_step_full_attention
-    return Truth(f"FLOPs of a step, {few(job)}, attention in full", "FLOP", stated, counter.get_total_flops())
+    return Truth(f"FLOPs, {few(job)}, attention in full", "FLOP", stated, counter.get_total_flops())
 
 
 def saved_by_block(job: Job) -> list[Truth]:
@@ -101,7 +101,7 @@ def saved_by_block(job: Job) -> list[Truth]:
         stated = memories.checkpointed(1).saved if recompute == "full" else memories.selective.saved
         with FakeTensorMode():
             found = OneBlock(one, torch.device("cpu")).saved().bytes
-        rows.append(Truth(f"saved by one block, recompute {recompute}", "B", stated, found))
+        rows.append(Truth(f"saved by a block, recompute {recompute}", "B", stated, found))
     return rows
 
 
@@ -194,10 +194,10 @@ def collectives(job: Job, seen: list[Calls]) -> list[Truth]:
     for kind, ranks in sorted({key[:2] for key in stated + found}):
         axis = "+".join(sorted(names.get((kind, ranks), {"no axis"})))
         chosen = job.sp and not fsdp.applies(job) and kind == "all_reduce"
-        name = f"{kind} over {ranks} ranks ({axis}), one step"
+        name = f"{kind} over {ranks} ({axis})"
         if not chosen:
-            rows.append(Truth(name, "calls", times(kind, ranks, stated), times(kind, ranks, found)))
-        rows.append(Truth(name, "B", volume(kind, ranks, stated), volume(kind, ranks, found)))
+            rows.append(Truth(f"{name}, calls", "calls", times(kind, ranks, stated), times(kind, ranks, found)))
+        rows.append(Truth(f"{name}, bytes", "B", volume(kind, ranks, stated), volume(kind, ranks, found)))
     return rows
 
 

@@ -27,7 +27,7 @@ TITLES = {
     "collective": "collectives",
 }
 _UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
-_EACH = ("step", "block", "memory", "exact", "attention")
+_EACH = ("step", "block", "memory", "attention")
 """Kinds of figures of which every one is shown; of the others the errors, and the widest."""
 
 
@@ -36,14 +36,24 @@ def sections(run: Run) -> list[Section]:
     from steptime.bench.beside import summarise
 
     found = run.found
-    return [
+    held: list[Section] = [
         head(run),
         each([row for row in found.beside if row.what in _EACH]),
-        errors(summarise(row for row in found.beside if row.what not in _EACH)),
+        errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
+        counts([row for row in found.beside if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
         *([Facts("notes", [Fact("-", [note]) for note in run.raw.notes])] if run.raw.notes else []),
-        Facts("", [Fact("wrote", run.files)]),
+        written(run),
     ]
+    return [section for section in held if getattr(section, "rows", True)]
+
+
+def written(run: Run) -> Facts:
+    """The files, and what to do with the machine's."""
+    facts = [Fact("wrote", run.files)]
+    if run.found.machine:
+        facts.append(Fact("use it", [f"3dtrn CONFIG --set hardware.node_type={run.files[0]}"]))
+    return Facts("", facts)
 
 
 def head(run: Run) -> Facts:
@@ -70,22 +80,31 @@ def each(found: Sequence[Beside]) -> Table:
             kind = row.what
             rows.append([TITLES[kind]])
         spread = "" if row.spread is None else percent(row.spread)
-        rows.append([f"  {row.name}", _shown(row, row.predicted), _shown(row, row.measured), _error(row), spread])
+        rows.append(
+            [
+                f"  {row.name}",
+                _shown(row, row.predicted),
+                _shown(row, row.measured),
+                percent(row.error, signed=True),
+                spread,
+            ]
+        )
     return Table("", ["predicted beside measured", "predicted", "measured", "difference", "spread"], rows)
 
 
-def _error(row: Beside) -> str:
-    if row.what == "exact":
-        return "none" if row.predicted == row.measured else number(row.predicted - row.measured)
-    return percent(row.error, signed=True)
-
-
 def _shown(row: Beside, value: float) -> str:
-    if row.unit == "s":
-        return seconds(value)
-    if row.what == "exact":
-        return f"{value:,.0f}"
-    return quantity(value, _UNITS[row.unit], digits=4)
+    return seconds(value) if row.unit == "s" else quantity(value, _UNITS[row.unit], digits=4)
+
+
+def counts(found: Sequence[Beside]) -> Table:
+    """What torch counted without a clock; each is to be equal."""
+    rows = [
+        [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]
+        for row in found
+    ]
+    equal = sum(row.predicted == row.measured for row in found)
+    note = f"{equal} of {len(found)} are equal: elements, calls, bytes and FLOPs"
+    return Table("", ["counted by torch", "predicted", "counted", "difference"], rows, [note])
 
 
 def errors(found: Sequence[Summary]) -> Table:

@@ -48,7 +48,7 @@ def test_a_large_model_takes_no_memory():
     assert [row for row in rows if row.difference] == []
     assert rows[0].observed == 8_030_261_248
     assert [row.name for row in rows if "2 layers" in row.name or "small copy" in row.name] == [
-        "FLOPs of a step, 2 layers, attention in full",
+        "FLOPs, 2 layers, attention in full",
         "saved by the model, 2 layers",
         "peak of a step, small copy of the model",
     ]
