@@ -20,9 +20,9 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "two configs side by side: settings, step, parts, memory",
+    "diff": "two configs, or training logs, side by side: settings, step, parts, memory",
     "explain": "one figure, or all of a measured row, as formula and numbers",
-    "validate": "published or own measured runs beside their estimates",
+    "validate": "published or own measured runs, or a training log, beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -183,6 +183,25 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
     made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
+    _of_logs(made)
+
+
+def _of_logs(made: argparse.ArgumentParser) -> None:
+    """What reading training logs takes."""
+    logs = made.add_argument_group(
+        "a training log in place of rows: the plan from the log itself, measured beside predicted"
+    )
+    logs.add_argument("--log", nargs="+", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip")
+    logs.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the log's plan"
+    )
+    logs.add_argument(
+        "--from", dest="kind", metavar="KIND", help="the log is of this framework: megatron, torchtitan, nemo"
+    )
+    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row that --measurements reads")
+    logs.add_argument(
+        "--allow-unmodelled", action="store_true", help="estimate without the flags that are not modelled"
+    )
 
 
 def _count(text: str) -> int:
@@ -192,6 +211,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _diff(made: argparse.ArgumentParser) -> None:
+    _config(made, "A", "B")
+    made.add_argument(
+        "--from", dest="kind", metavar="KIND", help="a log is of this framework: megatron, torchtitan, nemo"
+    )
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="estimate logs without the flags that are not modelled"
+    )
+
+
 def _show(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
 
@@ -199,7 +228,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "scale": _scale,
-    "diff": lambda made: _config(made, "A", "B"),
+    "diff": _diff,
     "explain": _explain,
     "validate": _validate,
     "show": _show,

@@ -107,10 +107,15 @@ def scale(options: Namespace, out: Printer) -> int:
 
 
 def diff(options: Namespace, out: Printer) -> int:
-    """Two configs side by side; --set changes both."""
+    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
     from steptime.report.compare import diff as compare
     from steptime.step import estimate
+    from steptime.validation.kind import is_log
 
+    if is_log(options.a) or is_log(options.b):
+        from steptime import log_commands
+
+        return log_commands.diff(options, out, load, _labels(options.a, options.b))
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
     notes = [
@@ -187,6 +192,11 @@ def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
 
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
+    from steptime import log_commands
+
+    if options.log:
+        return log_commands.validate(options, out)
+    log_commands.refuse_without_log(options)
     from steptime.report import validation as report_validation
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select

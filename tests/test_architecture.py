@@ -28,7 +28,7 @@ ROOMS = [
     *("measured", "interval"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),
-    *("report", "commands", "cli"),
+    *("report", "log_commands", "commands", "cli"),
 ]
 """Bottom to top. A module imports from rooms before its own; within a room modules see each other."""
 

@@ -7,8 +7,10 @@ several nodes and of restarts are read one after the other into one `Log`.
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -178,14 +180,12 @@ def _dump_line(log: Log, state: FileState, line: bytes, name: str) -> None:
 def _lines(name: str, log: Log, progress: Progress | None) -> Iterator[bytes]:
     """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
     try:
-        with open(name, "rb") as raw:  # noqa: PTH123  one call, and it reports directories and pipes alike
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        with open_log(name) as file:
             size = Path(name).stat().st_size
-            file: BinaryIO = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
             for chunk in pieces(file):
                 yield from chunk
                 if progress is not None and size:
-                    progress(name, raw.tell() / size)
+                    progress(name, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
     except EOFError:
         log.notes.append(f"{name}: the gzip file is cut; read as far as it goes")
     except (gzip.BadGzipFile, zlib.error):
@@ -195,6 +195,17 @@ def _lines(name: str, log: Log, progress: Progress | None) -> Iterator[bytes]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "cannot be read"
         raise ConfigError(f"{name}: {reason.lower()}; give a log file") from None
+
+
+@contextmanager
+def open_log(name: str) -> Iterator[BinaryIO]:
+    """A log to read, unpacked where it is gzip.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with open(name, "rb") as raw:  # noqa: PTH123  one call, and it reports directories and pipes alike
+        yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # type: ignore[misc]
 
 
 def pieces(file: BinaryIO) -> Iterator[list[bytes]]:

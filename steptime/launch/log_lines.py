@@ -116,7 +116,9 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TF
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
-_COUNT = re.compile(r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])")
+_COUNT = re.compile(
+    r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
+)
 """Megatron-LM megatron/training/training.py, get_model."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d+)"),  # Megatron-LM, evaluate_and_print_results

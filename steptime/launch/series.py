@@ -40,9 +40,7 @@ class Series:
         if number % self.stride:
             return
         self._number.append(number)
-        for column, value in zip(
-            self._columns, (line.step_s, line.tokens_per_s, line.tflops, line.batch), strict=True
-        ):
+        for column, value in zip(self._columns, (line.step_s, line.tokens_per_s, line.tflops, line.batch), strict=True):
             column.append(value)  # type: ignore[arg-type]
         if len(self._number) >= self.limit:
             self._thin()
@@ -64,4 +62,4 @@ class Series:
 
     def lines(self) -> list[Logged]:
         """Every iteration once, by number; one that several lines log has its shortest time."""
-        return [Logged(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]  # type: ignore[arg-type]
+        return [Logged(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from math import comb, sqrt
 from typing import NamedTuple
 
@@ -22,7 +23,12 @@ RULE = (
     "checkpoint, and those before the final global batch"
 )
 WARM_UP, SHARE = 2, 0.1
-WARM, RESTART, PAUSE, RAMP = "warm-up", "after a restart", "beside an evaluation or a checkpoint", "before the final batch"
+WARM, RESTART, PAUSE, RAMP = (
+    "warm-up",
+    "after a restart",
+    "beside an evaluation or a checkpoint",
+    "before the final batch",
+)
 CONFIDENCE = 0.95
 
 
@@ -107,7 +113,7 @@ def _timed(line: Logged, tokens_per_device: float) -> Logged:
 
 def _interval(lines: Sequence[Logged]) -> int:
     """Iterations from one line to the next, as most of them have it."""
-    gaps = Counter(b.number - a.number for a, b in zip(lines, lines[1:], strict=False))
+    gaps = Counter(b.number - a.number for a, b in pairwise(lines))
     return max(gaps, key=lambda gap: (gaps[gap], -gap)) if gaps else 1
 
 

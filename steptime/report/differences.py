@@ -1,0 +1,100 @@
+"""What `3dtrn diff` adds where a log is one of the two: the cost of each difference by the model, and what it did cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.compare import change
+from steptime.report.figures import percent
+from steptime.report.format import GIB, seconds
+from steptime.report.table import Section, Table
+
+if TYPE_CHECKING:
+    from steptime.validation.differences import Difference, Differences
+    from steptime.validation.logged import Compared
+
+
+def sections(
+    found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
+) -> list[Section]:
+    """The change as measured beside the change as predicted, then the cost of each difference."""
+    return [outcome(found, measured, labels), costs(found, labels)]
+
+
+def outcome(found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]) -> Table:
+    """Steps of both, measured and predicted, and the change from the first to the second."""
+    rows = [["predicted", *(seconds(e.step_s) for e in (found.a, found.b)), _change(found.a.step_s, found.b.step_s)]]
+    steps = [None if one is None else one.run.steady.step_s for one in measured]
+    both = "" if None in steps else _change(*(step or 0.0 for step in steps))
+    rows.insert(0, ["measured", *("-" if step is None else seconds(step) for step in steps), both])
+    errors = [
+        "-" if step is None else percent(estimate.step_s / step - 1.0, signed=True)
+        for step, estimate in zip(steps, (found.a, found.b), strict=True)
+    ]
+    rows.append(["error", *errors, ""])
+    told = [] if both else ["one of the two is a plan: there is no measured change"]
+    if _tokens(found.a) != _tokens(found.b) or found.a.devices != found.b.devices:
+        told.append("tokens of a step or devices differ: compare tokens/s/device, below")
+        rows.append([])
+        rows += _rates(found, steps)
+    return Table("step", ["", *labels, "change"], rows, told)
+
+
+def _rates(found: Differences, steps: list[float | None]) -> list[list[str]]:
+    """Tokens per second and device, measured and predicted."""
+    pair = (found.a, found.b)
+    of_log = [None if s is None else _tokens(e) / s / e.devices for s, e in zip(steps, pair, strict=True)]
+    ours = [_tokens(e) / e.step_s / e.devices for e in pair]
+    both = "" if None in of_log else change(*(rate or 0.0 for rate in of_log))
+    return [
+        ["tokens/s/device, measured", *("-" if rate is None else f"{rate:,.1f}" for rate in of_log), both],
+        ["tokens/s/device, predicted", *(f"{rate:,.1f}" for rate in ours), change(*ours)],
+    ]
+
+
+def _tokens(estimate: Any) -> float:
+    return float(estimate.job.data.gbs) * float(estimate.job.data.seqlen)
+
+
+def _change(a: float, b: float) -> str:
+    return f"{change(a, b) or '0 %'} ({_signed(b - a)})"
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0.0 else "-") + seconds(abs(value))
+
+
+def costs(found: Differences, labels: tuple[str, str]) -> Table:
+    """Each difference alone in the first job, the sum, and what all together change beyond it."""
+    base = found.a.step_s
+    rows = []
+    for one in found.each:
+        cells = (
+            ["-", "-"] if one.step_change_s is None else [_signed(one.step_change_s), _share(one.step_change_s, base)]
+        )
+        peak = "-" if one.peak_change_bytes is None else f"{one.peak_change_bytes / GIB:+,.2f}"
+        rows.append([_words(one), *cells, peak])
+    rows.append([])
+    if found.interaction_s is not None:
+        rows.append(["interaction", _signed(found.interaction_s), _share(found.interaction_s, base), ""])
+    peak_s = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
+    rows.append(["all together", _signed(found.together_s), _share(found.together_s, base), f"{peak_s / GIB:+,.2f}"])
+    told = [f"each alone put into {labels[0]}; interaction: all together less the sum of each alone"]
+    told += [f"{_words(one)}: cannot run alone ({one.problem})" for one in found.each if one.problem]
+    title = "what each difference costs by the model" if found.each else "no setting differs"
+    return Table(title, [f"{labels[0]} to {labels[1]}", "step", "change", "peak GiB"], rows, told)
+
+
+def _share(value: float, base: float) -> str:
+    return f"{100.0 * value / base:+,.1f} %"
+
+
+def _words(one: Difference) -> str:
+    """The settings of a difference in words: tp 8 to 4, dp 4 to 8."""
+    return ", ".join(f"{s.path.rpartition('.')[2]} {_value(s.a)} to {_value(s.b)}" for s in one.settings)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(str(item) for item in value.values())
+    return "-" if value is None else str(value)
