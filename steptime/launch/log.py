@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steptime.config import ConfigError
-from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, plain, said
+from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
 from steptime.launch.megatron import read_dump
 from steptime.launch.series import Series
 
@@ -58,6 +58,7 @@ class Log:
         """Ranks are those of a node."""
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
+        self.vocabulary: Vocabulary | None = None
         self.device = ""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
@@ -74,7 +75,7 @@ class Log:
         """The beginning of the first file."""
         self.notes: list[str] = []
 
-    def take(self, entry: Iteration | Peak | Pause | Count | Device, file: FileState) -> None:
+    def take(self, entry: Said, file: FileState) -> None:
         """Take in what a line says."""
         match entry:
             case Iteration():
@@ -89,6 +90,8 @@ class Log:
                     self.pauses.add(number)
             case Count():
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
+            case Vocabulary():
+                self.vocabulary = entry
             case Device():
                 self.device = self.device or entry.name
 
@@ -211,7 +214,7 @@ def open_log(name: str) -> Iterator[BinaryIO]:
 def pieces(file: BinaryIO) -> Iterator[list[bytes]]:
     """Lines of a file, chunk by chunk; of a long line its first `LONGEST` bytes."""
     rest = b""
-    while chunk := file.read(CHUNK):
+    while chunk := file.read1(CHUNK):  # type: ignore[attr-defined]  # what a cut gzip file still has comes before its error
         lines = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
         rest = lines.pop()[:LONGEST]
         yield [line[:LONGEST] for line in lines]

@@ -8,7 +8,7 @@ torchtitan and NeMo's progress bars have shapes of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -63,7 +63,14 @@ class Device(NamedTuple):
     name: str
 
 
-Said = Iteration | Peak | Pause | Count | Device
+class Vocabulary(NamedTuple):
+    """Entries of the tokenizer, and of the model's padded table."""
+
+    size: int
+    padded: int
+
+
+Said = Iteration | Peak | Pause | Count | Device | Vocabulary
 
 STEP = {
     # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
@@ -103,9 +110,11 @@ OWN_MEMORY = {
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """A control sequence of a terminal: colours, cursor moves (ECMA-48)."""
-_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+")
+_NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
 _STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
+PREFIX = 120
+"""Characters in which a rank prefix stands; a time stamp and a job's name may come first."""
 _NUMBERED = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
 _RANK = re.compile(r"\[Rank (\d+)\]\s*\(")
 _TITAN = re.compile(
@@ -120,6 +129,8 @@ _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
 )
 """Megatron-LM megatron/training/training.py, get_model."""
+_VOCABULARY = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens \(new size: (\d+)\)")
+"""Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d+)"),  # Megatron-LM, evaluate_and_print_results
     re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d+)"),  # Megatron-LM, save_checkpoint
@@ -134,13 +145,6 @@ _DEVICES = (
     re.compile(r"^GPU \d+: (NVIDIA .+?) \(UUID"),  # nvidia-smi -L
 )
 
-TRIGGER = re.compile(
-    rb"elapsed time per iteration|train_step_timing|Step Time :|[tw]ps: |(?:max |-)allocated|peak_memory_usage|"
-    rb"number of parameters on|validation loss at|aving (?:the )?checkpoint|saved checkpoint|Checkpoint Save|validate step|"
-    rb"Validation epoch|NVIDIA |GiB memory"
-)
-"""Bytes of which one stands in every line that says something; all other lines are not decoded."""
-
 
 def plain(line: bytes) -> str:
     """A line as text, without the colours of a terminal."""
@@ -150,80 +154,103 @@ def plain(line: bytes) -> str:
 
 def said(line: bytes) -> Iterator[Said]:
     """What one line says; two ranks that wrote into the same line both count."""
-    if not TRIGGER.search(line):
-        return
-    text = plain(line)
-    yield from _iterations(text)
-    yield from _peaks(text)
-    for pattern in _PAUSES:
-        yield from (Pause(int(found[1] or -1)) for found in pattern.finditer(text))
-    yield from (Count(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
-    for pattern in _DEVICES:
-        if found := pattern.search(text):
-            yield Device(found[1])
+    for words, parse in PARSERS:
+        for word in words:  # plain loops: most lines of a large log say nothing
+            if word in line:
+                yield from parse(plain(line))
+                break
 
 
-def _iterations(text: str) -> Iterator[Iteration]:
-    """Every iteration that a line logs."""
-    stream = _stream(text)
+def _numbered(text: str) -> Iterator[Iteration]:
+    """Iterations of fields between bars."""
     starts = [found.start() for found in _NUMBERED.finditer(text)]
     for start, end in pairwise([*starts, len(text)]):
-        if found := _barred(text[start:end], stream):
-            yield found
-    for titan in _TITAN.finditer(text):
-        rate, tflops = number(titan[3]), number(titan[4] or "")
-        yield Iteration("torchtitan", int(titan[1]), 0.0, rate, tflops, stream=stream)
-    for bridge in _BRIDGE.finditer(text):
-        yield Iteration("Megatron-Bridge", -1, number(bridge[1]), tflops=number(bridge[2]), stream=stream)
-    for bar in _BAR.finditer(text):
-        yield Iteration("NeMo", int(number(bar[1])), number(bar[2]), stream=stream)
+        part = text[start:end]
+        head = _NUMBERED.match(part)
+        for name, (framework, unit) in STEP.items():
+            if head and (step_s := field(part, name) * unit):
+                counted = int(field(part, "global_step")) if "global_step:" in part else int(head[1])
+                tflops = next((found for key in TFLOPS if (found := field(part, key))), 0.0)
+                batch = next((found for key in BATCH if (found := field(part, key))), 0.0)
+                yield Iteration(framework, counted, step_s, 0.0, tflops, int(batch), _stream(text))
 
 
-def _barred(text: str, stream: str) -> Iteration | None:
-    """An iteration of fields between bars; None where it has no step time."""
-    fields = fields_of(text)
-    for name, (framework, unit) in STEP.items():
-        if step_s := number(fields.get(name, "")) * unit:
-            head = _NUMBERED.match(text)
-            counted = fields.get("global_step") or (head[1] if head else "-1")
-            tflops = next((number(fields[key]) for key in TFLOPS if key in fields), 0.0)
-            batch = next((number(fields[key]) for key in BATCH if key in fields), 0.0)
-            return Iteration(framework, int(number(counted)), step_s, 0.0, tflops, int(batch), stream)
-    return None
+def _titan(text: str) -> Iterator[Iteration | Peak]:
+    for found in _TITAN.finditer(text):
+        stream, rate, tflops = _stream(text), number(found[3]), number(found[4] or "")
+        yield Iteration("torchtitan", int(found[1]), 0.0, rate, tflops, stream=stream)
+        yield Peak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
+
+
+def _bridge(text: str) -> Iterator[Iteration]:
+    for found in _BRIDGE.finditer(text):
+        yield Iteration("Megatron-Bridge", -1, number(found[1]), tflops=number(found[2]), stream=_stream(text))
+
+
+def _bar(text: str) -> Iterator[Iteration]:
+    for found in _BAR.finditer(text):
+        yield Iteration("NeMo", int(number(found[1])), number(found[2]), stream=_stream(text))
 
 
 def _peaks(text: str) -> Iterator[Peak]:
-    """Peak memory that a line reports, one entry for each rank."""
+    """Peak memory, one entry for each rank that the line names."""
     heads = list(_RANK.finditer(text))
     starts = [head.start() for head in heads]
-    found = [
-        _peak(text[start:end], int(head[1]), MEMORY)
-        for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True)
-    ]
+    for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):
+        yield _peak(text[start:end], int(head[1]), MEMORY)
     if not heads:
-        rank = _rank(text)
-        found.append(_peak(text, rank, OWN_MEMORY, local=True))
-        found += [Peak(rank, 0.0, number(titan[2]) * GIB, local=True) for titan in _TITAN.finditer(text)]
-    yield from (peak for peak in found if peak.allocated_bytes or peak.reserved_bytes)
+        yield _peak(text, _rank(text), OWN_MEMORY, local=True)
 
 
 def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> Peak:
-    fields = fields_of(text)
     peaks = {"allocated": 0.0, "reserved": 0.0}
     for name, (what, unit) in known.items():
-        if name in fields:
-            peaks[what] = max(peaks[what], number(fields[name]) * unit)
+        peaks[what] = max(peaks[what], field(text, name) * unit)
     return Peak(rank, peaks["allocated"], peaks["reserved"], local)
 
 
-def fields_of(text: str) -> dict[str, str]:
-    """The fields of `a: 1 | b (ms): 2 |`.
+def _pauses(text: str) -> Iterator[Pause]:
+    for pattern in _PAUSES:
+        yield from (Pause(int(found[1] or -1)) for found in pattern.finditer(text))
 
-    >>> fields_of("iteration 5/ 10 | lm loss: 1.0 | global batch size:   256 |")
-    {'lm loss': '1.0', 'global batch size': '256'}
+
+def _counts(text: str) -> Iterator[Count]:
+    yield from (Count(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
+
+
+def _vocabulary(text: str) -> Iterator[Vocabulary]:
+    yield from (Vocabulary(int(found[1]), int(found[2])) for found in _VOCABULARY.finditer(text))
+
+
+def _devices(text: str) -> Iterator[Device]:
+    yield from (Device(found[1]) for pattern in _DEVICES if (found := pattern.search(text)))
+
+
+PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[Said]]], ...] = (
+    ((b"elapsed time per iteration", b"train_step_timing in s: "), _numbered),
+    ((b"train_step_timing in s=",), _bar),
+    ((b"Step Time : ",), _bridge),
+    ((b"tps: ", b"wps: "), _titan),
+    ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
+    ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
+    ((b"parameters on (tensor",), _counts),
+    ((b"padded vocab",), _vocabulary),
+    ((b"NVIDIA ", b"GiB memory"), _devices),
+)
+"""Words of which one stands in every line that a parser reads; lines without any are not even decoded."""
+
+
+def field(text: str, name: str) -> float:
+    """The number of a field of `a: 1 | b (ms): 2 |`; 0 where there is none.
+
+    >>> field("iteration 5/ 10 | lm loss: 1.0 | global batch size:   256 |", "global batch size")
+    256.0
     """
-    pairs = (part.partition(":") for part in text.split("|"))
-    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+    at = text.find(name + ":")
+    if at < 0 or (at and text[at - 1] not in " |"):
+        return 0.0
+    start = at + len(name) + 1
+    return number(text[start : start + 40])
 
 
 def number(text: str) -> float:
@@ -232,16 +259,17 @@ def number(text: str) -> float:
     >>> number("1,234"), number("13372.8/13364.7"), number("45.6TFLOPS"), number("nan")
     (1234.0, 13372.8, 45.6, 0.0)
     """
-    found = _NUMBER.match(text.strip())
-    return float(found[0].replace(",", "")) if found else 0.0
+    found = _NUMBER.match(text)
+    return float(found[1].replace(",", "")) if found else 0.0
 
 
 def _stream(text: str) -> str:
-    found = _STREAM.search(text)
+    """The launcher's rank prefix, as printed; "" where there is none."""
+    found = _STREAM.search(text[:PREFIX])
     return found[0].strip() if found else ""
 
 
 def _rank(text: str) -> int:
     """The rank in torchrun's or srun's prefix, -1 where there is none."""
-    found = _STREAM.search(text)
+    found = _STREAM.search(text[:PREFIX])
     return int(next(group for group in found.groups() if group)) if found else -1

@@ -120,7 +120,7 @@ def _reading(log: Log, kind: str | None) -> Reading:
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
     if kind in {None, "megatron"} and log.arguments is not None:
-        reading = megatron.from_arguments(log.arguments, log.arguments_file)
+        reading = megatron.from_arguments(_arguments(log), log.arguments_file)
         _check_same_job(log, reading)
         return reading
     if log.cut_dump is not None and kind in {None, "megatron"}:
@@ -137,9 +137,17 @@ def _reading(log: Log, kind: str | None) -> Reading:
     return found
 
 
+def _arguments(log: Log) -> dict[str, str]:
+    """The dump's arguments, and the vocabulary, which Megatron tells after it."""
+    said = dict(log.arguments or {})
+    if log.vocabulary is not None and said.get("vocab_size", "None") == "None":
+        said["vocab_size"] = str(log.vocabulary.size)
+    return said
+
+
 def _check_same_job(log: Log, reading: Reading) -> None:
     """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
-    first = log.arguments or {}
+    first = _arguments(log)
     for name, changed in log.contradictions:
         try:
             other = megatron.from_arguments(first | changed, name).config
