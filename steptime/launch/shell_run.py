@@ -1,0 +1,395 @@
+"""A walk through a script's commands that runs none of them: assignments are made, tests that can be told are told."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Literal, NamedTuple
+
+from steptime.launch.shell_arithmetic import arithmetic
+from steptime.launch.shell_expand import Expander
+from steptime.launch.shell_lex import Lexer, Token
+from steptime.launch.shell_parse import (
+    ASSIGNMENT,
+    Case,
+    Chain,
+    Function,
+    If,
+    Loop,
+    Node,
+    Simple,
+    parse_shell,
+)
+from steptime.launch.shell_scope import Scope, Value
+
+Outcome = Literal["yes", "no", "ran", "unknown"]
+"""Of a command: a test's answer; "ran" is taken for success, except as the condition of an if."""
+
+_DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
+_MOST_COMMANDS = 50_000
+_LARGEST = 2_000_000
+_DEEPEST = 20
+
+
+class Command(NamedTuple):
+    """A command that would run, filled in."""
+
+    words: list[Value]
+    line: int
+    doubt: str
+    """Why it may not run at all; "" where it does."""
+
+
+class _ExitError(Exception):
+    """The script ends here."""
+
+
+class Walk:
+    """The commands of a script, in order, and the variables they leave."""
+
+    def __init__(self, name: str, scope: Scope) -> None:
+        self.name, self.scope = name, scope
+        self.commands: list[Command] = []
+        self.functions: dict[str, Function] = {}
+        self.doubt, self.depth, self.count, self.full = "", 0, 0, False
+
+    @property
+    def expand(self) -> Expander:
+        """Fills in words from the variables as they are now."""
+        return Expander(self.scope, self.name)
+
+    def script(self, nodes: list[Node]) -> None:
+        """Walk a whole script, to its end or its exit."""
+        try:
+            self.block(nodes)
+        except _ExitError:
+            return
+
+    def block(self, nodes: list[Node]) -> Outcome:
+        """Walk commands one after the other; the outcome is the last one's."""
+        outcome: Outcome = "ran"
+        for node in nodes:
+            outcome = self.node(node)
+        return outcome
+
+    def node(self, node: Node) -> Outcome:
+        """Walk one command."""
+        self.count += 1
+        if self.count > _MOST_COMMANDS:
+            self.full = True
+            raise _ExitError
+        if isinstance(node, Simple):
+            return self.simple(node)
+        if isinstance(node, Chain):
+            return self.chain(node)
+        if isinstance(node, If):
+            self.branches(node)
+        elif isinstance(node, Loop):
+            self.loop(node)
+        elif isinstance(node, Case):
+            self.case(node)
+        elif isinstance(node, Function):
+            self.functions[node.name] = node
+        else:
+            return self.block(node.body)
+        return "ran"
+
+    def chain(self, chain: Chain) -> Outcome:
+        """a && b || c."""
+        outcome = self.node(chain.parts[0][1])
+        for operator, node in chain.parts[1:]:
+            wanted = operator == "&&"
+            if outcome == "unknown":
+                before, self.scope = self.scope, self.scope.copy()
+                found = self.perhaps([node], f"line {chain.line}: a test that cannot be told")
+                self.scope = self.merge([before, self.scope], f"the test in line {chain.line}")
+                outcome = "unknown" if found != "ran" else "ran"
+            elif (outcome != "no") == wanted:
+                outcome = self.node(node)
+        return outcome
+
+    # --- what may or may not run ---------------------------------------------------------------------------------------
+
+    def perhaps(self, nodes: list[Node], doubt: str) -> Outcome:
+        """Walk commands that may not run."""
+        before, self.doubt = self.doubt, self.doubt or doubt
+        try:
+            return self.block(nodes)
+        except _ExitError:
+            if self.full:
+                raise
+            return "ran"
+        finally:
+            self.doubt = before
+
+    def merge(self, scopes: list[Scope], cause: str) -> Scope:
+        """One scope of several that may be: a variable keeps its value where all agree."""
+        joined = scopes[0].copy()
+        for name in {name for scope in scopes for name in scope.values}:
+            values = [scope.values.get(name) for scope in scopes]
+            texts = [None if value is None else [item.text for item in value] for value in values]
+            if all(text == texts[0] for text in texts):
+                continue
+            mark = joined.mark(f"${name}", f"${name} depends on {cause}, which has no known answer")
+            joined.values[name] = [Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)]
+            if any(name in scope.arrays for scope in scopes):
+                joined.arrays.add(name)
+        return joined
+
+    def branches(self, node: If) -> None:
+        """The branch whose test holds; where that cannot be told, all of them side by side."""
+        maybe: list[Scope] = []
+        cause = f"the test in line {node.line}"
+        for condition, body in node.arms:
+            outcome = "yes" if condition is None else self.block(condition)
+            if outcome == "no":
+                continue
+            if outcome == "yes" and not maybe:
+                self.block(body)
+                return
+            start, self.scope = self.scope, self.scope.copy()
+            self.perhaps(body, f"line {node.line}: a test that cannot be told")
+            maybe.append(self.scope)
+            self.scope = start
+            if outcome == "yes":
+                break
+        else:
+            if maybe:
+                maybe.append(self.scope)
+        if maybe:
+            self.scope = self.merge(maybe, cause)
+
+    def loop(self, node: Loop) -> None:
+        """A for over known words is walked through; another loop may run any number of times."""
+        if node.kind == "for" and node.words:
+            values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
+            if all(self.scope.known(value.text) for value in values):
+                for value in values:
+                    self.scope.put(node.name, value.text, value.line)
+                    self.block(node.body)
+                return
+        elif node.kind != "for" and self.block(node.condition) == ("no" if node.kind == "while" else "yes"):
+            return
+        elif node.kind == "for" and not node.name:
+            pass  # for ((i = 0; ...))
+        before, self.scope = self.scope, self.scope.copy()
+        self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
+        self.scope = self.merge([before, self.scope], f"the loop in line {node.line}")
+
+    def case(self, node: Case) -> None:
+        """The first arm that fits; all of them side by side where the word has no value."""
+        text = self.expand.text(node.word.text, node.line)
+        if self.scope.unset_variable(text):
+            text = ""
+        if self.scope.known(text):
+            for patterns, body in node.arms:
+                words = [self.expand.text(pattern.text, pattern.line) for pattern in patterns]
+                if any(fnmatch.fnmatchcase(text, word) for word in words):
+                    self.block(body)
+                    return
+            return
+        scopes = [self.scope]
+        for _, body in node.arms:
+            start, self.scope = self.scope, self.scope.copy()
+            self.perhaps(body, f"line {node.line}: a case that cannot be told")
+            scopes.append(self.scope)
+            self.scope = start
+        self.scope = self.merge(scopes, f"the case in line {node.line}")
+
+    # --- one command ---------------------------------------------------------------------------------------------------
+
+    def simple(self, node: Simple) -> Outcome:
+        """Assignments, tests, and what else changes variables; anything else is kept as a command."""
+        if node.words and node.words[0].text in {"[", "[[", "test"}:
+            return self.test(node)
+        if node.words and node.words[0].text.startswith("(("):
+            return self.arithmetic(node)
+        words = list(node.words)
+        local: list[Token] = []
+        while words and ASSIGNMENT.fullmatch(words[0].text):
+            local.append(words.pop(0))
+        if not words:
+            for word in local:
+                self.assign(word)
+            return "ran"
+        fields = [value for word in words for value in self._argument(word)]
+        return self.command(fields, node) if fields else "ran"
+
+    def _argument(self, word: Token) -> list[Value]:
+        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
+            return [Value(word.text, word.line)]
+        return self.expand.fields(word.text, word.line)
+
+    def assign(self, word: Token) -> None:
+        """NAME=value, NAME+=value, NAME=( ... ), NAME[i]=value."""
+        found = ASSIGNMENT.fullmatch(word.text)
+        assert found is not None
+        name, index, plus, raw = found.groups()
+        scope = self.scope
+        if raw.startswith("(") and raw.endswith(")"):
+            inside = Lexer(raw[1:-1], self.name, word.line, array=True).tokens()
+            elements = [value for item in inside for value in self.expand.fields(item.text, item.line)]
+            scope.put_array(name, [*(scope.values.get(name, []) if plus else []), *elements])
+            return
+        text = self.expand.text(raw, word.line)
+        before = scope.get(name)
+        if index is not None:
+            scope.put_array(name, [*scope.values.get(name, []), Value(text, word.line)])
+        elif plus and name in scope.arrays and before is not None:
+            scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
+        else:
+            text = (before.text if plus and before is not None else "") + text
+            if len(text) > _LARGEST:
+                text = scope.mark(f"${name}", f"${name} grows without end")
+            scope.put(name, text, word.line)
+
+    def command(self, fields: list[Value], node: Simple) -> Outcome:
+        """A command with its words filled in."""
+        first = fields[0].text
+        rest = fields[1:]
+        if first in {":", "true"}:
+            return "yes"
+        if first == "false":
+            return "no"
+        if first in _DECLARE:
+            for word in (word for word in node.words[1:] if ASSIGNMENT.fullmatch(word.text)):
+                self.assign(word)
+            return "ran"
+        if first == "unset":
+            for value in rest:
+                self.scope.values.pop(value.text, None)
+        elif first == "read" and rest and node.body is not None:
+            self.scope.put(rest[-1].text, self.expand.text(_unquoted(node.body), node.line), node.line)
+        elif first == "let":
+            for value in rest:
+                self._let(value.text)
+        elif first == "set" and rest and rest[0].text == "--":
+            self.scope.positional = rest[1:]
+        elif first in {"source", "."} and rest:
+            self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
+        elif first == "exit" and (not rest or rest[0].text == "0"):
+            raise _ExitError
+        elif first in self.functions and self.depth < _DEEPEST:
+            return self.call(self.functions[first], rest)
+        elif not self.inner(fields, node.line):
+            self.commands.append(Command(fields, node.line, self.doubt))
+        return "ran"
+
+    def call(self, function: Function, words: list[Value]) -> Outcome:
+        """Walk a function's body with its own positional words."""
+        before, self.scope.positional = self.scope.positional, words
+        self.depth += 1
+        try:
+            return self.block(function.body)
+        finally:
+            self.depth -= 1
+            self.scope.positional = before
+
+    def inner(self, fields: list[Value], line: int) -> bool:
+        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        texts = [value.text for value in fields]
+        if texts[0] == "eval":
+            at, text = 0, " ".join(texts[1:])
+        else:
+            shells = [i for i, word in enumerate(texts) if re.fullmatch(r"(.*/)?(ba|z)?sh", word)]
+            options = [i for i in shells if len(texts) > i + 2 and re.fullmatch(r"-[a-z]*c", texts[i + 1])]
+            if not options:
+                return False
+            at, text = options[0], texts[options[0] + 2]
+        if self.depth >= _DEEPEST or len(text) > _LARGEST:
+            return False
+        start = len(self.commands)
+        self.depth += 1
+        try:
+            self.block(parse_shell(text, self.name, line))
+        finally:
+            self.depth -= 1
+        prefix = fields[:at]
+        self.commands[start:] = [found._replace(words=prefix + found.words) for found in self.commands[start:]]
+        return True
+
+    # --- tests ---------------------------------------------------------------------------------------------------------
+
+    def arithmetic(self, node: Simple) -> Outcome:
+        """(( ... )): an assignment or a comparison."""
+        return self._let(self.expand.text(node.words[0].text[2:-2], node.line))
+
+    def _let(self, text: str) -> Outcome:
+        if found := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*([-+*/]?)=([^=].*)", text, re.DOTALL):
+            name, operator, rest = found.groups()
+            expression = f"{name} {operator} ({rest})" if operator else rest
+            self.scope.put(name, self.scope.arithmetic(expression, f"(({text.strip()}))"), 0)
+            return "yes"
+        if found := re.fullmatch(r"\s*([A-Za-z_]\w*)(\+\+|--)\s*", text):
+            self.scope.put(found[1], self.scope.arithmetic(f"{found[1]} {found[2][0]} 1", text.strip()), 0)
+            return "yes"
+        value = self.scope.arithmetic(text, text)
+        return "unknown" if not self.scope.known(value) else "yes" if int(value) else "no"
+
+    def test(self, node: Simple) -> Outcome:
+        """[ ... ], [[ ... ]] and test."""
+        words = node.words[1:]
+        if words and words[-1].text in {"]", "]]"}:
+            words = words[:-1]
+        operands: list[str] = []
+        for word in words:
+            operands.append(word.text if word.operator else self.expand.text(word.text, word.line))
+        return _answer(operands, self.scope)
+
+
+def _unquoted(body: str) -> str:
+    """A here-document as a quoted word: its quotes are plain characters."""
+    return '"' + body.replace('"', '\\"') + '"'
+
+
+def _answer(words: list[str], scope: Scope) -> Outcome:
+    """What a test comes to."""
+    for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
+        if operator in words[1:-1]:
+            at = words.index(operator, 1)
+            sides = {_answer(words[:at], scope), _answer(words[at + 1 :], scope)}
+            if decided in sides:
+                return "yes" if decided == "yes" else "no"
+            return "unknown" if "unknown" in sides else "no" if decided == "yes" else "yes"
+    if words and words[0] == "!":
+        opposite: dict[Outcome, Outcome] = {"yes": "no", "no": "yes"}
+        return opposite.get(_answer(words[1:], scope), "unknown")
+    if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
+        return _answer(words[1:-1], scope)
+    if len(words) <= 1:
+        return _filled(words[0] if words else "", scope)
+    if len(words) == 2:
+        return _unary(words[0], words[1], scope)
+    return _compared(words[0], words[1], " ".join(words[2:]), scope)
+
+
+def _filled(text: str, scope: Scope) -> Outcome:
+    if scope.unset_variable(text):
+        return "no"
+    if any(mark.unset is False for mark in scope.reasons_of(text)) and not scope.known(text):
+        return "unknown"
+    return "yes" if text else "no"
+
+
+def _unary(operator: str, text: str, scope: Scope) -> Outcome:
+    filled = _filled(text, scope)
+    if operator == "-n":
+        return filled
+    if operator == "-z":
+        return "unknown" if filled == "unknown" else "no" if filled == "yes" else "yes"
+    if operator == "-v":
+        return "yes" if scope.get(text) is not None else "no"
+    return "unknown"  # -f, -d and their kin look at files
+
+
+def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:
+    if not scope.known(left + right):
+        return "unknown"
+    if operator in {"=", "==", "!="}:
+        same = fnmatch.fnmatchcase(left, right) if re.search(r"[*?]", right) else left == right
+        return "yes" if same == (operator != "!=") else "no"
+    signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
+    if operator in signs:
+        value = arithmetic(f"({left}) {signs[operator]} ({right})", lambda _: None)
+        return "unknown" if value is None else "yes" if value else "no"
+    return "unknown"
