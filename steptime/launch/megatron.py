@@ -11,17 +11,18 @@ from steptime.document import parse
 from steptime.launch.megatron_flags import Arguments, arguments_of, plain, read_words, table
 from steptime.launch.megatron_layout import layout_section
 from steptime.launch.megatron_model import data_section, model_section
-from steptime.launch.megatron_run import performance_section
+from steptime.launch.megatron_run import is_legacy, performance_section
 from steptime.launch.reading import Flag, Reading
 from steptime.launch.shell import Script, Word, read_script
+from steptime.machine import Machine
 
 _BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")
-_LINE = re.compile(r"(?:^|\s)([A-Za-z_]\w*) (\.{2,}) ?(.*)$")
+_LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*) (\.*) (.*)$")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
-_PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens \(new size: (\d+)\)")
+_PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens")
 _OTHERS = (
     (r"torchtitan|--job\.config|--training\.", "torchtitan"),
     (r"nemo|--config-name|trainer\.", "nemo"),
@@ -39,12 +40,11 @@ def read_megatron(path: str, text: str, env: dict[str, str] | None = None) -> Re
         ConfigError: one line per problem.
     """
     if _BEGIN.search(text):
-        lines = text.splitlines()
-        arguments = read_dump(lines)
-        if (found := _PADDED.search(text)) and "vocab_size" in arguments:
-            arguments["vocab_size"] = found[1]
-            arguments["tokenizer_type"] = "None"
-        return from_arguments(arguments, path)
+        try:
+            arguments = read_dump(text.splitlines())
+        except ConfigError as error:
+            raise _located(error, path) from None
+        return from_arguments(arguments, path, vocab_size=vocabulary_of(text))
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
         return _from_words(path, _yaml_words(text, path), None)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
@@ -69,7 +69,9 @@ def _yaml_words(text: str, path: str) -> list[Word]:
     for flag, value in given.items():
         if value is False or value is None:
             continue
-        line = next((i for i, said in enumerate(text.splitlines(), 1) if re.match(rf"\s*{re.escape(flag)}\s*:", said)), 0)
+        line = next(
+            (i for i, said in enumerate(text.splitlines(), 1) if re.match(rf"\s*{re.escape(flag)}\s*:", said)), 0
+        )
         words.append(Word(str(flag), line))
         values = value if isinstance(value, list) else [] if value is True else str(value).split()
         words += [Word(str(item), line) for item in values]
@@ -84,7 +86,9 @@ def _from_script(path: str, script: Script) -> Reading:
         everything = " ".join([*script.launchers, script.program, *flags])
         other = next((kind for words, kind in _OTHERS if re.search(words, everything)), "")
         hint = f"; try --from {other}" if other else "; its flags have no --num-layers"
-        raise ConfigError(f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}")
+        raise ConfigError(
+            f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}"
+        )
     problems = list(script.problems)
     try:
         reading = _from_words(path, script.arguments, script)
@@ -107,8 +111,20 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
         extra += _environment(script, said.arguments)
         if script.devices_per_node and script.nodes:
             notes.append(f"launched on {script.nodes} nodes with {script.devices_per_node} devices each")
-    arguments = Arguments(said.arguments, said.names)
-    return _reading(arguments, path, script.devices if script else None, notes, extra)
+    reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
+    if script is None or not script.gpu or not _is_machine(script.gpu):
+        return reading
+    machine = Flag("#SBATCH", script.gpu, "used", "hardware.node_type")
+    config = reading.config | {"hardware": {"node_type": script.gpu.lower()}}
+    return reading._replace(config=config, flags=[machine, *reading.flags])
+
+
+def _is_machine(name: str) -> bool:
+    try:
+        Machine.load(name.lower())
+    except ConfigError:
+        return False
+    return True
 
 
 def _environment(script: Script, arguments: dict[str, str]) -> list[Flag]:
@@ -145,9 +161,9 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
             if not arguments:
                 raise ConfigError(f"line {number}: the dump of arguments is empty")
             return arguments
-        elif inside and (found := _LINE.search(line)):
+        elif inside and (found := _LINE.search(f"{line} ")):
             name, dots, value = found.groups()
-            if len(name) + len(dots) == _WIDTH or len(dots) >= 2:
+            if len(name) + len(dots) == max(_WIDTH, len(name)):
                 arguments[name] = value.strip()
                 last = number
     if inside:
@@ -156,22 +172,35 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
     raise ConfigError("no dump of arguments ('------ arguments ------') in it; not a Megatron-LM log")
 
 
-def from_arguments(arguments: dict[str, str], source: str, *, world_size: int | None = None) -> Reading:
+def vocabulary_of(text: str) -> int | None:
+    """Entries of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
+    found = _PADDED.search(text)
+    return int(found[1]) if found else None
+
+
+def from_arguments(
+    arguments: dict[str, str], source: str, *, world_size: int | None = None, vocab_size: int | None = None
+) -> Reading:
     """The config that Megatron-LM's arguments stand for, by the names that its dump prints.
+
+    A log's own words on the vocabulary (`vocabulary_of`) go before what its arguments say of the tokenizer.
 
     Raises:
         ConfigError: one line per problem: missing arguments, a world size that contradicts the layout.
     """
-    return _reading(Arguments(dict(arguments)), source, world_size, [], [])
+    said = dict(arguments)
+    if vocab_size is not None:
+        said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
+    return _reading(Arguments(said), source, world_size, [], [])
 
 
-def _reading(
-    arguments: Arguments, source: str, devices: int | None, notes: list[str], extra: list[Flag]
-) -> Reading:
+def _reading(arguments: Arguments, source: str, devices: int | None, notes: list[str], extra: list[Flag]) -> Reading:
     a = arguments
     said = a.whole("world_size") if "world_size" in a.said else None
     if said is not None and devices is not None and said != devices:
-        a.problems.append(f"{a.name('world_size')} {said} contradicts the launch command, which starts {devices} processes")
+        a.problems.append(
+            f"{a.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
+        )
     layout = layout_section(a, devices or said)
     model = model_section(a, layout["tp"], notes)
     performance = performance_section(a, layout, glu=bool(model["glu"]))
@@ -181,10 +210,11 @@ def _reading(
     a.problems += _missing(a, model, data)
     if a.problems:
         raise ConfigError(f"{source}: {problem}" for problem in dict.fromkeys(a.problems))
+    release = "Megatron-LM (2021 and 2022)" if is_legacy(a) else table().release
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     if notes:
         config["notes"] = notes
-    return Reading(source, table().release, config, [*extra, *a.flags()])
+    return Reading(source, release, config, [*extra, *a.flags()])
 
 
 def _missing(a: Arguments, model: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:
@@ -201,4 +231,4 @@ def _missing(a: Arguments, model: dict[str, Any], data: dict[str, Any]) -> Itera
             yield f"{a.name(argument)} is missing"
 
 
-__all__ = ["from_arguments", "read_dump", "read_megatron"]
+__all__ = ["from_arguments", "read_dump", "read_megatron", "vocabulary_of"]

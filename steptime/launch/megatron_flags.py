@@ -132,7 +132,7 @@ class Arguments:
 
     def _flag(self, argument: str) -> Flag | None:
         text, name, known = plain(self.said[argument]), self.name(argument), table()
-        shown = _shown(text or "")
+        shown = "true" if name[2:] in known.negations else _shown(text or "")
         if argument in self.left_out:
             return Flag(name, shown, "unmodelled", self.left_out[argument])
         if argument in known.used:

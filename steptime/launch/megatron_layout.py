@@ -109,7 +109,9 @@ def _stages(a: Arguments, pp: int, vpp: int) -> dict[str, Any]:
     middle = pp - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     if left < 0 or (left and not middle) or (middle and left % middle):
-        a.problems.append(f"{layers} layers less {first or 0} first and {last or 0} last do not spread over {middle} stages")
+        a.problems.append(
+            f"{layers} layers less {first or 0} first and {last or 0} last do not spread over {middle} stages"
+        )
         return {}
     counts = [first or left // middle, *[left // middle] * (pp - 2), last or left // middle] if pp > 1 else [layers]
     if any(count % vpp for count in counts):

@@ -11,7 +11,12 @@ _VOCABULARIES = (
     (r"GPT2BPETokenizer", "", 50257, "GPT-2's"),
     (r"Llama2Tokenizer", "", 32000, "Llama 2's"),
     (r"HuggingFaceTokenizer|PretrainedFromHF|Llama3Tokenizer", r"llama-?_?3", 128256, "Llama 3's"),
-    (r"HuggingFaceTokenizer|PretrainedFromHF|Llama2Tokenizer|SentencePieceTokenizer", r"llama-?_?2", 32000, "Llama 2's"),
+    (
+        r"HuggingFaceTokenizer|PretrainedFromHF|Llama2Tokenizer|SentencePieceTokenizer",
+        r"llama-?_?2",
+        32000,
+        "Llama 2's",
+    ),
     (r"HuggingFaceTokenizer|PretrainedFromHF", r"gpt2", 50257, "GPT-2's"),
 )
 """Tokenizers whose vocabulary is known: type, what the model's name holds, entries, whose."""
@@ -72,7 +77,9 @@ def _positions(a: Arguments) -> dict[str, Any]:
     if a.on("use_rotary_position_embeddings"):
         kind = "rope"
     if kind not in {"learned_absolute", "rope", "none"}:
-        a.leave_out("position_embedding_type", "rotary positions are counted" if kind == "mrope" else "no positions are counted")
+        a.leave_out(
+            "position_embedding_type", "rotary positions are counted" if kind == "mrope" else "no positions are counted"
+        )
     learned = kind == "learned_absolute" and a.on("add_position_embedding")
     found: dict[str, Any] = {"learned_positions": learned, "rotary_embeds": kind in {"rope", "mrope"}}
     if learned:

@@ -25,9 +25,9 @@ def performance_section(arguments: Arguments, layout: dict[str, Any], *, glu: bo
     legacy = is_legacy(a)
     section: dict[str, Any] = {"software": "megatron-2021" if legacy else "megatron-core"}
     section |= _precision(a) | _recompute(a) | _states(a, section_precision(a))
-    section["grad_accumulation_fusion"] = a.on("gradient_accumulation_fusion") and not legacy
-    if not legacy:
-        section |= _kernels(a, glu=glu)
+    if legacy:
+        return section
+    section |= {"grad_accumulation_fusion": a.on("gradient_accumulation_fusion")} | _kernels(a, glu=glu)
     section["overlap"] = _overlap(a, layout, section)
     return section
 

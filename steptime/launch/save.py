@@ -7,35 +7,32 @@ from typing import Any
 
 import yaml
 
-from steptime.config import Config
 from steptime.document import scalar
 from steptime.job import Job
 from steptime.launch.reading import Reading, to_job
 
 
 def plan_yaml(plan: Reading | Job) -> str:
-    """The plan as YAML: what a reading says, or all that a job resolves to.
+    """The plan as YAML: all that it says, with the rest left to its software profile.
 
-    A reading is checked first; its file is named at the top.
+    A reading is checked first, and its file named at the top.
 
     Raises:
         ConfigError: a reading that is no job (see `to_job`).
     """
     if isinstance(plan, Job):
-        return _document(plan.to_config())
-    to_job(plan)
-    head = f"# {' '.join(plan.source.split())}: {plan.framework}\n"
-    return re.sub(r"[^\n\t\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd]", "?", head) + _document(plan.config)
+        return _document(plan)
+    source = re.sub(r"[^ -~]+", "?", " ".join(plan.source.split()))
+    return f"# {source}: {plan.framework}\n{_document(to_job(plan))}"
 
 
-def _document(config: dict[str, Any]) -> str:
-    return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
+def _document(job: Job) -> str:
+    said = _plain(job.model_dump(exclude_unset=True, exclude_none=True))
+    return yaml.dump(said, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
 
 
 def _plain(value: Any) -> Any:
     """Mappings, lists and scalars alone."""
-    if isinstance(value, Config):
-        value = value.model_dump(exclude_unset=True)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | frozenset | set):

@@ -48,6 +48,8 @@ class Script(NamedTuple):
     """Plain variables with a value after the script's last line, the environment's included."""
     problems: list[str]
     """What keeps the launch command, or its number of devices, from being read: one line each, with the script's name."""
+    gpu: str = ""
+    """The kind of device that a header of sbatch asks for: "h100" of --gpus-per-node=h100:8, "a100" of --constraint=a100."""
 
 
 class _Launch(NamedTuple):
@@ -117,7 +119,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems)
+        return Script(name, "", [], [], None, None, None, 0, variables, problems, _gpu(text))
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
@@ -131,6 +133,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         line=launch.command.line,
         variables=variables,
         problems=[f"{name}: {line}" for line in unclear],
+        gpu=_gpu(text),
     )
 
 
@@ -151,6 +154,15 @@ def _slurm(text: str) -> dict[str, str]:
     if "SLURM_NTASKS" in found:
         found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
     return found
+
+
+def _gpu(text: str) -> str:
+    """The kind of device that the #SBATCH headers name."""
+    headers = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
+    asked = re.search(r"--(?:gpus-per-node|gpus|gpus-per-task|gres)[= ](?:gpu:)?([A-Za-z][\w-]*):\d", headers)
+    constraint = re.search(r"(?:--constraint|-C)[= ]([A-Za-z][\w-]*)\s*(?:#|$)", headers, re.MULTILINE)
+    found = asked or constraint
+    return found[1] if found and found[1] != "gpu" else ""
 
 
 def _word(value: Value, scope: Scope) -> Word:
@@ -192,7 +204,9 @@ def _nothing_found(walk: Walk) -> str:
     ]
     if others := [(line, other) for line, other in others if other]:
         line, other = others[0]
-        return f"no launch command (torchrun, python, srun ...); line {line} runs {walk.scope.shown(other)}: give that one"
+        return (
+            f"no launch command (torchrun, python, srun ...); line {line} runs {walk.scope.shown(other)}: give that one"
+        )
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
@@ -204,7 +218,10 @@ def _launch_of(command: Command) -> _Launch | None:
     i = 0
     while i < len(words):
         word = posixpath.basename(words[i])
-        if word in {"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"} and not launchers:
+        if (
+            word in {"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"}
+            and not launchers
+        ):
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True

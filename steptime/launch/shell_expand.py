@@ -175,9 +175,7 @@ class Expander:
             return [elements[int(number)]]
         return [Value(self.scope.unset(f"{{{name}{index}}}"), line)]
 
-    def _default(
-        self, name: str, values: list[Value], kind: str, word: str, line: int, *, quoted: bool
-    ) -> list[Value]:
+    def _default(self, name: str, values: list[Value], kind: str, word: str, line: int, *, quoted: bool) -> list[Value]:
         """${X:-word} and its kin: a variable that nothing sets is as good as empty."""
         whole = "".join(value.text for value in values)
         unset = self.scope.unset_variable(whole)

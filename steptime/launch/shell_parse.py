@@ -115,7 +115,7 @@ class _Parser:
         found: list[Node] = []
         self.skip()
         while (token := self.peek()) is not None and token.text not in ends:
-            if token.operator and token.text in {")", ";;"} or (not token.operator and token.text in _CLOSING):
+            if (token.operator and token.text in {")", ";;"}) or (not token.operator and token.text in _CLOSING):
                 return found
             before = self.i
             found.append(self.chain())

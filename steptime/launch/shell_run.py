@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from steptime.launch.shell_arithmetic import arithmetic
+from steptime.launch.shell_conditions import Outcome, answer
+from steptime.launch.shell_effects import LARGEST, assign, let
 from steptime.launch.shell_expand import Expander
-from steptime.launch.shell_lex import Lexer, Token
+from steptime.launch.shell_lex import Token
 from steptime.launch.shell_parse import (
     ASSIGNMENT,
     Case,
@@ -22,12 +23,8 @@ from steptime.launch.shell_parse import (
 )
 from steptime.launch.shell_scope import Scope, Value
 
-Outcome = Literal["yes", "no", "ran", "unknown"]
-"""Of a command: a test's answer; "ran" is taken for success, except as the condition of an if."""
-
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
-_LARGEST = 2_000_000
 _DEEPEST = 20
 
 
@@ -95,7 +92,7 @@ class Walk:
         return "ran"
 
     def chain(self, chain: Chain) -> Outcome:
-        """a && b || c."""
+        """Commands joined by && and ||."""
         outcome = self.node(chain.parts[0][1])
         for operator, node in chain.parts[1:]:
             wanted = operator == "&&"
@@ -131,7 +128,9 @@ class Walk:
             if all(text == texts[0] for text in texts):
                 continue
             mark = joined.mark(f"${name}", f"${name} depends on {cause}, which has no known answer")
-            joined.values[name] = [Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)]
+            joined.values[name] = [
+                Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
+            ]
             if any(name in scope.arrays for scope in scopes):
                 joined.arrays.add(name)
         return joined
@@ -210,7 +209,7 @@ class Walk:
             local.append(words.pop(0))
         if not words:
             for word in local:
-                self.assign(word)
+                assign(self.expand, word)
             return "ran"
         fields = [value for word in words for value in self._argument(word)]
         return self.command(fields, node) if fields else "ran"
@@ -219,29 +218,6 @@ class Walk:
         if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
             return [Value(word.text, word.line)]
         return self.expand.fields(word.text, word.line)
-
-    def assign(self, word: Token) -> None:
-        """NAME=value, NAME+=value, NAME=( ... ), NAME[i]=value."""
-        found = ASSIGNMENT.fullmatch(word.text)
-        assert found is not None
-        name, index, plus, raw = found.groups()
-        scope = self.scope
-        if raw.startswith("(") and raw.endswith(")"):
-            inside = Lexer(raw[1:-1], self.name, word.line, array=True).tokens()
-            elements = [value for item in inside for value in self.expand.fields(item.text, item.line)]
-            scope.put_array(name, [*(scope.values.get(name, []) if plus else []), *elements])
-            return
-        text = self.expand.text(raw, word.line)
-        before = scope.get(name)
-        if index is not None:
-            scope.put_array(name, [*scope.values.get(name, []), Value(text, word.line)])
-        elif plus and name in scope.arrays and before is not None:
-            scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
-        else:
-            text = (before.text if plus and before is not None else "") + text
-            if len(text) > _LARGEST:
-                text = scope.mark(f"${name}", f"${name} grows without end")
-            scope.put(name, text, word.line)
 
     def command(self, fields: list[Value], node: Simple) -> Outcome:
         """A command with its words filled in."""
@@ -253,7 +229,7 @@ class Walk:
             return "no"
         if first in _DECLARE:
             for word in (word for word in node.words[1:] if ASSIGNMENT.fullmatch(word.text)):
-                self.assign(word)
+                assign(self.expand, word)
             return "ran"
         if first == "unset":
             for value in rest:
@@ -262,7 +238,7 @@ class Walk:
             self.scope.put(rest[-1].text, self.expand.text(_unquoted(node.body), node.line), node.line)
         elif first == "let":
             for value in rest:
-                self._let(value.text)
+                let(self.scope, value.text)
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:
@@ -296,7 +272,7 @@ class Walk:
             if not options:
                 return False
             at, text = options[0], texts[options[0] + 2]
-        if self.depth >= _DEEPEST or len(text) > _LARGEST:
+        if self.depth >= _DEEPEST or len(text) > LARGEST:
             return False
         start = len(self.commands)
         self.depth += 1
@@ -312,84 +288,18 @@ class Walk:
 
     def arithmetic(self, node: Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
-        return self._let(self.expand.text(node.words[0].text[2:-2], node.line))
-
-    def _let(self, text: str) -> Outcome:
-        if found := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*([-+*/]?)=([^=].*)", text, re.DOTALL):
-            name, operator, rest = found.groups()
-            expression = f"{name} {operator} ({rest})" if operator else rest
-            self.scope.put(name, self.scope.arithmetic(expression, f"(({text.strip()}))"), 0)
-            return "yes"
-        if found := re.fullmatch(r"\s*([A-Za-z_]\w*)(\+\+|--)\s*", text):
-            self.scope.put(found[1], self.scope.arithmetic(f"{found[1]} {found[2][0]} 1", text.strip()), 0)
-            return "yes"
-        value = self.scope.arithmetic(text, text)
-        return "unknown" if not self.scope.known(value) else "yes" if int(value) else "no"
+        return let(self.scope, self.expand.text(node.words[0].text[2:-2], node.line))
 
     def test(self, node: Simple) -> Outcome:
         """[ ... ], [[ ... ]] and test."""
         words = node.words[1:]
         if words and words[-1].text in {"]", "]]"}:
             words = words[:-1]
-        operands: list[str] = []
-        for word in words:
-            operands.append(word.text if word.operator else self.expand.text(word.text, word.line))
-        return _answer(operands, self.scope)
+        expand = self.expand
+        operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
+        return answer(operands, self.scope)
 
 
 def _unquoted(body: str) -> str:
     """A here-document as a quoted word: its quotes are plain characters."""
     return '"' + body.replace('"', '\\"') + '"'
-
-
-def _answer(words: list[str], scope: Scope) -> Outcome:
-    """What a test comes to."""
-    for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
-        if operator in words[1:-1]:
-            at = words.index(operator, 1)
-            sides = {_answer(words[:at], scope), _answer(words[at + 1 :], scope)}
-            if decided in sides:
-                return "yes" if decided == "yes" else "no"
-            return "unknown" if "unknown" in sides else "no" if decided == "yes" else "yes"
-    if words and words[0] == "!":
-        opposite: dict[Outcome, Outcome] = {"yes": "no", "no": "yes"}
-        return opposite.get(_answer(words[1:], scope), "unknown")
-    if len(words) >= 3 and words[0] == "(" and words[-1] == ")":
-        return _answer(words[1:-1], scope)
-    if len(words) <= 1:
-        return _filled(words[0] if words else "", scope)
-    if len(words) == 2:
-        return _unary(words[0], words[1], scope)
-    return _compared(words[0], words[1], " ".join(words[2:]), scope)
-
-
-def _filled(text: str, scope: Scope) -> Outcome:
-    if scope.unset_variable(text):
-        return "no"
-    if any(mark.unset is False for mark in scope.reasons_of(text)) and not scope.known(text):
-        return "unknown"
-    return "yes" if text else "no"
-
-
-def _unary(operator: str, text: str, scope: Scope) -> Outcome:
-    filled = _filled(text, scope)
-    if operator == "-n":
-        return filled
-    if operator == "-z":
-        return "unknown" if filled == "unknown" else "no" if filled == "yes" else "yes"
-    if operator == "-v":
-        return "yes" if scope.get(text) is not None else "no"
-    return "unknown"  # -f, -d and their kin look at files
-
-
-def _compared(left: str, operator: str, right: str, scope: Scope) -> Outcome:
-    if not scope.known(left + right):
-        return "unknown"
-    if operator in {"=", "==", "!="}:
-        same = fnmatch.fnmatchcase(left, right) if re.search(r"[*?]", right) else left == right
-        return "yes" if same == (operator != "!=") else "no"
-    signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-    if operator in signs:
-        value = arithmetic(f"({left}) {signs[operator]} ({right})", lambda _: None)
-        return "unknown" if value is None else "yes" if value else "no"
-    return "unknown"
