@@ -191,6 +191,8 @@ def from_arguments(
     said = dict(arguments)
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
+    if said.get("sequence_parallel") == "True":  # validate_args turns it off then: reduce-scatters take its place
+        said.pop("async_tensor_model_parallel_allreduce", None)
     return _reading(Arguments(said), source, world_size, [], [])
 
 

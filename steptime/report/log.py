@@ -27,8 +27,8 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline(compared.estimate))]
     out = ["\n".join(style.fold(line) for line in lines)]
     out += ["\n".join(layout(section, style)) for section in sections(compared)]
-    plan = yaml.safe_dump(compared.run.reading.config, sort_keys=False, allow_unicode=True, width=76)
-    out.append(style.paint("the plan that the log holds", "head") + "\n" + style.fold(indented(plan)).rstrip("\n"))
+    plan = yaml.safe_dump(compared.run.config, sort_keys=False, allow_unicode=True, width=76)
+    out.append(style.paint("the plan", "head") + "\n" + style.fold(indented(plan)).rstrip("\n"))
     out.append("\n".join(assumptions(compared.estimate.assumptions, style)))
     return "\n\n".join(block for block in out if block) + "\n"
 
@@ -215,5 +215,5 @@ def parameters(compared: Compared) -> Table | None:
 
 def notes(compared: Compared) -> Table | None:
     """What was taken from the log or assumed."""
-    said = [*compared.run.notes, *compared.run.job.notes]
+    said = compared.run.notes
     return Table("notes", [], [[text] for text in said]) if said else None

@@ -15,6 +15,7 @@ from steptime.launch.log import Log, Progress, read_log
 from steptime.launch.read import KINDS
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
+from steptime.sections import put
 from steptime.step import Estimate, estimate
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.hardware import hardware_of
@@ -29,6 +30,8 @@ class Run(NamedTuple):
 
     job: Job
     reading: Reading
+    config: dict[str, Any]
+    """The plan as a YAML would hold it: the log's, and what was set over it."""
     log: Log
     steady: Steady
     notes: list[str]
@@ -102,8 +105,12 @@ def read_run(
     found = steady(log, tokens)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} as the lines used have it, not the {job.data.gbs:,} of the arguments")
-        job = _with_batch(job, found.batch, log)
-    return Run(job, reading, log, found, [*notes, *log.notes, *found.notes])
+        changes["data.gbs"] = found.batch
+        job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
+    config = {key: value for key, value in reading.config.items() if key != "notes"}
+    for path, value in changes.items():
+        put(config, path, value)
+    return Run(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
 
 
 def compare(run: Run) -> Compared:
@@ -120,7 +127,7 @@ def _reading(log: Log, kind: str | None) -> Reading:
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
     if kind in {None, "megatron"} and log.arguments is not None:
-        reading = megatron.from_arguments(_arguments(log), log.arguments_file)
+        reading = _plan_of(log, log.arguments, log.arguments_file)
         _check_same_job(log, reading)
         return reading
     if log.cut_dump is not None and kind in {None, "megatron"}:
@@ -137,20 +144,18 @@ def _reading(log: Log, kind: str | None) -> Reading:
     return found
 
 
-def _arguments(log: Log) -> dict[str, str]:
-    """The dump's arguments, and the vocabulary, which Megatron tells after it."""
-    said = dict(log.arguments or {})
-    if log.vocabulary is not None and said.get("vocab_size", "None") == "None":
-        said["vocab_size"] = str(log.vocabulary.size)
-    return said
+def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:
+    """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
+    vocabulary = log.vocabulary.size if log.vocabulary is not None else None
+    return megatron.from_arguments(arguments, name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: Log, reading: Reading) -> None:
     """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
-    first = _arguments(log)
+    first = log.arguments or {}
     for name, changed in log.contradictions:
         try:
-            other = megatron.from_arguments(first | changed, name).config
+            other = _plan_of(log, first | changed, name).config
         except ConfigError as error:
             raise ConfigError(f"{name}: another job than {log.arguments_file}: {error.problems[0]}") from None
         if path := _first_difference(reading.config, other):
@@ -196,13 +201,6 @@ def _name_machine(reading: Reading, log: Log, changes: dict[str, Any]) -> list[s
         raise ConfigError(f"{log.files[0]}: {error}; add --set hardware.node_type=NAME") from None
     changes["hardware.node_type"] = found.section["node_type"]
     return [f"hardware.node_type: {found.section['node_type']} for the log's {log.device!r}"]
-
-
-def _with_batch(job: Job, batch: int, log: Log) -> Job:
-    try:
-        return job.replace(**{"data.gbs": batch})
-    except ConfigError as error:
-        raise ConfigError(f"{log.files[0]}: {problem}" for problem in error.problems) from None
 
 
 def stage_of(rank: int, run: Run) -> int | None:

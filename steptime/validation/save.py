@@ -19,7 +19,7 @@ GIB = 2.0**30
 COLUMNS = (
     *REQUIRED, "model_name", "n_kv_heads", "head_dim", "vocab", "glu", "tied_embeddings", "cp", "dp", "vpp", "sp",
     "zero_or_fsdp", "recompute", "precision", "framework", "machine", "step_time_s", "step_time_kind", "tokens_per_s_per_gpu",
-    "peak_memory_gb", "mem_metric", "tflops_per_gpu_reported", "split", "source", "note", "config",
+    "peak_memory_gb", "mem_metric", "tflops_per_gpu_reported", "split", "note", "config",
 )  # fmt: skip
 """`config` is the whole plan as JSON: columns alone could not say all of it. A row that has one is estimated from it."""
 
@@ -40,8 +40,7 @@ def cells(compared: Compared) -> dict[str, str]:
         "peak_memory_gb": memory,
         "mem_metric": metric,
         "tflops_per_gpu_reported": steady.tflops or None,
-        "source": ", ".join(run.log.files),
-        "note": "; ".join(run.notes),
+        "note": "; ".join([f"from {', '.join(run.log.files)}", *run.notes]),
         "config": json.dumps(job.to_config(), separators=(",", ":")),
     }
     return {name: _text(values.get(name)) for name in COLUMNS}
