@@ -8,9 +8,11 @@ from steptime.report.compare import change
 from steptime.report.figures import percent
 from steptime.report.format import GIB, seconds
 from steptime.report.table import Section, Table
+from steptime.validation.differences import rate_of
 
 if TYPE_CHECKING:
-    from steptime.validation.differences import Difference, Differences
+    from steptime.step import Estimate
+    from steptime.validation.differences import Differences, Setting
     from steptime.validation.logged import Compared
 
 
@@ -52,8 +54,8 @@ def _rates(found: Differences, steps: list[float | None]) -> list[list[str]]:
     ]
 
 
-def _tokens(estimate: Any) -> float:
-    return float(estimate.job.data.gbs) * float(estimate.job.data.seqlen)
+def _tokens(estimate: Estimate) -> float:
+    return float(estimate.job.data.gbs) * estimate.job.data.seqlen
 
 
 def _change(a: float, b: float) -> str:
@@ -66,35 +68,50 @@ def _signed(value: float) -> str:
 
 def costs(found: Differences, labels: tuple[str, str]) -> Table:
     """Each difference alone in the first job, the sum, and what all together change beyond it."""
-    base = found.a.step_s
-    rows = []
+    alike = _tokens(found.a) == _tokens(found.b) and found.a.devices == found.b.devices
+    rows: list[list[str]] = []
     for one in found.each:
-        cells = (
-            ["-", "-"] if one.step_change_s is None else [_signed(one.step_change_s), _share(one.step_change_s, base)]
-        )
-        peak = "-" if one.peak_change_bytes is None else f"{one.peak_change_bytes / GIB:+,.2f}"
-        rows.append([_words(one), *cells, peak])
+        first, *others = _words(one.settings)
+        rows.append([first, *_cells(one.step_change_s, one.rate_change, one.peak_change_bytes, found, alike=alike)])
+        rows += [[f"  with {words}", "", "", ""] for words in others]
     rows.append([])
     if found.interaction_s is not None:
-        rows.append(["interaction", _signed(found.interaction_s), _share(found.interaction_s, base), ""])
-    peak_s = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
-    rows.append(["all together", _signed(found.together_s), _share(found.together_s, base), f"{peak_s / GIB:+,.2f}"])
+        share = _share(found.interaction_s / found.a.step_s) if alike else ""
+        rows.append(["interaction", _signed(found.interaction_s), share, ""])
+    peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
+    rate = rate_of(found.b) / rate_of(found.a) - 1.0
+    rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
     told = [f"each alone put into {labels[0]}; interaction: all together less the sum of each alone"]
-    told += [f"{_words(one)}: cannot run alone ({one.problem})" for one in found.each if one.problem]
+    told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
     title = "what each difference costs by the model" if found.each else "no setting differs"
-    return Table(title, [f"{labels[0]} to {labels[1]}", "step", "change", "peak GiB"], rows, told)
+    header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
+    return Table(title, header, rows, told)
 
 
-def _share(value: float, base: float) -> str:
-    return f"{100.0 * value / base:+,.1f} %"
+def _cells(
+    step_s: float | None, rate: float | None, peak_bytes: float | None, found: Differences, *, alike: bool
+) -> list[str]:
+    """Change of the step, of the step or the rate as a share, and of the reserved peak."""
+    if step_s is None or rate is None or peak_bytes is None:
+        return ["-", "-", "-"]
+    return [_signed(step_s), _share(step_s / found.a.step_s if alike else rate), f"{peak_bytes / GIB:+,.2f}"]
 
 
-def _words(one: Difference) -> str:
-    """The settings of a difference in words: tp 8 to 4, dp 4 to 8."""
-    return ", ".join(f"{s.path.rpartition('.')[2]} {_value(s.a)} to {_value(s.b)}" for s in one.settings)
+def _share(value: float) -> str:
+    return f"{100.0 * value:+,.1f} %"
+
+
+def _words(settings: list[Setting]) -> list[str]:
+    """Each setting in words, "tp 2 to 4"; what is recomputed is one, however each side says it."""
+    if {s.path for s in settings} == {"performance.activation_checkpointing_type", "performance.recompute"}:
+        a, b = (next(value for s in settings if (value := s[side]) is not None) for side in (1, 2))
+        return [f"recompute {_value(a)} to {_value(b)}"]
+    return [f"{s.path.partition('.')[2] or s.path} {_value(s.a)} to {_value(s.b)}" for s in settings]
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(str(item) for item in value.values())
-    return "-" if value is None else str(value)
+        return "/".join(str(item) for item in value.values() if item is not None)
+    return (
+        {None: "unset", True: "on", False: "off"}.get(value, str(value)) if not isinstance(value, list) else str(value)
+    )

@@ -30,6 +30,8 @@ class Difference(NamedTuple):
     step_s: float | None
     """The first job's step with these settings of the second; None where that cannot run."""
     step_change_s: float | None
+    rate_change: float | None
+    """Relative change of tokens per second and device: what tells where tokens of a step or devices change too."""
     peak_change_bytes: float | None
     """Change of the reserved peak of the worst stage."""
     problem: str = ""
@@ -130,9 +132,15 @@ def _alone(ours: dict[str, Any], group: list[Setting], before: Estimate) -> Diff
     try:
         found = estimate(build(Job, config))
     except ConfigError as error:
-        return Difference(group, None, None, None, error.problems[0])
+        return Difference(group, None, None, None, None, error.problems[0])
     peak = found.memory.peak_reserved_bytes - before.memory.peak_reserved_bytes
-    return Difference(group, found.step_s, found.step_s - before.step_s, peak)
+    rate = rate_of(found) / rate_of(before) - 1.0
+    return Difference(group, found.step_s, found.step_s - before.step_s, rate, peak)
+
+
+def rate_of(estimate: Estimate) -> float:
+    """Tokens per second and device."""
+    return estimate.throughput.tokens_per_s_per_device
 
 
 def _copy(config: Any) -> Any:

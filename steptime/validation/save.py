@@ -49,7 +49,7 @@ def cells(compared: Compared) -> dict[str, str]:
 def _dimensions(job: Job) -> dict[str, Any]:
     model, p, data = job.model, job.parallelism, job.data
     return {
-        "gpu": job.machine.name,
+        "gpu": job.hardware.node_type if isinstance(job.hardware.node_type, str) else job.machine.name,
         "machine": job.machine.name,
         "n_gpus": p.devices,
         "model_name": model.name,
@@ -68,10 +68,22 @@ def _dimensions(job: Job) -> dict[str, Any]:
         **{axis: getattr(p, axis) for axis in ("tp", "pp", "cp", "dp", "vpp")},
         "sp": int(job.sp),
         "zero_or_fsdp": "fsdp" if p.fsdp is not None else f"zero{job.zero_level}",
-        "recompute": job.performance.activation_checkpointing_type
-        or ("stated in config" if job.performance.recompute else "none"),
+        "recompute": _recompute(job),
         "precision": job.software.precision,
     }
+
+
+def _recompute(job: Job) -> str:
+    """What is recomputed, in the words that the column takes."""
+    said = job.performance.recompute
+    if said is None:
+        return job.performance.activation_checkpointing_type or "none"
+    if said.granularity == "selective":
+        return f"selective({', '.join(said.modules or ['core_attn'])})"
+    if said.method == "block" and isinstance(said.n_layers, int):
+        chunks = job.parallelism.pp * job.parallelism.vpp
+        return f"block({said.n_layers * chunks} of {job.model.n_layers} layers)"
+    return "full"
 
 
 def _peak(compared: Compared) -> tuple[float | None, str]:
