@@ -76,12 +76,13 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
         rows += [[f"  with {words}", "", "", ""] for words in others]
     rows.append([])
     if found.interaction_s is not None:
-        share = _share(found.interaction_s / found.a.step_s) if alike else ""
-        rows.append(["interaction", _signed(found.interaction_s), share, ""])
+        share = found.interaction_s / found.a.step_s if alike else found.rate_interaction
+        rows.append(["interaction", _signed(found.interaction_s) if alike else "", _share(share), ""])
     peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
     rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
-    told = [f"each alone put into {labels[0]}; interaction: all together less the sum of each alone"]
+    beyond = "less the sum" if alike else "over the product"
+    told = [f"each alone put into {labels[0]}; interaction: all together {beyond} of each alone"]
     told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
     title = "what each difference costs by the model" if found.each else "no setting differs"
     header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
@@ -112,6 +113,6 @@ def _words(settings: list[Setting]) -> list[str]:
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(str(item) for item in value.values() if item is not None)
-    return (
-        {None: "unset", True: "on", False: "off"}.get(value, str(value)) if not isinstance(value, list) else str(value)
-    )
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else str(value)

@@ -52,6 +52,14 @@ class Differences(NamedTuple):
         """The change of the step with all settings of the second job."""
         return self.b.step_s - self.a.step_s
 
+    @property
+    def rate_interaction(self) -> float:
+        """What all together change tokens per second and device beyond the product of each alone, as a share."""
+        alone = 1.0
+        for one in self.each:
+            alone *= 1.0 + (one.rate_change or 0.0)
+        return rate_of(self.b) / rate_of(self.a) / alone - 1.0
+
 
 def differences(a: Job, b: Job) -> Differences:
     """Every difference put into `a` alone.
@@ -73,7 +81,7 @@ def differences(a: Job, b: Job) -> Differences:
     interaction = None
     if all(change is not None for change in changes):
         interaction = after.step_s - before.step_s - sum(change or 0.0 for change in changes)
-    order = sorted(each, key=lambda d: -abs(d.step_change_s) if d.step_change_s is not None else 1.0)
+    order = sorted(each, key=lambda d: -abs(d.rate_change) if d.rate_change is not None else 1.0)
     return Differences(before, after, order, interaction)
 
 
