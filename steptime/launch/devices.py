@@ -1,0 +1,83 @@
+"""How many devices a job runs on: what a launcher's line, a log, or the environment says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.config import ConfigError, show
+
+_PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
+_NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")
+_ALL = re.compile(
+    r"(?:--ntasks|--world[-_]size)[= ](\d+)|\bWORLD_SIZE=(\d+)|\bworld[_ ]size\b\s*(?:[:=]|is|of)?\s*(\d+)"
+)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(next(group for group in found.groups() if group)) if found else None
+
+
+def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
+    """All devices of a job by the first launcher line of a text (torchrun, srun), else by WORLD_SIZE, or NGPU and NNODES.
+
+    >>> devices_in("srun --nodes=2 torchrun --nproc_per_node=8 train.py"), devices_in("", {"NGPU": "4"})
+    (16, 4)
+    """
+    for words in (text, " ".join(f"{key}={value}" for key, value in (env or {}).items() if key in _NAMES)):
+        if (whole := _first(_ALL, words)) is not None:
+            return whole
+        if (per_node := _first(_PER_NODE, words)) is not None:
+            return per_node * (_first(_NODES, words) or 1)
+    return None
+
+
+_NAMES = ("WORLD_SIZE", "NGPU", "NNODES")
+
+
+def told(sets: Mapping[str, Any] | None, key: str) -> Any:
+    """What the user sets for a dotted key; None where nothing is set.
+
+    >>> told({"data.seqlen": 4096}, "data.seqlen"), told({"model": "gpt2-xl"}, "model.n_layers")
+    (4096, None)
+    """
+    sets = sets or {}
+    if key in sets:
+        return sets[key]
+    section, _, name = key.partition(".")
+    inside = sets.get(section)
+    return inside.get(name) if isinstance(inside, Mapping) else None
+
+
+def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
+    """A whole number that the user sets for a dotted key.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    value = told(sets, key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"--set {key}: expected a whole number of at least 1 (got {show(value)})")
+    return value
+
+
+def data_parallel(source: str, ranks: int, devices: int | None, sets: Mapping[str, Any] | None, words: str) -> int:
+    """Data-parallel ranks of a job whose model takes `ranks` devices (`words` says of which degrees).
+
+    Raises:
+        ConfigError: nothing says how many devices there are, or they do not divide.
+    """
+    if (dp := told_whole(sets, "parallelism.dp")) is not None:
+        return dp
+    if devices is None:
+        raise ConfigError(
+            f"{source}: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks: "
+            f"devices / {ranks}), or set WORLD_SIZE"
+        )
+    if devices % ranks:
+        raise ConfigError(f"{source}: {devices} devices do not divide by {words} = {ranks}; one of the two is wrong")
+    return devices // ranks

@@ -1,0 +1,103 @@
+"""NeMo 2.0: a recipe as nemo-run writes it, in Megatron-Bridge's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from steptime.config import ConfigError, near
+from steptime.document import parse_mapping, read_source
+from steptime.launch.devices import told
+from steptime.launch.keys import FOLDER, flatten, load_table, remark, sort_keys
+from steptime.launch.mcore import Said, config_of
+from steptime.launch.pyconfig import Tree
+from steptime.launch.reading import Flag, Reading
+from steptime.launch.targets import class_of, simplify
+from steptime.profiles import profile_releases
+
+_BUCKET = 128 * 1024 * 1024
+"""Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
+_OVERLAP = "MegatronCommOverlapCallback"
+
+
+def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] | None, release: str) -> Reading:
+    """A recipe as a config.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    table = load_table("nemo2")
+    trainer = dict(tree["trainer"])
+    said = _said(path, tree, trainer)
+    config_class = class_of((tree.get("model") or {}).get("config")).rpartition(".")[2]
+    fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
+    defaults = {f"model.{key}": value for key, value in fields.items()}
+    overlap = f"trainer.callbacks.{_OVERLAP}"
+    if any(key.startswith(overlap) for key in said):
+        defaults |= {"comm_overlap.overlap_grad_reduce": True, "comm_overlap.overlap_param_gather": True}
+        if "trainer.strategy.ddp.bucket_size" not in said:
+            defaults["comm_overlap.bucket_size"] = _BUCKET
+        virtual = said.get("trainer.strategy.virtual_pipeline_model_parallel_size") or 1
+        defaults["comm_overlap.overlap_p2p_comm"] = virtual > 1
+    if said.get("trainer.plugins.fp8"):
+        defaults |= {"mixed_precision.fp8_recipe": "delayed", "mixed_precision.fp8_param_gather": True}
+    values, flags = sort_keys(said, table, path, defaults, dump=True)
+    precision = str(values.get("mixed_precision.precision") or "32").lower()
+    values.values |= {"model.bf16": "bf16" in precision, "model.fp16": precision.startswith(("16", "fp16"))}
+    if values.get("trainer.devices") is not None:
+        devices = values.whole("trainer.devices") * values.whole("trainer.num_nodes")
+    software = f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
+    config, changes = config_of(Said(values, software, devices, sets))
+    flags = [_named(flag, config_class) for flag in remark(flags, changes, table)]
+    return Reading(path, table.framework, config, flags)
+
+
+def _said(path: str, tree: Tree, trainer: Tree) -> dict[str, Any]:
+    """Dotted keys; the strategy's stand after the model's, over which NeMo puts them, and callbacks by their classes."""
+    strategy = trainer.pop("strategy", None) or {}
+    if isinstance(strategy, str) or not isinstance(strategy, dict):
+        raise ConfigError(f"{path}: trainer.strategy: expected MegatronStrategy's settings (got {strategy!r})")
+    callbacks = trainer.pop("callbacks", None) or []
+    ddp = strategy.get("ddp")
+    if isinstance(ddp, str):
+        strategy = {key: value for key, value in strategy.items() if key != "ddp"}
+        if ddp != "megatron":
+            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modelled; only Megatron's own is")
+    rest = {key: value for key, value in tree.items() if key not in {"trainer", "_target_", "_partial_", "fn"}}
+    said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
+    said |= flatten({"trainer": simplify(trainer)})
+    for item in callbacks if isinstance(callbacks, list) else []:
+        name = class_of(item).rpartition(".")[2] or "callback"
+        said |= flatten({"trainer": {"callbacks": {name: simplify(item) if name == _OVERLAP else "..."}}})
+    return said | flatten({"trainer": {"strategy": simplify(strategy)}})
+
+
+@cache
+def classes() -> dict[str, dict[str, Any]]:
+    """What each class of a model's config sets."""
+    raw = parse_mapping(*read_source(FOLDER / "nemo2_models.yaml"))
+    found = {}
+    for name, fields in raw["classes"].items():
+        own = {key: value for key, value in fields.items() if key != "family"}
+        found[name] = raw["families"][fields["family"]] | own
+    return found
+
+
+def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    if name in classes():
+        return classes()[name]
+    if "model.config.num_layers" in said and "model.config.hidden_size" in said:
+        return {}
+    what = (
+        f"model.config: unknown class (got {name!r}){near(name, classes())}" if name else "model.config: names no class"
+    )
+    raise ConfigError(f"{path}: {what}; or add --set model=NAME")
+
+
+def _named(flag: Flag, config_class: str) -> Flag:
+    """A default that the model's class sets says so."""
+    key = flag.name.removeprefix("model.")
+    if flag.status == "default" and flag.name.startswith("model.") and key in classes().get(config_class, {}):
+        return flag._replace(name=f"model.config.{key}", note=f"{flag.note.partition(';')[0]}; {config_class}'s own")
+    return flag

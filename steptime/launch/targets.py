@@ -1,0 +1,31 @@
+"""YAML that names classes (`_target_`, as hydra and nemo-run write it) as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CLASS = "_target_"
+_CALL = {"_call_", "_args_", "_name_"}
+
+
+def class_of(node: Any) -> str:
+    """The class or function that a mapping names; "" where it names none."""
+    return str(node[CLASS]) if isinstance(node, dict) and CLASS in node else ""
+
+
+def simplify(node: Any) -> Any:
+    """Mappings without the keys that name classes; a function or an enumeration's member is its name.
+
+    >>> simplify({"_target_": "a.Config", "dtype": {"_call_": False, "_target_": "torch.bfloat16"}})
+    {'dtype': 'torch.bfloat16'}
+    >>> simplify({"_target_": "enums.AttnBackend", "_call_": True, "_args_": [5]})
+    'enums.AttnBackend(5)'
+    """
+    if isinstance(node, list):
+        return [simplify(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if CLASS in node and _CALL & node.keys():
+        args = node.get("_args_") or []
+        return f"{node[CLASS]}({', '.join(map(str, args))})" if args and "_partial_" not in node else str(node[CLASS])
+    return {key: simplify(value) for key, value in node.items() if key not in {CLASS, "_partial_"}}
