@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -21,8 +21,10 @@ from steptime.validation.conventions import Counted, counted
 from steptime.validation.hardware import hardware_of
 from steptime.validation.measurements import Row, SkipRowError
 
-CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo", "Megatron-Bridge": "nemo"}
+CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
 """Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""
+BRIDGE = re.compile(rb"Task Configuration|ConfigContainer")
+"""Megatron-Bridge logs iterations as Megatron-LM does, and prints a config of its own."""
 
 
 class Run(NamedTuple):
@@ -97,8 +99,8 @@ def read_run(
             cannot run, flags that are not modelled.
     """
     log = read_log(paths, progress)
-    reading = _reading(log, kind)
     changes = dict(_setting(text) for text in sets)
+    reading = _reading(log, kind, changes)
     notes = _name_machine(reading, log, changes)
     job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
@@ -122,7 +124,7 @@ def compare(run: Run) -> Compared:
     )
 
 
-def _reading(log: Log, kind: str | None) -> Reading:
+def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
     """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
@@ -132,7 +134,7 @@ def _reading(log: Log, kind: str | None) -> Reading:
         return reading
     if log.cut_dump is not None and kind in {None, "megatron"}:
         raise log.cut_dump
-    chosen = kind or CONFIG_OF.get(log.framework)
+    chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
     if chosen is None or chosen == "megatron":
         raise ConfigError(
             f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations; give the log "
@@ -140,7 +142,7 @@ def _reading(log: Log, kind: str | None) -> Reading:
         )
     module, function = KINDS[chosen]
     text = bytes(log.head).decode("utf-8", "replace")
-    found: Reading = getattr(import_module(module), function)(log.files[0], text, dict(os.environ))
+    found: Reading = getattr(import_module(module), function)(log.files[0], text, {}, sets)
     return found
 
 
