@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from steptime.validation.differences import Differences, Setting
     from steptime.validation.logged import Compared
 
+RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
+
 
 def sections(
     found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
@@ -104,15 +106,17 @@ def _share(value: float) -> str:
 
 def _words(settings: list[Setting]) -> list[str]:
     """Each setting in words, "tp 2 to 4"; what is recomputed is one, however each side says it."""
-    if {s.path for s in settings} == {"performance.activation_checkpointing_type", "performance.recompute"}:
-        a, b = (next(value for s in settings if (value := s[side]) is not None) for side in (1, 2))
-        return [f"recompute {_value(a)} to {_value(b)}"]
+    if all(s.path.startswith(RECOMPUTE) for s in settings):
+        a, b = ("/".join(_value(value) for s in settings if (value := s[side]) is not None) for side in (1, 2))
+        return [f"recompute {a} to {b}"]
     return [f"{s.path.partition('.')[2] or s.path} {_value(s.a)} to {_value(s.b)}" for s in settings]
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(str(item) for item in value.values() if item is not None)
+        return "/".join(_value(item) for item in value.values() if item is not None)
+    if isinstance(value, list):
+        return "+".join(map(_value, value))
     if isinstance(value, bool):
         return "on" if value else "off"
     return "unset" if value is None else str(value)

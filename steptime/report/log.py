@@ -168,17 +168,21 @@ def memory(compared: Compared) -> Table | None:
         told.append(f"{len(rows):,} ranks report: the highest of each stage; all of them: --json")
     if any(row.stage is None for row in rows):
         told.append("where the stage is not known: beside the largest of all stages")
+    kinds = [what for what in ("allocated", "reserved") if any(getattr(row, f"{what}_bytes") for row in rows)]
     lines = [
         [
             "?" if row.rank < 0 else str(row.rank),
             "?" if row.stage is None else str(row.stage),
-            *_pair(row.allocated_bytes, row.predicted_allocated_bytes),
-            *_pair(row.reserved_bytes, row.predicted_reserved_bytes),
+            *(
+                c
+                for what in kinds
+                for c in _pair(getattr(row, f"{what}_bytes"), getattr(row, f"predicted_{what}_bytes"))
+            ),
         ]
         for row in shown
     ]
-    header = ["rank", "stage", "allocated", "predicted", "error", "reserved", "predicted", "error"]
-    return Table("peak memory by rank (GiB)", header, lines, told, left=1)
+    header = ["rank", "stage", *(name for what in kinds for name in (what, "predicted", "error"))]
+    return Table("peak memory by rank (GiB)", header, lines, told)
 
 
 def _stages(rows: list[RankMemory]) -> list[int | None]:

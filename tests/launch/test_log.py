@@ -47,7 +47,7 @@ LINES = {
     " 13372.8/13364.7 | hip mem usage/free/total: 1GB/1GB/2GB | throughput per GPU (TFLOP/s/GPU): 567.6/568.0 |"
     " global batch size: 128 |": Iteration("Megatron-LM", 126, 13.3728, tflops=567.6, batch=128),
     # NeMo 2 (progress_printer.py): numbered from 0, the step across epochs in global_step
-    "0: Training epoch 1, iteration 5/99 | lr: 1.961e-07 | global_batch_size: 4 | global_step: 105 | train_step_timing in s: 2.008"
+    "0: Training epoch 1, iteration 5/99 | global_batch_size: 4 | global_step: 105 | train_step_timing in s: 2.008"
     " | consumed_samples: 8": Iteration("NeMo", 105, 2.008, batch=4, stream="0:"),
     # NeMo before 2: Lightning's bar
     "Epoch 0: : 100%|████| 100/100 [10:48<00:00, reduced_train_loss=0.01, global_step=99.00, train_step_timing in s=3.130]": (
