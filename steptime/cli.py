@@ -20,9 +20,9 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "two configs, or training logs, side by side: settings, step, parts, memory",
+    "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or all of a measured row, as formula and numbers",
-    "validate": "published or own measured runs, or a training log, beside their estimates",
+    "validate": "measured runs, or a training log, beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -188,10 +188,10 @@ def _validate(made: argparse.ArgumentParser) -> None:
 
 def _of_logs(made: argparse.ArgumentParser) -> None:
     """What reading training logs takes."""
-    logs = made.add_argument_group(
-        "a training log in place of rows: the plan from the log itself, measured beside predicted"
+    logs = made.add_argument_group("a training log in place of rows: its own plan, measured beside predicted")
+    logs.add_argument(
+        "--log", nargs="+", action="extend", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip"
     )
-    logs.add_argument("--log", nargs="+", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip")
     logs.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the log's plan"
     )
@@ -212,7 +212,18 @@ def _count(text: str) -> int:
 
 
 def _diff(made: argparse.ArgumentParser) -> None:
-    _config(made, "A", "B")
+    for name in ("A", "B"):
+        made.add_argument(
+            name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
+        )
+    made.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change a setting of both; may be repeated",
+    )
     made.add_argument(
         "--from", dest="kind", metavar="KIND", help="a log is of this framework: megatron, torchtitan, nemo"
     )

@@ -108,14 +108,16 @@ def scale(options: Namespace, out: Printer) -> int:
 
 def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    from steptime import log_commands
     from steptime.report.compare import diff as compare
     from steptime.step import estimate
     from steptime.validation.kind import is_log
 
     if is_log(options.a) or is_log(options.b):
-        from steptime import log_commands
-
         return log_commands.diff(options, out, load, _labels(options.a, options.b))
+    log_commands.refuse(
+        {"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log"
+    )
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
     notes = [

@@ -27,7 +27,8 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.logged import compare
 
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
-    _refuse(rows_only, "is about rows, not about a log")
+    rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
+    refuse(rows_only, "is about rows, not about a log")
     found = compare(run(options.log, options))
     if options.save_csv is not None:
         from steptime.validation.save import save
@@ -87,9 +88,14 @@ def refuse_without_log(options: Namespace) -> None:
         ConfigError: one line per option.
     """
     given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv}
-    _refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
+    refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
 
 
-def _refuse(given: dict[str, Any], why: str) -> None:
+def refuse(given: dict[str, Any], why: str) -> None:
+    """Raise for options that say nothing here.
+
+    Raises:
+        ConfigError: one line per option that is given.
+    """
     if problems := [f"--{option}: {why}" for option, value in given.items() if value]:
         raise ConfigError(problems)

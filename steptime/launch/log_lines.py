@@ -149,7 +149,7 @@ _DEVICES = (
 def plain(line: bytes) -> str:
     """A line as text, without the colours of a terminal."""
     text = line.decode("utf-8", "replace")
-    return _ESCAPE.sub("", text) if "\x1b" in text else text
+    return _ESCAPE.sub("", text) if chr(27) in text else text
 
 
 def said(line: bytes) -> Iterator[Said]:
