@@ -205,7 +205,7 @@ def _reading(arguments: Arguments, source: str, devices: int | None, notes: list
         a.problems.append(
             f"{a.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
-    layout = layout_section(a, devices or said)
+    layout = layout_section(a, said or devices)
     model = model_section(a, layout["tp"], notes)
     performance = performance_section(a, layout, glu=bool(model["glu"]))
     if "bucket_size_mb" in layout:  # said in elements of the gradient buffer
