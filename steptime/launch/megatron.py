@@ -112,19 +112,23 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
         if script.devices_per_node and script.nodes:
             notes.append(f"launched on {script.nodes} nodes with {script.devices_per_node} devices each")
     reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
-    if script is None or not script.gpu or not _is_machine(script.gpu):
-        return reading
-    machine = Flag("#SBATCH", script.gpu, "used", "hardware.node_type")
-    config = reading.config | {"hardware": {"node_type": script.gpu.lower()}}
-    return reading._replace(config=config, flags=[machine, *reading.flags])
+    return reading if script is None else _on_machine(reading, script)
 
 
-def _is_machine(name: str) -> bool:
+def _on_machine(reading: Reading, script: Script) -> Reading:
+    """The reading with the machine that the script's headers name, where one is shipped under that name."""
     try:
-        Machine.load(name.lower())
+        machine = Machine.load(script.gpu.lower())
     except ConfigError:
-        return False
-    return True
+        return reading
+    if script.devices_per_node and script.devices_per_node > machine.devices_per_node:
+        raise ConfigError(
+            f"{reading.source}: {script.devices_per_node} processes on each node, and {machine.name} has "
+            f"{machine.devices_per_node} devices"
+        )
+    flag = Flag("#SBATCH", script.gpu, "used", f"hardware.node_type: {machine.name}")
+    config = reading.config | {"hardware": {"node_type": machine.name}}
+    return reading._replace(config=config, flags=[flag, *reading.flags])
 
 
 def _environment(script: Script, arguments: dict[str, str]) -> list[Flag]:
@@ -203,7 +207,7 @@ def _reading(arguments: Arguments, source: str, devices: int | None, notes: list
         a.problems.append(
             f"{a.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
-    layout = layout_section(a, devices or said)
+    layout = layout_section(a, said or devices)
     model = model_section(a, layout["tp"], notes)
     performance = performance_section(a, layout, glu=bool(model["glu"]))
     if "bucket_size_mb" in layout:  # said in elements of the gradient buffer

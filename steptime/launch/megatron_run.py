@@ -26,7 +26,11 @@ def performance_section(arguments: Arguments, layout: dict[str, Any], *, glu: bo
     section: dict[str, Any] = {"software": "megatron-2021" if legacy else "megatron-core"}
     section |= _precision(a) | _recompute(a) | _states(a, section_precision(a))
     if legacy:
-        return section
+        for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
+            section[key] = "fused" if a.on(argument) else "composite"
+        # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
+        fused = a.on("gradient_accumulation_fusion") and section["main_grad_dtype"] == "fp32"
+        return section | {"grad_accumulation_fusion": fused}
     section |= {"grad_accumulation_fusion": a.on("gradient_accumulation_fusion")} | _kernels(a, glu=glu)
     section["overlap"] = _overlap(a, layout, section)
     return section

@@ -159,10 +159,10 @@ def _slurm(text: str) -> dict[str, str]:
 def _gpu(text: str) -> str:
     """The kind of device that the #SBATCH headers name."""
     headers = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
-    asked = re.search(r"--(?:gpus-per-node|gpus|gpus-per-task|gres)[= ](?:gpu:)?([A-Za-z][\w-]*):\d", headers)
+    asked = re.search(r"--(?:gpus-per-node|gpus|gpus-per-task|gres)[= ](?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d", headers)
     constraint = re.search(r"(?:--constraint|-C)[= ]([A-Za-z][\w-]*)\s*(?:#|$)", headers, re.MULTILINE)
     found = asked or constraint
-    return found[1] if found and found[1] != "gpu" else ""
+    return found[1] if found else ""
 
 
 def _word(value: Value, scope: Scope) -> Word:

@@ -16,8 +16,7 @@ Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 def answer(words: list[str], scope: Scope) -> Outcome:
     """What a test of these operands comes to; a variable that nothing sets is as good as empty for -z and -n alone."""
     for operator, decided in (("||", "yes"), ("-o", "yes"), ("&&", "no"), ("-a", "no")):
-        if operator in words[1:-1]:
-            at = words.index(operator, 1)
+        if at := _outside(words, operator):
             sides = {answer(words[:at], scope), answer(words[at + 1 :], scope)}
             if decided in sides:
                 return "yes" if decided == "yes" else "no"
@@ -32,6 +31,16 @@ def answer(words: list[str], scope: Scope) -> Outcome:
     if len(words) == 2:
         return _unary(words[0], words[1], scope)
     return _compared(words[0], words[1], " ".join(words[2:]), scope)
+
+
+def _outside(words: list[str], operator: str) -> int:
+    """Where an operator stands outside all parentheses; 0 where it does not."""
+    depth = 0
+    for at, word in enumerate(words[:-1]):
+        depth += (word == "(") - (word == ")")
+        if word == operator and at and not depth:
+            return at
+    return 0
 
 
 def _filled(text: str, scope: Scope) -> Outcome:

@@ -20,6 +20,8 @@ class Expander:
 
     def __init__(self, scope: Scope, name: str) -> None:
         self.scope, self.name, self.depth = scope, name, 0
+        self.words_done = False
+        """Of the last substitution: its values are words already, the default of a ${X:-...}."""
 
     def fields(self, raw: str, line: int) -> list[Value]:
         """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
@@ -81,7 +83,7 @@ class Expander:
                 i = end
             elif char in "$`":
                 values, i = self._dollar(raw, i, line, quoted=False)
-                found.append((values, False))
+                found.append((values, self.words_done))
             else:
                 end = next((j for j in range(i, len(raw)) if raw[j] in "\\'\"$`"), len(raw))
                 found.append(([Value(raw[i:end], line)], True))
@@ -110,6 +112,7 @@ class Expander:
 
     def _dollar(self, text: str, i: int, line: int, *, quoted: bool) -> tuple[list[Value], int]:
         """The values of the $ or ` at `i`, and where it ends."""
+        self.words_done = False
         lexer = Lexer(text, self.name, line)
         if text[i] == "`":
             end = lexer.skip(i)
@@ -152,8 +155,8 @@ class Expander:
             return [Value(self.scope.mark(f"${{{inner}}}", f"${{{inner}}} is not understood"), line)]
         count, name, index, rest = found.groups()
         values = self._elements(name, index, line)
-        if quoted and (index == "[*]" or name == "*") and len(values) > 1:
-            values = [Value(" ".join(value.text for value in values), values[0].line)]
+        if quoted and (index == "[*]" or name == "*"):
+            values = [Value(" ".join(value.text for value in values), values[0].line if values else line)]
         if count:
             elements = index in {"[@]", "[*]"}
             return [Value(str(len(values) if elements else len(values[0].text if values else "")), line)]
@@ -184,6 +187,7 @@ class Expander:
         raw = f'"{word}"' if quoted and '"' not in word else word
         filled = self.fields(raw, line) if self.depth < _DEEPEST else []
         self.depth -= 1
+        self.words_done = kind[-1] == "+" or empty
         if kind[-1] == "+":
             return [] if empty else filled
         if not empty:
@@ -202,7 +206,7 @@ class Expander:
             return text.upper() if rest == "^^" else text.lower()
         if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
             return _trimmed(text, found[1], self.text(found[2], line))
-        if found := re.fullmatch(r"/(/?)([^/]*)(?:/(.*))?", rest, re.DOTALL):
+        if found := re.fullmatch(r"/(/?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
             old, new = self.text(found[2], line), self.text(found[3] or "", line)
             if old and not re.search(r"[*?\[]", old):
                 return text.replace(old, new) if found[1] else text.replace(old, new, 1)

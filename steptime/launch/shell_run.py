@@ -56,7 +56,7 @@ class Walk:
         return Expander(self.scope, self.name)
 
     def script(self, nodes: list[Node]) -> None:
-        """Walk a whole script, to its end or its exit."""
+        """Walk a whole script."""
         try:
             self.block(nodes)
         except _ExitError:
@@ -138,7 +138,6 @@ class Walk:
     def branches(self, node: If) -> None:
         """The branch whose test holds; where that cannot be told, all of them side by side."""
         maybe: list[Scope] = []
-        cause = f"the test in line {node.line}"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
             if outcome == "no":
@@ -156,7 +155,7 @@ class Walk:
             if maybe:
                 maybe.append(self.scope)
         if maybe:
-            self.scope = self.merge(maybe, cause)
+            self.scope = self.merge(maybe, f"the test in line {node.line}")
 
     def loop(self, node: Loop) -> None:
         """A for over known words is walked through; another loop may run any number of times."""
@@ -169,8 +168,6 @@ class Walk:
                 return
         elif node.kind != "for" and self.block(node.condition) == ("no" if node.kind == "while" else "yes"):
             return
-        elif node.kind == "for" and not node.name:
-            pass  # for ((i = 0; ...))
         before, self.scope = self.scope, self.scope.copy()
         self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
         self.scope = self.merge([before, self.scope], f"the loop in line {node.line}")
@@ -178,8 +175,6 @@ class Walk:
     def case(self, node: Case) -> None:
         """The first arm that fits; all of them side by side where the word has no value."""
         text = self.expand.text(node.word.text, node.line)
-        if self.scope.unset_variable(text):
-            text = ""
         if self.scope.known(text):
             for patterns, body in node.arms:
                 words = [self.expand.text(pattern.text, pattern.line) for pattern in patterns]
@@ -233,7 +228,7 @@ class Walk:
             return "ran"
         if first == "unset":
             for value in rest:
-                self.scope.values.pop(value.text, None)
+                self.scope.put(value.text, "", node.line)
         elif first == "read" and rest and node.body is not None:
             self.scope.put(rest[-1].text, self.expand.text(_unquoted(node.body), node.line), node.line)
         elif first == "let":
