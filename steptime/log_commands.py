@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from steptime.commands import Printer
-    from steptime.job import Job
+    from steptime.job import Hardware, Job
     from steptime.validation.logged import Run
 
 
@@ -54,19 +54,21 @@ def diff(options: Namespace, out: Printer, load: Callable[[str, list[str]], Job]
     from steptime.validation.logged import compare as beside
 
     paths = (options.a, options.b)
-    runs = [run([path], options) if is_log(path) else None for path in paths]
-    jobs = [load(path, options.sets) if one is None else one.job for path, one in zip(paths, runs, strict=True)]
-    found = cost_of(*jobs)
-    notes = [f"{label}: {path}" for label, path in zip(labels, paths, strict=True) if label in {"A", "B"}]
-    notes += [f"{label}: {note}" for label, one in zip(labels, runs, strict=True) if one for note in one.notes]
-    a, b = (None if one is None else beside(one) for one in runs)
+    plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
+    hardware = next((plan.hardware for plan in plans.values()), None)
+    runs = {path: run([path], options, hardware) for path in paths if path not in plans}
+    found = cost_of(*(plans[path] if path in plans else runs[path].job for path in paths))
+    told = list(zip(labels, paths, strict=True))
+    notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
+    notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
+    a, b = (beside(runs[path]) if path in runs else None for path in paths)
     changed, *rest = compare.diff(found.a, found.b, labels, notes)
     out.sections([*differences.sections(found, (a, b), labels), changed, *rest])
     return 0
 
 
-def run(paths: list[str], options: Namespace) -> Run:
-    """The job of training logs and what they measured, with progress on a terminal.
+def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> Run:
+    """The job of training logs and what they measured, with progress on a terminal; `hardware` where nobody says it.
 
     Raises:
         ConfigError: one line per problem.
@@ -77,7 +79,12 @@ def run(paths: list[str], options: Namespace) -> Run:
     sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
     with Progress(sys.stderr) as progress:
         return read_run(
-            paths, sets, kind=options.kind, allow_unmodelled=options.allow_unmodelled, progress=progress.told
+            paths,
+            sets,
+            kind=options.kind,
+            allow_unmodelled=options.allow_unmodelled,
+            hardware=hardware,
+            progress=progress.told,
         )
 
 

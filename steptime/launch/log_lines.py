@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 MIB, GIB = 2.0**20, 2.0**30
+LARGEST = 1e18
+"""No figure of a log is as large."""
 
 
 class Iteration(NamedTuple):
@@ -115,10 +117,10 @@ _STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
 PREFIX = 120
 """Characters in which a rank prefix stands; a time stamp and a job's name may come first."""
-_NUMBERED = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
+_NUMBERED = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*\d+\s*\|")
 _RANK = re.compile(r"\[Rank (\d+)\]\s*\(")
 _TITAN = re.compile(
-    r"(?<!validate )\bstep:\s*(\d+)\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
+    r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
 _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU")
@@ -178,18 +180,21 @@ def _numbered(text: str) -> Iterator[Iteration]:
 def _titan(text: str) -> Iterator[Iteration | Peak]:
     for found in _TITAN.finditer(text):
         stream, rate, tflops = _stream(text), number(found[3]), number(found[4] or "")
-        yield Iteration("torchtitan", int(found[1]), 0.0, rate, tflops, stream=stream)
+        if rate:
+            yield Iteration("torchtitan", int(found[1]), 0.0, rate, tflops, stream=stream)
         yield Peak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
 
 
 def _bridge(text: str) -> Iterator[Iteration]:
     for found in _BRIDGE.finditer(text):
-        yield Iteration("Megatron-Bridge", -1, number(found[1]), tflops=number(found[2]), stream=_stream(text))
+        if step_s := number(found[1]):
+            yield Iteration("Megatron-Bridge", -1, step_s, tflops=number(found[2]), stream=_stream(text))
 
 
 def _bar(text: str) -> Iterator[Iteration]:
     for found in _BAR.finditer(text):
-        yield Iteration("NeMo", int(number(found[1])), number(found[2]), stream=_stream(text))
+        if step_s := number(found[2]):
+            yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
 def _peaks(text: str) -> Iterator[Peak]:
@@ -254,13 +259,14 @@ def field(text: str, name: str) -> float:
 
 
 def number(text: str) -> float:
-    """The first number of a text; 0 where there is none.
+    """The number that a text begins with; 0 where there is none, or none that a run could have.
 
     >>> number("1,234"), number("13372.8/13364.7"), number("45.6TFLOPS"), number("nan")
     (1234.0, 13372.8, 45.6, 0.0)
     """
     found = _NUMBER.match(text)
-    return float(found[1].replace(",", "")) if found else 0.0
+    value = float(found[1].replace(",", "")) if found else 0.0
+    return value if 0.0 < value < LARGEST else 0.0
 
 
 def _stream(text: str) -> str:

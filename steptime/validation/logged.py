@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from steptime.config import ConfigError
 from steptime.document import parse
-from steptime.job import Job
+from steptime.job import Hardware, Job
 from steptime.launch import megatron
 from steptime.launch.log import Log, Progress, read_log
 from steptime.launch.read import KINDS
@@ -90,9 +90,12 @@ def read_run(
     *,
     kind: str | None = None,
     allow_unmodelled: bool = False,
+    hardware: Hardware | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
+
+    `hardware` is taken where neither the logs nor `sets` say what it ran on.
 
     Raises:
         ConfigError: one line per problem: no iterations, no or a cut argument dump, dumps of different jobs, a layout that
@@ -101,7 +104,7 @@ def read_run(
     log = read_log(paths, progress)
     changes = dict(_setting(text) for text in sets)
     reading = _reading(log, kind, changes)
-    notes = _name_machine(reading, log, changes)
+    notes = _name_machine(reading, log, changes, hardware)
     job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
     found = steady(log, tokens)
@@ -183,8 +186,8 @@ def _setting(text: str) -> tuple[str, Any]:
     return path.strip(), parse(value, f"--set {path.strip()}")
 
 
-def _name_machine(reading: Reading, log: Log, changes: dict[str, Any]) -> list[str]:
-    """Put the machine that the log names into `changes`, where nobody else has said one; what was done.
+def _name_machine(reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None) -> list[str]:
+    """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one; what was done.
 
     Raises:
         ConfigError: nobody says what accelerator it was.
@@ -193,6 +196,9 @@ def _name_machine(reading: Reading, log: Log, changes: dict[str, Any]) -> list[s
     known = said if isinstance(said, str) else (said or {}).get("node_type")
     if known or "hardware.node_type" in changes or "hardware" in changes:
         return []
+    if not log.device and other is not None:
+        changes["hardware"] = other.model_dump(exclude_defaults=True)
+        return [f"hardware: {other.machine.name}, as the other side has it: the log does not name its accelerator"]
     if not log.device:
         raise ConfigError(
             f"{log.files[0]}: does not name its accelerator; add --set hardware.node_type=NAME (3dtrn machines lists them)"

@@ -126,6 +126,14 @@ def test_a_plan_and_a_log_in_either_order(capsys, tmp_path):
     assert "microbatch_sz 1 to 2" in out
 
 
+def test_the_plan_says_what_a_silent_log_ran_on(capsys):
+    """The log does not name its accelerator: the plan's is taken, and told."""
+    code, out, _ = run(capsys, PLAN, MEGATRON)
+    assert code == 0
+    assert "hardware.node_type" not in out.partition("\n\n")[2]
+    assert "as the other side has it" in " ".join(out.split())
+
+
 def test_other_batches_compare_by_tokens(capsys, tmp_path):
     other = write(
         tmp_path / "b.log", [*head(global_batch_size=256), *(iteration(n, 28000.0, batch=256) for n in range(1, 31))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from launch_logs import END, LOGS, MEGATRON, dump, head, iteration, memory, writ
 from steptime import cli
 from steptime.config import ConfigError
 from steptime.job import Job
+from steptime.report.progress import Progress
 from steptime.step import estimate
 from steptime.validation import compare as judging
 from steptime.validation.conventions import conventions, counted
@@ -143,6 +145,25 @@ def test_many_ranks_are_shown_by_stage(capsys, tmp_path):
     table = out[out.index("peak memory by rank") :].splitlines()[:5]
     assert [line.split()[:2] for line in table[2:4]] == [["31", "0"], ["63", "1"]]
     assert "64 ranks report" in table[4]
+
+
+def test_progress_on_a_terminal_alone(monkeypatch):
+    """One line that is overwritten and wiped; a file or pipe gets nothing."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("steptime.report.progress.PATIENCE_S", -1.0)
+    monkeypatch.setattr("steptime.report.progress.EVERY_S", -1.0)
+    for stream, expected in (
+        (Terminal(), "\rx.log: 50 % read\rx.log: 100 % read\r" + " " * 17 + "\r"),
+        (io.StringIO(), ""),
+    ):
+        with Progress(stream) as progress:
+            progress.told("x.log", 0.5)
+            progress.told("x.log", 1.2)
+        assert stream.getvalue() == expected
 
 
 # --- FLOPs ---
