@@ -34,6 +34,8 @@ def assumptions(job: Job) -> list[str]:
 def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
     software, device = job.software, job.machine.accelerator
+    if software.measured_kernels:
+        return [f"rates and kernel times as measured on {job.machine.name}: no factor fitted on published runs"]
     share, factor = (
         sustained_share(device.same_chip_as or device.name, software.precision),
         compute_factor(software.name),

@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or all of a measured row, as formula and numbers",
+    "bench": "measure this machine with torch, predicted beside measured",
     "validate": "measured runs, or a training log, beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
@@ -51,12 +52,12 @@ def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
     options = parser(name).parse_args(args[1:] if name else args)
-    from steptime import commands
+    from steptime import commands, console
     from steptime.config import ConfigError
 
-    run: Callable[[argparse.Namespace, commands.Printer], int] = getattr(commands, name or "report")
+    run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
-        return run(options, commands.Printer(options.color, ascii_only=options.ascii))
+        return run(options, console.Printer(options.color, ascii_only=options.ascii))
     except ConfigError as error:
         sys.stderr.writelines(problem + "\n" for problem in error.problems)
         return BAD_INPUT
@@ -123,6 +124,16 @@ def _report(made: argparse.ArgumentParser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
+    )
+    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="with --from, leave out what changes cost and is not modelled"
+    )
     made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
@@ -163,6 +174,61 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
     )
     made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
+    made.add_argument(
+        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured beside predicted"
+    )
+    made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
+
+
+def _bench(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "words",
+        metavar="CONFIG",
+        nargs="+",
+        help="a config to run; or: startup LOG... | memory CSV... | scaling RESULTS.json...",
+    )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
+    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
+    made.add_argument(
+        "--only", type=_parts, default=_parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
+    )
+    made.add_argument(
+        "--layouts",
+        type=_words,
+        default=[],
+        metavar="L,...",
+        help="of ddp,fsdp2,tp,pp over all ranks; the config's own",
+    )
+    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
+    made.add_argument("--steps", type=_count, default=10, metavar="N", help="timed steps of each layout (10)")
+    made.add_argument("--seed", type=_count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
+    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
+    made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
+    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
+    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
+    made.add_argument(
+        "--baseline", type=_count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
+    )
+    made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
+    made.set_defaults(usual=usual)
+
+
+def _words(text: str) -> list[str]:
+    """Words between commas."""
+    return [word for word in text.replace(" ", "").split(",") if word]
+
+
+def _parts(text: str) -> frozenset[str]:
+    """Parts of a benchmark; none named: all."""
+    known = ("sweeps", "block", "step", "exact")
+    if unknown := [word for word in _words(text) if word not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
+    return frozenset(_words(text) or known)
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
@@ -241,6 +307,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "scale": _scale,
     "diff": _diff,
     "explain": _explain,
+    "bench": _bench,
     "validate": _validate,
     "show": _show,
 }

@@ -2,76 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from steptime.config import ConfigError
-from steptime.report.table import Section, Style, layout, wants_color
+from steptime.console import Printer, load
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job import Job
-    from steptime.validation.measurements import Row
+    from steptime.launch.reading import Reading
 
 
 TIGHT = "tight: fits as allocated; not as the allocator reserves, or not in one run of ten"
 
 
-class Printer:
-    """Standard output with its style: never a character that the terminal's encoding cannot hold, quiet when closed."""
-
-    def __init__(self, color: str, *, ascii_only: bool) -> None:
-        encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
-        tty = bool(getattr(sys.stdout, "isatty", bool)())
-        self.style = Style(wants_color(color, tty=tty), ascii_only or not encoding.startswith("utf"))
-
-    def text(self, text: str) -> None:
-        """Print text that brings its own line end."""
-        try:
-            sys.stdout.write(self.style.fold(text))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _abandon_stdout()
-        except OSError as error:  # a full disk
-            _abandon_stdout()
-            raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
-
-    def sections(self, sections: list[Section]) -> None:
-        """Print sections with an empty line between."""
-        self.text("\n\n".join("\n".join(layout(section, self.style)) for section in sections) + "\n")
-
-    def json(self, document: Any) -> None:
-        """Print a JSON document; a figure that JSON has no number for is an error of ours, not an output."""
-        import json
-
-        self.text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def load(source: str, sets: list[str]) -> Job:
-    """The job of a config, its problems led by the file's name.
-
-    Raises:
-        ConfigError: `plan.yaml: parallelism.tpp: ...`, one line per problem.
-    """
-    from steptime.job import Job
-
-    label = "standard input" if source == "-" else source
-    # bytes of the command line that are no UTF-8 arrive as lone surrogates, which nothing downstream can encode
-    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in sets]
-    try:
-        return Job.load(source, sets=sets)
-    except ConfigError as error:
-        raise ConfigError(p if p.startswith(label) else f"{label}: {p}" for p in error.problems) from None
-
-
 def report(options: Namespace, out: Printer) -> int:
-    """The report of one config, or its JSON; the check."""
+    """The report of one plan, or its JSON; the check."""
     from steptime.step import estimate
 
-    job = load(options.config, options.sets)
+    job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated
 
@@ -83,13 +34,38 @@ def report(options: Namespace, out: Printer) -> int:
     if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
         refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
     if options.json:
-        out.json(found.to_dict())
+        out.json(found.to_dict() | _flags(reading))
     else:
         from steptime.report import text
 
         out.text(text.report(found, out.style, brief=options.brief))
+        if reading is not None and not options.brief:
+            from steptime.report import launch
+
+            out.text("\n")
+            out.sections(launch.sections(reading))
     sys.stderr.writelines(f"check: {refusal}\n" for refusal in refusals)
     return 1 if refusals else 0
+
+
+def _plan(options: Namespace) -> tuple[Job, Reading | None]:
+    """The job of a config, or of a launch file with what was read in it."""
+    if options.kind is not None:
+        from steptime.launch_command import launched
+
+        return launched(options)
+    if options.save is not None or options.allow_unmodelled:
+        raise ConfigError("--save and --allow-unmodelled go with --from KIND")
+    return load(options.config, options.sets), None
+
+
+def _flags(reading: Reading | None) -> dict[str, Any]:
+    """What became of a launch file's flags, for JSON."""
+    if reading is None:
+        return {}
+    from steptime.report import launch
+
+    return {"launch": launch.document(reading)}
 
 
 def scale(options: Namespace, out: Printer) -> int:
@@ -108,16 +84,14 @@ def scale(options: Namespace, out: Printer) -> int:
 
 def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
-    from steptime import log_commands
+    from steptime import log_command
     from steptime.report.compare import diff as compare
     from steptime.step import estimate
     from steptime.validation.kind import is_log
 
     if is_log(options.a) or is_log(options.b):
-        return log_commands.diff(options, out, load, _labels(options.a, options.b))
-    log_commands.refuse(
-        {"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log"
-    )
+        return log_command.diff(options, out, _labels(options.a, options.b))
+    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
     notes = [
@@ -136,69 +110,26 @@ def _labels(a: str, b: str) -> tuple[str, str]:
 
 
 def explain(options: Namespace, out: Printer) -> int:
-    """One name's working, or the names there are; of a measured row its whole way, where no name is asked for."""
-    from steptime.report import explain as working
-    from steptime.step import estimate
-    from steptime.validation.find import find
+    """One name's working, a measured row's whole way, or a trace beside the estimate."""
+    from steptime.explain_command import explain as run
 
-    row = find(options.config, options.measurements)
-    if row is not None and options.sets:
-        raise ConfigError(f"--set: not for a measured row; 3dtrn explain {row.id} --yaml prints a config to change")
-    if row is not None and (options.yaml or options.name is None):
-        return _explain_row(row, out, only_yaml=options.yaml)
-    if options.yaml:
-        raise ConfigError("--yaml: for a measured row; a config is YAML already")
-    found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
-    if options.name is None:
-        out.text("\n".join(working.names(found)) + "\n")
-        return 0
-    try:
-        out.sections(list(working.explain(found, options.name)))
-    except working.UnknownNameError as error:
-        raise ConfigError(str(error)) from None
-    return 0
+    return run(options, out)
 
 
-def _row_job(row: Row) -> Job:
-    """The job of a measured row.
+def bench(options: Namespace, out: Printer) -> int:
+    """The microbenchmark, its launch scripts, and what it reads from logs."""
+    from steptime.bench_command import bench as run
 
-    Raises:
-        ConfigError: the row is skipped; the reason.
-    """
-    from steptime.validation.measurements import SkipRowError
-    from steptime.validation.rows import to_config, to_job
-
-    try:
-        return to_job(to_config(row))
-    except SkipRowError as problem:
-        raise ConfigError(f"{row.id}: {problem}") from None
-
-
-def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
-    """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
-    from steptime.report import row as view
-    from steptime.step import estimate
-    from steptime.validation.compare import judge
-
-    if only_yaml:
-        _row_job(row)  # raises where there is none
-        out.text(view.config_yaml(row))
-        return 0
-    judged = judge(row)
-    out.sections(view.published(judged))
-    if judged.config is not None:
-        out.text(f"\nthe config it became\n{view.indented(view.config_yaml(row))}\n")
-        out.sections(view.predicted(judged, estimate(_row_job(row))))
-    return 0
+    return run(options, out)
 
 
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
-    from steptime import log_commands
+    from steptime import log_command
 
     if options.log:
-        return log_commands.validate(options, out)
-    log_commands.refuse_without_log(options)
+        return log_command.validate(options, out)
+    log_command.refuse_without_log(options)
     from steptime.report import validation as report_validation
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select
@@ -260,9 +191,3 @@ def schema(options: Namespace, out: Printer) -> int:
     del options
     out.json(catalogue.schema())
     return 0
-
-
-def _abandon_stdout() -> None:
-    """Nobody reads any more (`3dtrn x | head -1`): the rest, and the interpreter's own last flush, go nowhere."""
-    with suppress(OSError, ValueError):  # where stdout is a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -221,7 +221,7 @@ class Job(Config):
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
         found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
-        return found.on(any_layout=self.machine.accelerator.microscaling)
+        return found.on(self.machine.accelerator)
 
     @cached_property
     def microbatches(self) -> int:

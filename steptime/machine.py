@@ -46,6 +46,19 @@ class Tier(Config):
     """Collectives over this tier may first reduce or gather inside the tier below, in a phase of its own."""
 
 
+class Kernels(Config):
+    """What kernels cost beside their work, measured on a device with eager torch.
+
+    They stand in place of a profile's own figures where the software is eager torch (`torch`, `fsdp2`), and no factor fitted on
+    published runs is put over such a device: its constants are all its own.
+    """
+
+    gemm_kernel_s: Seconds = Field(ge=0)
+    move_kernel_s: Seconds = Field(ge=0)
+    layer_gap_s: Seconds = Field(0.0, ge=0)
+    host_kernel_s: Seconds = Field(0.0, ge=0)
+
+
 class Accelerator(Config):
     """One device: dense peaks, what long GEMMs sustain, and memory."""
 
@@ -70,6 +83,13 @@ class Accelerator(Config):
     """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
     fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
     attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
+    attention_ramp_tokens: float = Field(450.0, ge=0)
+    """Flash attention at s tokens runs at s / (s + this) of its asymptote: blocks on the diagonal are computed whole. 450 fits
+    the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
+    (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+    gemm_overhead_k: float | None = Field(None, ge=0)
+    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
+    kernels: Kernels | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     sm_count: int | None = None

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, PrivateAttr, model_validator
 
 from steptime.calibration import Calibration
 from steptime.config import Config, build
+from steptime.machine import Accelerator
 from steptime.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.profiles import profile_mapping, profile_names
 from steptime.units import Seconds
@@ -200,12 +201,19 @@ class Software(Config):
     """Field -> framework file and line, document, or `assumed`."""
 
     _any_layout: bool = PrivateAttr(default=False)
+    _measured_kernels: bool = PrivateAttr(default=False)
 
-    def on(self, *, any_layout: bool) -> Self:
-        """The profile on a machine whose fp8 products take operands in any layout, or not."""
-        found = self.model_copy()
-        found._any_layout = any_layout  # noqa: SLF001
+    def on(self, device: Accelerator) -> Self:
+        """The profile on a device: with the kernel times that eager torch was measured to have there, if it was."""
+        own = device.kernels if self.family in EAGER_TORCH else None
+        found = self.model_copy(update=own.model_dump() if own else {})
+        found._any_layout, found._measured_kernels = device.microscaling, own is not None  # noqa: SLF001
         return found
+
+    @property
+    def measured_kernels(self) -> bool:
+        """Whether the kernel times are the device's own, not the profile's."""
+        return self._measured_kernels
 
     @property
     def itemsize(self) -> float:
@@ -231,6 +239,8 @@ class Software(Config):
         return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
+EAGER_TORCH = frozenset({"torch", "fsdp2"})
+"""Profiles that launch torch's own kernels one by one, as the microbenchmark does."""
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
 
 

@@ -86,17 +86,26 @@ def anchor(data: dict[str, Any], base: Path) -> None:
         hardware["node_type"] = str(base / name)
 
 
-def apply_setting(data: dict[str, Any], setting: str) -> None:
-    """Put one `a.b=c` into a config; the value is YAML.
+def read_setting(setting: str) -> tuple[str, Any]:
+    """The dotted key of one `a.b=c`, and its value, which is YAML.
 
     Raises:
-        ConfigError: it has no "=", no key, or goes below a plain value.
+        ConfigError: it has no "=", no key, or no sound value.
     """
     path, equals, value = setting.partition("=")
     path = path.strip()
     if not equals or not all(path.split(".")):
         raise ConfigError(f"--set {setting}: expected a.b=value")
-    put(data, path, parse(value, f"--set {path}"))
+    return path, parse(value, f"--set {path}")
+
+
+def apply_setting(data: dict[str, Any], setting: str) -> None:
+    """Put one `a.b=c` into a config.
+
+    Raises:
+        ConfigError: it is none, or goes below a plain value.
+    """
+    put(data, *read_setting(setting))
 
 
 def put(data: dict[str, Any], path: str, value: Any) -> None:

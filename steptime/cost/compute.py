@@ -23,10 +23,6 @@ WAVE_LOSS = 0.25
 WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
-CAUSAL_RAMP = 450.0
-"""Flash attention at s tokens runs at s / (s + 450) of its asymptote: blocks on the diagonal are computed whole. Fits the causal
-figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, s0 = 320 to 465) and FlashAttention-3 on H100 (360 to 590)
-(Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
@@ -64,12 +60,14 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhe
 
 
 def depth_overhead(op: Gemm, r: Rates) -> float:
-    """K_OVERHEAD in the dtype of a product: in a tile's fixed time quantised operands pass more k, by the ratio of the rates.
+    """K_OVERHEAD, or the device's own, in the dtype of a product.
 
-    fp8 on H100 then runs squares of 4096 and 8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches
-    1,382 (Azure/AI-benchmarking-guide@8fd0c6e Azure_Results/ND_H100_v5_results.md).
+    In a tile's fixed time quantised operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
+    8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
+    Azure_Results/ND_H100_v5_results.md).
     """
-    return K_OVERHEAD * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
+    own = K_OVERHEAD if r.gemm_overhead_k is None else r.gemm_overhead_k
+    return own * (r.recipe_flops / r.gemm_flops if op.recipe else 1.0)
 
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
@@ -191,7 +189,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     """
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
-    ramp = op.kv_len / (op.kv_len + CAUSAL_RAMP) * ((RATED_LENGTH + CAUSAL_RAMP) / RATED_LENGTH)
+    ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
     reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
     beside = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s

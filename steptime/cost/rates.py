@@ -47,6 +47,8 @@ class Rates:
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantised operands."""
+    attention_ramp_tokens: float = 450.0
+    gemm_overhead_k: float | None = None
 
 
 def peak_dtype(accelerator: Accelerator, precision: str) -> str:
@@ -68,14 +70,15 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     dtype = peak_dtype(accelerator, software.compute_dtype)
     chip = accelerator.same_chip_as or accelerator.name
     projections = peak_dtype(accelerator, software.precision)
-    slow = software.compute_factor * compute_factor(software.name)
+    factor, share = (_one, _one) if software.measured_kernels else (compute_factor, sustained_share)
+    slow = software.compute_factor * factor(software.name)
     peak = accelerator.peak_flops[dtype] / slow
     main = software.bytes_of(software.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
     # the first micro-batch's gradient becomes the gradient where none persists
     times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
     return Rates(
-        gemm_flops=sustained_flops(accelerator, dtype) * sustained_share(chip, software.compute_dtype) / slow,
+        gemm_flops=sustained_flops(accelerator, dtype) * share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
@@ -88,8 +91,15 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
         move_rate=software.move_rate,
         plain_share=plain_share(accelerator, dtype),
-        recipe_flops=sustained_flops(accelerator, projections) * sustained_share(chip, software.precision) / slow,
+        recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
+        attention_ramp_tokens=accelerator.attention_ramp_tokens,
+        gemm_overhead_k=accelerator.gemm_overhead_k,
     )
+
+
+def _one(*_of: str) -> float:
+    """The factor of a device whose constants are all its own (`machine.Kernels`)."""
+    return 1.0
 
 
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.config import ConfigError
 from steptime.document import parse
-from steptime.launch.megatron_flags import Arguments, arguments_of, plain, read_words, table
+from steptime.launch.megatron_flags import OLD_RELEASE, Arguments, arguments_of, plain, read_words, table
 from steptime.launch.megatron_layout import layout_section
 from steptime.launch.megatron_model import data_section, model_section
 from steptime.launch.megatron_run import is_legacy, performance_section
@@ -110,7 +110,11 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
     if script is not None:
         extra += _environment(script, said.arguments)
         if script.devices_per_node and script.nodes:
-            notes.append(f"launched on {script.nodes} nodes with {script.devices_per_node} devices each")
+            nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
+            notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
+        if script.environment:
+            values = ", ".join(f"{name}={value}" for name, value in sorted(script.environment.items()))
+            notes.append(f"from the environment: {values}")
     reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
     return reading if script is None else _on_machine(reading, script)
 
@@ -202,6 +206,7 @@ def from_arguments(
 
 def _reading(arguments: Arguments, source: str, devices: int | None, notes: list[str], extra: list[Flag]) -> Reading:
     a = arguments
+    a.old = is_legacy(a)
     said = a.whole("world_size") if "world_size" in a.said else None
     if said is not None and devices is not None and said != devices:
         a.problems.append(
@@ -216,7 +221,7 @@ def _reading(arguments: Arguments, source: str, devices: int | None, notes: list
     a.problems += _missing(a, model, data)
     if a.problems:
         raise ConfigError(f"{source}: {problem}" for problem in dict.fromkeys(a.problems))
-    release = "Megatron-LM (2021 and 2022)" if is_legacy(a) else table().release
+    release = OLD_RELEASE if a.old else table().release
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     if notes:
         config["notes"] = notes

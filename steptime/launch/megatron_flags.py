@@ -14,6 +14,7 @@ from steptime.launch.reading import Flag
 from steptime.launch.shell import Word
 
 _TABLE = Path(__file__).parents[1] / "data" / "launch" / "megatron.yaml"
+OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 _DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
 _NOTHING = frozenset({"", "None", "False", "[]", "{}", "()"})
 
@@ -23,7 +24,8 @@ class Table(NamedTuple):
 
     release: str
     used: dict[str, dict[str, Any]]
-    """Argument -> the config key it becomes (to), and what it is where unsaid (default)."""
+    """Argument -> the config key it becomes (to), what it is where unsaid (default), the argument beside which alone that
+    matters (with), and whether the release of 2021 had it (old)."""
     unmodelled: dict[str, dict[str, Any]]
     """Argument -> values that change nothing (neutral), and what else it does (why)."""
     irrelevant: dict[str, str]
@@ -66,6 +68,8 @@ class Arguments:
         self.said = said
         self.names = names or {}
         self.problems: list[str] = []
+        self.old = False
+        """They are of 2021 or 2022: before Megatron-Core."""
         self.left_out: dict[str, str] = {}
         """Arguments whose value no config expresses, and why."""
 
@@ -123,12 +127,18 @@ class Arguments:
     def flags(self) -> list[Flag]:
         """Every argument said, and the defaults of those that are used and unsaid."""
         found = [flag for argument in self.said if (flag := self._flag(argument)) is not None]
-        unsaid = [
-            Flag(self.name(argument), _shown(str(entry["default"])), "default", f"{table().release}: {entry['to']}")
-            for argument, entry in table().used.items()
-            if "default" in entry and argument not in self.said
-        ]
-        return found + unsaid
+        return found + [self._default(argument) for argument in table().used if self._fills_in(argument)]
+
+    def _fills_in(self, argument: str) -> bool:
+        """Whether an argument is unsaid and its default matters."""
+        entry = table().used[argument]
+        there = "default" in entry and argument not in self.said
+        return there and ("with" not in entry or entry["with"] in self.said) and (not self.old or "old" in entry)
+
+    def _default(self, argument: str) -> Flag:
+        entry = table().used[argument]
+        release = OLD_RELEASE if self.old else table().release
+        return Flag(self.name(argument), _shown(str(entry["default"])), "default", f"{release}: {entry['to']}")
 
     def _flag(self, argument: str) -> Flag | None:
         text, name, known = plain(self.said[argument]), self.name(argument), table()
@@ -139,7 +149,7 @@ class Arguments:
             return None if text is None else Flag(name, shown, "used", known.used[argument]["to"])
         if argument in known.unmodelled:
             entry = known.unmodelled[argument]
-            if text is None or any(_same(text, value) for value in entry["neutral"]):
+            if text in {None, "[]", "{}", "()"} or any(_same(text, value) for value in entry["neutral"]):
                 return Flag(name, shown, "irrelevant", f"off: {entry['why']}")
             return Flag(name, shown, "unmodelled", entry["why"])
         if argument in known.irrelevant:

@@ -22,10 +22,9 @@ def is_legacy(arguments: Arguments) -> bool:
 def performance_section(arguments: Arguments, layout: dict[str, Any], *, glu: bool) -> dict[str, Any]:
     """Everything that Megatron-LM's arguments decide; kernels that they do not name are the profile's."""
     a = arguments
-    legacy = is_legacy(a)
-    section: dict[str, Any] = {"software": "megatron-2021" if legacy else "megatron-core"}
+    section: dict[str, Any] = {"software": "megatron-2021" if a.old else "megatron-core"}
     section |= _precision(a) | _recompute(a) | _states(a, section_precision(a))
-    if legacy:
+    if a.old:
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
             section[key] = "fused" if a.on(argument) else "composite"
         # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
@@ -106,6 +105,8 @@ def _states(a: Arguments, precision: str) -> dict[str, Any]:
 def _kernels(a: Arguments, *, glu: bool) -> dict[str, Any]:
     backend = a.text("attention_backend") or "auto"
     local = a.text("transformer_impl") == "local" and not a.on("use_flash_attn")
+    if a.text("transformer_impl") != "transformer_engine":
+        a.leave_out("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
     unfused = backend in {"unfused", "local"} or (local and backend == "auto")
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if unfused:

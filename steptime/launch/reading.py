@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.config import ConfigError, build
 from steptime.job import Job
+from steptime.sections import put
 
 Status = Literal["used", "irrelevant", "default", "unmodelled"]
 
@@ -39,8 +42,8 @@ class Reading(NamedTuple):
         return [flag for flag in self.flags if flag.status == status]
 
 
-def to_job(reading: Reading, sets: dict[str, Any] | None = None, *, allow_unmodelled: bool = False) -> Job:
-    """The job of a launch file; `sets` are dotted keys put over its config.
+def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodelled: bool = False) -> Job:
+    """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
         ConfigError: the layout cannot run, or a flag changes cost and is not modelled, one line each; with `allow_unmodelled`
@@ -50,13 +53,15 @@ def to_job(reading: Reading, sets: dict[str, Any] | None = None, *, allow_unmode
     if left_out and not allow_unmodelled:
         fix = "not modelled; --allow-unmodelled leaves it out of the estimate"
         raise ConfigError(f"{reading.source}: {line}; {fix}" for line in left_out)
-    from steptime.sections import put
-
-    config = dict(reading.config)
+    config = deepcopy(reading.config)
     if left_out:
         config["notes"] = [*config.get("notes", []), *(f"left out, not modelled: {line}" for line in left_out)]
     for path, value in (sets or {}).items():
         put(config, path, value)
+    if "hardware" not in config:
+        raise ConfigError(
+            f"{reading.source}: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)"
+        )
     try:
         return build(Job, config)
     except ConfigError as error:

@@ -48,8 +48,11 @@ class Script(NamedTuple):
     """Plain variables with a value after the script's last line, the environment's included."""
     problems: list[str]
     """What keeps the launch command, or its number of devices, from being read: one line each, with the script's name."""
-    gpu: str = ""
-    """The kind of device that a header of sbatch asks for: "h100" of --gpus-per-node=h100:8, "a100" of --constraint=a100."""
+    gpu: str
+    """The kind of device that a header of sbatch asks for, or "": h100 of --gpus-per-node=h100:8, a100 of --constraint=a100."""
+
+    environment: dict[str, str]
+    """Variables of the environment that the script asked for, but for the usual ones of any shell."""
 
 
 class _Launch(NamedTuple):
@@ -92,6 +95,7 @@ _DEVICES = {
     "accelerate": ("--num_processes", "--num-processes"),
     "mpirun": ("-np", "-n", "--np"),
 }
+_USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
     "n": "SLURM_NTASKS", "gpus-per-node": "SLURM_GPUS_PER_NODE", "gres": "SLURM_GPUS_PER_NODE",
@@ -119,7 +123,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems, _gpu(text))
+        return Script(name, "", [], [], None, None, None, 0, variables, problems, _gpu(text), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
@@ -134,6 +138,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         variables=variables,
         problems=[f"{name}: {line}" for line in unclear],
         gpu=_gpu(text),
+        environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
 
 

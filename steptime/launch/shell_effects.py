@@ -26,7 +26,7 @@ def assign(expand: Expander, word: Token) -> None:
         scope.put_array(name, [*(scope.values.get(name, []) if plus else []), *elements])
         return
     text = expand.text(raw, word.line)
-    before = scope.get(name)
+    before = scope.get(name) if plus else None
     if index is not None:
         scope.put_array(name, [*scope.values.get(name, []), Value(text, word.line)])
     elif plus and name in scope.arrays and before is not None:

@@ -12,6 +12,7 @@ from steptime.launch.shell_scope import Scope, Value
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
+_HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
 _DEEPEST = 30
 
 
@@ -222,6 +223,10 @@ class Expander:
         self.depth += 1
         try:
             plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
+            if inner.lstrip().startswith("#"):
+                return ""  # a comment amid continued lines
+            if here := _HERE.fullmatch(inner):
+                return here[2] if here[1][0] in "'\"" else self.text('"' + here[2].replace('"', '\\"') + '"', line)
             if inner.strip() == "pwd":
                 return self._variable("PWD", line)[0].text
             if plain and words[0] in {"dirname", "basename", "echo"}:

@@ -186,9 +186,10 @@ class _Parser:
         self.i += token.text == "function"
         name = self.peek()
         self.i += 1
-        self.skip(frozenset({"(", ")", "\n"}))
+        self.i += 2 if self.at("(") else 0
+        self.skip(frozenset({"\n"}))
         start = self.peek()
-        if name is None or start is None or start.text != "{":
+        if name is None or start is None or start.text not in {"{", "("}:
             raise self.fail(token, "a function has no body")
         return Function(name.text, self.group(start).body, token.line)
 

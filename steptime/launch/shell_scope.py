@@ -38,6 +38,9 @@ class Scope:
 
     def __init__(self, env: dict[str, str]) -> None:
         self.values: dict[str, list[Value]] = {name: [Value(clean(text), 0)] for name, text in env.items()}
+        self.outside = frozenset(env)
+        self.read: set[str] = set()
+        """Variables of the environment that the script asked for."""
         self.arrays: set[str] = set()
         self.positional: list[Value] | None = None
         """The words after the script's name; None: none were given, and whether there are any is not known."""
@@ -50,6 +53,7 @@ class Scope:
         other = Scope({})
         other.values, other.arrays = dict(self.values), set(self.arrays)
         other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
+        other.outside, other.read = self.outside, self.read
         return other
 
     def mark(self, shown: str, why: str, *, unset: bool = False) -> str:
@@ -87,6 +91,8 @@ class Scope:
     def get(self, name: str) -> Value | None:
         """The value of a variable, of an array its first element; None where nothing sets it."""
         found = self.values.get(name)
+        if found and found[0].line == 0 and name in self.outside:
+            self.read.add(name)
         return found[0] if found else (Value("", 0) if found is not None else None)
 
     def put(self, name: str, text: str, line: int) -> None:

@@ -8,14 +8,13 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from steptime.config import ConfigError
-from steptime.document import parse
 from steptime.job import Hardware, Job
 from steptime.launch import megatron
 from steptime.launch.log import Log, Progress, read_log
 from steptime.launch.read import KINDS
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
-from steptime.sections import put
+from steptime.sections import put, read_setting
 from steptime.step import Estimate, estimate
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.hardware import hardware_of
@@ -102,7 +101,7 @@ def read_run(
             cannot run, flags that are not modelled.
     """
     log = read_log(paths, progress)
-    changes = dict(_setting(text) for text in sets)
+    changes = dict(map(read_setting, sets))
     reading = _reading(log, kind, changes)
     notes = _name_machine(reading, log, changes, hardware)
     job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
@@ -177,13 +176,6 @@ def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | 
         found = (_first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip(".")) for key in keys)
         return next((one for one in found if one is not None), None)
     return None if a == b else (path, a, b)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    path, equals, value = text.partition("=")
-    if not equals or not all(path.strip().split(".")):
-        raise ConfigError(f"--set {text}: expected a.b=value")
-    return path.strip(), parse(value, f"--set {path.strip()}")
 
 
 def _name_machine(reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None) -> list[str]:

@@ -116,7 +116,9 @@ def test_every_flag_of_a_fixture_is_known(name):
     assert [flag for flag in found.flags if "unknown" in flag.note and flag.status == "unmodelled"] == []
     assert found.of("used")
     if name.endswith(".sh"):
-        assert {flag.note.partition(":")[0] for flag in found.of("default")} == {RELEASE}
+        release = "Megatron-LM (2021 and 2022)" if "2021" in name else RELEASE
+        assert {flag.note.partition(":")[0] for flag in found.of("default")} == {release}
+        assert found.framework == release
 
 
 def test_a_plan_by_hand():
@@ -144,6 +146,21 @@ def test_a_plan_by_hand():
 def test_variables_come_from_the_environment():
     assert to_job(load("gpt3_175b.sh", NUM_NODES="16"), H100).parallelism.dp == 1
     assert load("llama2_70b_srun.sh", TP="8").config["parallelism"]["dp"] == 2
+
+
+def test_the_environment_is_named():
+    assert "from the environment: NUM_NODES=16" in load("gpt3_175b.sh", NUM_NODES="16", HOME="/").config["notes"]
+
+
+def test_defaults_are_listed_where_they_matter():
+    names = {flag.name for flag in reading("--use-distributed-optimizer").of("default")}
+    assert {
+        "--hidden-dropout",
+        "--overlap-grad-reduce",
+        "--normalization",
+        "--num-distributed-optimizer-instances",
+    } <= names
+    assert not names & {"--fp8-recipe", "--exp-avg-dtype", "--use-distributed-optimizer", "--cp-comm-type"}
 
 
 def test_the_machine_of_a_slurm_header():

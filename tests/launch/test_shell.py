@@ -78,6 +78,9 @@ SAME_AS_BASH = [
     "if true; then if false; then :; else torchrun t.py nested; fi; fi",
     "A=1; B=A; torchrun t.py $((B + 1))",
     "A[0]=x; A[1]=y; torchrun t.py ${A[@]} ${A[0]}",
+    "f() (\n L=inner\n torchrun t.py $1\n)\nf word",
+    "torchrun t.py --a 1 `# a note` \\\n  --b 2",
+    'A=$(cat <<EOF\n--x 1\n--y "two"\nEOF\n)\ntorchrun t.py $A',
     "A='--x 1'; eval \"torchrun t.py $A\"",
 ]
 
@@ -225,6 +228,7 @@ def test_a_variable_that_every_branch_sets_alike_is_known():
 
 
 def test_the_environment_fills_in():
+    assert launch("N=$((M * 2)) O=1\ntorchrun t.py $N ${O:-3} $HOME", M="4", O="2", HOME="/").environment == {"M": "4"}
     assert words("torchrun t.py ${N:-8} $M", M="x y") == ["8", "x", "y"]
     assert words("torchrun t.py ${N:-8}", N="4") == ["4"]
     assert words('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py $A', M="7b") == ["1"]

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.experimental._context_parallel import _attention as cp_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch_probes import Collective, Collectives, LiveBytes
 
+from steptime.bench.probes import Collective, Collectives, LiveBytes
 from steptime.job import Job
 from steptime.ops import Attention
 from steptime.step import estimate

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from torch_blocks import Kernels
 from torch_ours import built, replayed, shard_of
-from torch_probes import LiveBytes
 
+from steptime.bench.probes import LiveBytes
 from steptime.cost.compute import FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS
 from steptime.model.model import Model
 from steptime.ops import Attention, Gemm, Op

@@ -10,8 +10,8 @@ import torch
 from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
 from torch_jobs import Layout, job
-from torch_probes import Collectives, LiveBytes, Moment
 
+from steptime.bench.probes import Collectives, LiveBytes, Moment
 from steptime.model.model import Model
 from steptime.step import estimate
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch_blocks import Block, Kernels, tables
 from torch_ours import MODULES, block_input, built, kept, kept_by_model, kept_by_torch, shard_of
-from torch_probes import Saved
 
+from steptime.bench.probes import Saved
 from steptime.model.model import Model
 
 SIZES = (

@@ -10,8 +10,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, sharded, world
 from torch_ours import kept_by_model, kept_by_torch, replayed, shard_of
-from torch_probes import Collectives, Saved
 
+from steptime.bench.probes import Collectives, Saved
 from steptime.model.model import Model
 from steptime.model.shard import Shard
 from steptime.ops import Comm, Op

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch_probes import LiveBytes
 
+from steptime.bench.probes import LiveBytes
 from steptime.model.model import Model
 
 one_kernel = LiveBytes.one_kernel

@@ -9,8 +9,8 @@ from torch import nn
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_ours import built
-from torch_probes import LiveBytes
 
+from steptime.bench.probes import LiveBytes
 from steptime.job import Job
 from steptime.model.model import Model
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import torch
 from torch_blocks import Kernels, Transformer
-from torch_probes import Saved
 
+from steptime.bench.probes import Saved
 from steptime.memory import tensor_bytes
 from steptime.model.model import Model
 from steptime.model.shard import Shard

@@ -1,16 +1,24 @@
-"""What torch itself says about a run: tensors saved for backward, bytes alive after each op, collectives issued."""
+"""What torch itself says about a run: tensors saved for backward, bytes alive after each op, collectives issued.
+
+Nothing here needs a GPU: autograd's hooks and the dispatcher see what runs on any device.
+"""
+
+# storages and process groups have no public names for what is asked here
+# ruff: noqa: SLF001
+# mypy: disable-error-code="no-untyped-call, override, attr-defined, arg-type"
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 from torch._guards import active_fake_mode
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,10 +55,12 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def tensors(self) -> list[SavedTensor]:
+        """Every storage, in the order in which it was first kept."""
         return list(self._storages.values())
 
     @property
     def bytes(self) -> int:
+        """All of them together [B]."""
         return sum(t.bytes for t in self.tensors)
 
 
@@ -65,7 +75,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Collective(NamedTuple):
-    """One call: `bytes` is the full tensor (what an all-gather returns, what a reduction takes)."""
+    """One call: `bytes` is the full tensor (what an all-gather returns, what a reduction takes, what is sent)."""
 
     kind: str
     dtype: str
@@ -83,6 +93,9 @@ _KINDS = {
     "all_reduce_": "all_reduce",
     "all_to_all_single": "all_to_all",
     "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send_recv",
+    "recv_": "send_recv",
 }
 
 
@@ -91,22 +104,25 @@ def collective(func: Any, args: Any, out: Any) -> Collective | None:
     if func.namespace not in {"c10d", "_c10d_functional"}:
         return None
     name = func._schema.name.split("::")[1]
-    if name in {"wait_tensor", "_wrap_tensor_autograd"}:
+    if name in {"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"}:
         return None
     tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
     sizes = [t.numel() * t.element_size() for t in tensors]
     kind, dtype = _KINDS[name], str(tensors[0].dtype).removeprefix("torch.")
-    ranks = group_size(args) if kind == "all_reduce" else max(sizes) // min(sizes)
+    ranks = max(sizes) // min(sizes)
+    if kind in {"all_reduce", "broadcast", "send_recv"}:
+        ranks = 2 if kind == "send_recv" else group_size(args)
     return Collective(kind, dtype, ranks, max(sizes))
 
 
 def group_size(args: Any) -> int:
     """Ranks of the process group among an op's arguments: a group name, or a boxed ProcessGroup."""
-    for arg in tree_leaves(args):
+    leaves: list[Any] = tree_leaves(args)
+    for arg in leaves:
         if isinstance(arg, str) and arg not in {"sum", "avg", "max", "min"}:
-            return int(torch.distributed.distributed_c10d._resolve_process_group(arg).size())
-        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
-            return int(torch.distributed.ProcessGroup.unbox(arg).size())
+            return int(distributed_c10d._resolve_process_group(arg).size())
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(cast("Any", arg)._type()):
+            return int(ProcessGroup.unbox(arg).size())
     raise ValueError("no process group among the arguments")
 
 
@@ -117,7 +133,9 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.calls: Counter[Collective] = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # let DTensor unfold into the local op and its collectives first
         out = func(*args, **(kwargs or {}))
@@ -141,13 +159,14 @@ class Storage:
 
 
 # Where an op's arguments tell a storage's role: (op, path to the tensors, role)
-_ROLES = [
-    ("c10d._allgather_base_", lambda a, k: [a[0]], "all_gather_output"),
-    ("c10d._reduce_scatter_base_", lambda a, k: [a[0]], "reduce_output"),
-    ("c10d._reduce_scatter_base_", lambda a, k: [a[1]], "reduce_input"),
-    ("fsdp.split_with_sizes_copy", lambda a, k: k["out"], "unsharded_param"),
-    ("fsdp.chunk_cat", lambda a, k: a[0], "unsharded_grad"),
-    ("fsdp.all_gather_copy_in", lambda a, k: a[0], "copy_in"),
+_Pick = Callable[[Any, Any], Any]
+_ROLES: list[tuple[str, _Pick, str]] = [
+    ("c10d._allgather_base_", lambda a, _: [a[0]], "all_gather_output"),
+    ("c10d._reduce_scatter_base_", lambda a, _: [a[0]], "reduce_output"),
+    ("c10d._reduce_scatter_base_", lambda a, _: [a[1]], "reduce_input"),
+    ("fsdp.split_with_sizes_copy", lambda _, k: k["out"], "unsharded_param"),
+    ("fsdp.chunk_cat", lambda a, _: a[0], "unsharded_grad"),
+    ("fsdp.all_gather_copy_in", lambda a, _: a[0], "copy_in"),
 ]
 
 
@@ -167,7 +186,8 @@ class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
 
     `known` are tensors made outside (parameters, buffers, gradients, states), counted from the start. Scalars do not
-    count. What a kernel allocates inside itself is not seen, and `one_kernel` makes several ops look like one kernel.
+    count. What a kernel allocates inside itself is not seen, nor what gloo copies, and `one_kernel` makes several ops
+    look like one kernel.
     """
 
     _active: ClassVar[list[LiveBytes]] = []
@@ -188,6 +208,10 @@ class LiveBytes(TorchDispatchMode):
             self._alive[key] = Storage(tensor, op)
         return self._alive[key]
 
+    def _foreign(self, tensor: Tensor, op: str) -> bool:
+        """Whether a storage is gloo's own: its reduce-scatter copies the input, which is first seen when that is split."""
+        return op == "aten.split.Tensor" and local(tensor).untyped_storage()._cdata not in self._alive
+
     def look(self, op: str) -> None:
         """Note what is alive now, as of `op`."""
         self._alive = {key: s for key, s in self._alive.items() if s.ref() is not None}
@@ -198,14 +222,16 @@ class LiveBytes(TorchDispatchMode):
         if moment.total > self.peak.total:
             self.peak = moment
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         if active_fake_mode() is None:
             name = str(func).removesuffix(".default")
             for tensor in tree_leaves(out):
-                if isinstance(tensor, Tensor) and tensor.dim():
+                if isinstance(tensor, Tensor) and tensor.dim() and not self._foreign(tensor, name):
                     self._watch(local(tensor), name)  # an asynchronous result is a shell around its storage
             for op, tensors, role in _ROLES:
                 if op == name:

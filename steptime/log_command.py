@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.config import ConfigError
+from steptime.console import load
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
 
-    from steptime.commands import Printer
-    from steptime.job import Hardware, Job
+    from steptime.console import Printer
+    from steptime.job import Hardware
     from steptime.validation.logged import Run
 
 
@@ -42,7 +42,7 @@ def validate(options: Namespace, out: Printer) -> int:
     return 0
 
 
-def diff(options: Namespace, out: Printer, load: Callable[[str, list[str]], Job], labels: tuple[str, str]) -> int:
+def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     """Two jobs of which at least one is a log: what each difference costs, and what all of them did cost.
 
     Raises:

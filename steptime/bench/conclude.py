@@ -1,0 +1,155 @@
+"""What a benchmark comes to: the machine file, and its estimates beside what was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from steptime.bench import beside
+from steptime.bench.beside import Beside, of
+from steptime.bench.figures import figures, tiers
+from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
+from steptime.bench.rows import SCHEMA, to_dict
+from steptime.bench.runnable import alone
+from steptime.machine import Machine
+from steptime.mesh import group
+from steptime.step import Estimate, estimate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from steptime.bench.block import BlockRow
+    from steptime.bench.device import Device
+    from steptime.bench.fit import Statistic
+    from steptime.bench.run import Raw, Step
+    from steptime.bench.world import World
+    from steptime.job import Job
+
+
+UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
+    "parameters": "count",
+    "calls": "count",
+    "B": "bytes",
+    "FLOP": "FLOP",
+}
+
+
+class Conclusion(NamedTuple):
+    """What one benchmark found."""
+
+    figures: dict[str, Figure]
+    """Of the accelerator that was calibrated; empty where none was."""
+    machine: dict[str, Any] | None
+    """The machine file's mapping; None where nothing was calibrated."""
+    beside: list[Beside]
+    estimates: list[Estimate]
+    """Of the steps, in their order."""
+
+
+def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Provenance, path: Path) -> Conclusion:
+    """Write the machine file to `path`, and estimate all that was measured on it.
+
+    Where no sweeps ran, nothing is written, and the config's own machine predicts.
+    """
+    joined = raw.before.joined(raw.after)
+    found: dict[str, Figure] = {}
+    document = None
+    machine = job.machine
+    if joined.gemms:
+        per_node = world.world_size // world.nodes
+        found = figures(joined, device, job.software.compute_dtype, provenance)
+        crossing = frozenset(axis for axis in {row.axis for row in joined.collectives} if crosses(job, axis, per_node))
+        network = tiers(joined.collectives, crossing, per_node, provenance)
+        document = machine_document(device, found, network, per_node, provenance)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(machine_yaml(document), encoding="utf-8")
+        machine = Machine.load(str(path))
+    steps = [(step, estimate(step.job.replace(hardware=machine))) for step in raw.steps]
+    rows = beside_all(job.replace(hardware=machine), raw, steps, device.statistic)
+    return Conclusion(found, document, rows, [predicted for _, predicted in steps])
+
+
+def crosses(job: Job, axis: str, per_node: int) -> bool:
+    """Whether groups of an axis have ranks on several nodes: ranks lie in the order pp, dp, tp, the last one closest."""
+    p = job.parallelism
+    stride = {"tp": 1, "dp": p.tp, "pp": p.tp * p.dp}.get(axis, 1)
+    ranks = {"tp": p.tp, "dp": p.dp, "pp": p.pp}.get(axis, p.devices)
+    return ranks * stride > per_node
+
+
+def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], statistic: Statistic) -> list[Beside]:
+    """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
+    dtype, own = job.software.compute_dtype, estimate(job)
+    joined = raw.before.joined(raw.after)
+    rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
+    rows += [row for block in raw.blocks for row in of_block(job, block, statistic)]
+    rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
+    rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
+    rows += beside.gemms(own, joined.gemms, dtype, statistic)
+    rows += beside.attention(own, joined.attention, dtype, statistic)
+    rows += beside.moves(own, joined.moves, dtype, statistic)
+    groups = {axis: group(job.parallelism, axis) for axis in ("tp", "dp", "pp")}
+    return rows + beside.collectives(job.machine, joined.collectives, groups)
+
+
+def name_of(step: Step) -> str:
+    """A layout and its ranks."""
+    return f"{step.row.layout} on {step.row.ranks}" if step.row.ranks > 1 else step.row.layout
+
+
+def of_block(job: Job, block: BlockRow, statistic: Statistic) -> list[Beside]:
+    """One block by itself, recomputation in backward included."""
+    timing = estimate(alone(job, block.recompute)).timing
+    replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
+    again = float(replay.seconds) if block.recompute != "none" else 0.0
+    label = "" if block.recompute == "none" else f", recompute {block.recompute}"
+    return [
+        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, statistic),
+        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, statistic),
+    ]
+
+
+def of_memory(step: Step, predicted: Estimate) -> list[Beside]:
+    """Peaks by pipeline stage, of the rank that holds most."""
+    row, stages = step.row, predicted.memory.stages
+    per_stage = row.ranks // len(stages)
+    rows: list[Beside] = []
+    for stage in stages:
+        mine = slice(stage.stage * per_stage, (stage.stage + 1) * per_stage)
+        where = f", stage {stage.stage}" if len(stages) > 1 else ""
+        for kind, expected, held in (
+            ("allocated", stage.allocated_bytes, row.allocated_peak_bytes[mine]),
+            ("reserved", stage.reserved_bytes, row.reserved_peak_bytes[mine]),
+        ):
+            known = [float(value) for value in held if value is not None]
+            if known:
+                rows.append(Beside("memory", f"{kind}, {name_of(step)}{where}", "bytes", expected, max(known)))
+    return rows
+
+
+def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
+    """results.json without its header: everything measured and predicted, in SI units."""
+    joined = raw.before.joined(raw.after)
+    kinds = ("gemms", "attention", "moves", "launches", "collectives")
+    return {
+        "schema": SCHEMA,
+        "steps": [step_dict(step, p) for step, p in zip(raw.steps, found.estimates, strict=True)],
+        "blocks": [
+            row._asdict() | {"forward": row.forward._asdict(), "backward": row.backward._asdict()} for row in raw.blocks
+        ],
+        "beside": [row._asdict() | {"error": row.error} for row in found.beside],
+        **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
+        "drift": raw.drift,
+        "machine": found.machine,
+        "notes": raw.notes,
+    }
+
+
+def step_dict(step: Step, predicted: Estimate) -> dict[str, Any]:
+    """A measured layout with its config and its estimate."""
+    stages = predicted.memory.stages
+    return to_dict(step.row) | {
+        "config": step.job.to_config(),
+        "predicted_step_s": predicted.step_s,
+        "predicted_allocated_bytes": [stage.allocated_bytes for stage in stages],
+        "predicted_reserved_bytes": [stage.reserved_bytes for stage in stages],
+    }

@@ -1,0 +1,87 @@
+"""What the benchmark runs on: name, memory, processors, and the data sheet where one is known."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from steptime.machine import Accelerator, Machine, machine_names, normalise
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Device(NamedTuple):
+    """One device as torch, or the operating system, describes it."""
+
+    kind: str
+    """cpu, cuda, mps."""
+    name: str
+    memory_bytes: float
+    """All of it; of a CPU, the host's."""
+    usable_bytes: float
+    """What a program can have: torch's total of a GPU; what a host had free when it was asked."""
+    processors: int
+    """Streaming multiprocessors of a GPU; threads that torch uses on a CPU."""
+
+    @property
+    def statistic(self) -> Literal["min_s", "median_s"]:
+        """Which seconds count: on a CPU the least, since what else runs there only ever adds; on a GPU the median."""
+        return "min_s" if self.kind == "cpu" else "median_s"
+
+
+def describe(device: torch.device) -> Device:
+    """The device that a process is bound to; memory in bytes."""
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        _, total = torch.cuda.mem_get_info(device)
+        return Device("cuda", found.name, float(total), float(total), int(found.multi_processor_count))
+    host = psutil.virtual_memory()
+    return Device(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
+
+
+def torch_version() -> str:
+    """Of the torch that measures."""
+    import torch
+
+    return str(torch.__version__)
+
+
+def cpu_name() -> str:
+    """The processor in the system's words, "cpu" where it is silent."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine() or "cpu"
+
+
+_MAKERS = re.compile(r"^(nvidia|amd|geforce|tesla|instinct|graphics)-")
+
+
+def known_accelerator(device: Device) -> Accelerator | None:
+    """The shipped accelerator whose data sheet a GPU has, or None.
+
+    Its family is the first word of torch's name that has a number ("NVIDIA H100 80GB HBM3"); of a family the form (PCIe) and then
+    the nearest memory decide, and memory more than a tenth off is another part.
+    """
+    if device.kind != "cuda":
+        return None
+    words = normalise(device.name).replace("rtx-", "rtx")
+    while _MAKERS.match(words):
+        words = _MAKERS.sub("", words)
+    family = re.match(r"[a-z]*\d+[a-z]?", words)
+    shipped = {(found := Machine.load(name).accelerator).name: found for name in machine_names()}
+    alike = [a for name, a in shipped.items() if family and re.match(rf"{re.escape(family[0])}(-|$)", name)]
+    alike = [a for a in alike if ("pcie" in a.name) == ("pcie" in words)] or alike
+
+    def off(accelerator: Accelerator) -> float:
+        return abs(accelerator.usable_memory_bytes / device.memory_bytes - 1.0)
+
+    nearest = min(alike, key=off, default=None)
+    return nearest if nearest is not None and off(nearest) < 0.1 else None

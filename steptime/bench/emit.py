@@ -1,0 +1,126 @@
+"""The launch command of a benchmark, as text: torchrun for any cluster, or a whole sbatch script. Nothing is launched.
+
+Sources: torchrun's options, torch.distributed.run; sbatch(1), srun(1). One torchrun per node starts that node's ranks; they meet
+at the first node (c10d).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.bench.phases import JOB_STARTED
+from steptime.config import ConfigError, near
+
+if TYPE_CHECKING:
+    from steptime.job import Job
+
+KINDS = ("slurm", "torchrun")
+
+
+class _Place(NamedTuple):
+    """Where the ranks go."""
+
+    devices: int
+    nodes: int
+    per_node: int
+    machine: str
+
+    @property
+    def words(self) -> str:
+        devices, nodes = self.devices, self.nodes
+        return f"{devices} device{'s' * (devices > 1)} on {nodes} node{'s' * (nodes > 1)} of {self.machine}"
+
+
+def emit(kind: str, job: Job, config_path: str, *, arguments: Sequence[str] = (), gpus: bool = True) -> str:
+    """The shell text that runs `steptime.bench CONFIG` on all devices of a job, with its line end.
+
+    Args:
+        kind: slurm (a script for sbatch) or torchrun (a command; on several nodes, for each of them).
+        job: the job of the config; its machine says how many devices a node has.
+        config_path: as the ranks will open it.
+        arguments: further ones of the benchmark, such as --out DIR.
+        gpus: false on machines without: Slurm is then asked for none.
+
+    Raises:
+        ConfigError: the kind is unknown, the config has no path, or the devices do not fill their nodes.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"--emit: unknown kind (got {kind!r}){near(kind, KINDS)}")
+    if config_path == "-":
+        raise ConfigError(
+            "--emit: a config from standard input has no path that the ranks could open; save it to a file"
+        )
+    place = _place(job)
+    path = f"./{config_path}" if config_path.startswith("-") else config_path
+    program = ["-m", "steptime.bench", *map(shlex.quote, (path, *arguments))]
+    return _sbatch(place, program, gpus=gpus) if kind == "slurm" else _torchrun(place, program)
+
+
+def _place(job: Job) -> _Place:
+    devices, per_node = job.parallelism.devices, job.machine.devices_per_node
+    machine = " ".join(job.machine.name.split())  # it stands in a comment, which a line end would leave
+    if devices <= per_node:
+        return _Place(devices, 1, devices, machine)
+    if devices % per_node:
+        nodes = f"{devices} devices do not fill nodes of {per_node} ({machine})"
+        raise ConfigError(f"--emit: {nodes}; change parallelism, or hardware.overrides.devices_per_node")
+    return _Place(devices, devices // per_node, per_node, machine)
+
+
+def _torchrun(place: _Place, program: list[str]) -> str:
+    if place.nodes == 1:
+        where, options = "run there", ["--standalone", f"--nproc-per-node={place.per_node}"]
+    else:
+        where = "run on each of them, with HEAD_NODE the name of the first"
+        options = _rendezvous(place, '"${HEAD_NODE:?the name of the first node}:29500"', "steptime-bench")
+    command = _folded("torchrun", *options, " ".join(program))
+    return f"# {place.words}; {where}\n{JOB_STARTED}=$(date +%s) {command}\n"
+
+
+def _rendezvous(place: _Place, endpoint: str, name: str) -> list[str]:
+    """How the nodes' torchruns find each other."""
+    return [
+        f"--nnodes={place.nodes}",
+        f"--nproc-per-node={place.per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={name}",
+        f"--rdzv-endpoint={endpoint}",
+    ]
+
+
+def _folded(*parts: str) -> str:
+    """One command over several lines."""
+    return " \\\n    ".join(parts)
+
+
+def _sbatch(place: _Place, program: list[str], *, gpus: bool) -> str:
+    torchrun = _rendezvous(place, '"${nodes[0]}:$port"', '"$SLURM_JOB_ID"')
+    launch = _folded("srun --kill-on-bad-exit=1 --cpu-bind=none torchrun", *torchrun, " ".join(program))
+    request = ["--job-name=steptime-bench", f"--nodes={place.nodes}", "--ntasks-per-node=1"]
+    request += [f"--gpus-per-node={place.per_node}"] if gpus else []
+    request += ["--exclusive", "--output=%x-%j.log"]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in request),
+        "# take one # away where the cluster wants these:",
+        "##SBATCH --partition=NAME",
+        "##SBATCH --account=NAME",
+        "##SBATCH --time=01:00:00",
+        "",
+        f"# {place.words}; one torchrun per node starts its {place.per_node} rank{'s' * (place.per_node > 1)}",
+        "set -euo pipefail",
+        'echo "Job started at: $(date -u +%Y-%m-%d-%H%M%S) on $(hostname)"',
+        f"{JOB_STARTED}=$(date +%s.%N)",
+        f"export {JOB_STARTED}",
+        "",
+        "# the environment with steptime[bench], if it is not the one you submit from:",
+        "# source /path/to/venv/bin/activate",
+        "",
+        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "port=$((10000 + SLURM_JOB_ID % 20000)) # the same on every node, another one for each job",
+        "",
+        launch,
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,177 @@
+"""From measured rows to the figures of a machine file, each with how well the model meets what was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.bench import fit, links
+from steptime.bench.device import known_accelerator
+from steptime.bench.gemm import best
+from steptime.bench.machine_file import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.bench import rows
+    from steptime.bench.device import Device
+    from steptime.bench.machine_file import Provenance
+
+
+class Measured(NamedTuple):
+    """Every row of one calibration, and what could not be measured."""
+
+    gemms: list[rows.Gemm]
+    attention: list[rows.Attention]
+    moves: list[rows.Move]
+    launches: list[rows.Launch]
+    collectives: list[rows.Collective]
+    notes: list[str]
+
+    def joined(self, other: Measured) -> Measured:
+        """The rows of two calibrations."""
+        return Measured(
+            self.gemms + other.gemms,
+            self.attention + other.attention,
+            self.moves + other.moves,
+            self.launches + other.launches,
+            self.collectives + other.collectives,
+            self.notes + other.notes,
+        )
+
+
+def figures(measured: Measured, device: Device, dtype: str, provenance: Provenance) -> dict[str, Figure]:
+    """Fields of the accelerator, in SI units, for what was measured.
+
+    Args:
+        measured: one or more calibrations.
+        device: what they ran on.
+        dtype: what the config computes in; attention's shares and memory's rate are of it.
+        provenance: what all figures share.
+    """
+    kernels = _kernels(measured.launches, provenance)
+    memory = _memory(measured.moves, dtype, device.statistic, provenance)
+    rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
+    share = float(memory["memory_efficiency"].value) if memory else 1.0
+    gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
+    under = fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
+    return (
+        _products(measured.gemms, dtype, device.statistic, under, provenance)
+        | memory
+        | _attention(measured, device, dtype, under, provenance)
+        | kernels
+    )
+
+
+def _products(
+    gemms: Sequence[rows.Gemm], dtype: str, statistic: fit.Statistic, under: fit.Device, provenance: Provenance
+) -> dict[str, Figure]:
+    """Best and sustained rates by dtype, and the depth overhead that the config's dtype wants."""
+    found: dict[str, Figure] = {}
+    overheads: Sequence[float] = fit.OVERHEADS
+    tops = best(gemms)
+    for name in sorted(tops, key=lambda name: name != dtype):
+        row = tops[name]
+        shape = f"best of {sum(r.dtype == name for r in gemms)} products, {row.m} x {row.n} x {row.k} {row.direction}"
+        found[f"best_flops.{name}"] = Figure(
+            row.flops / row.timing.min_s, provenance.measured(shape, row.timing.spread)
+        )
+        if sustained := fit.gemm(gemms, name, under, statistic, overheads):
+            what = (
+                f"asymptote for {sustained.points} products, which the model then meets to {_percent(sustained.error)}"
+            )
+            found[f"sustained_flops.{name}"] = Figure(sustained.value, provenance.measured(what))
+            if name == dtype:
+                overheads = (sustained.depth_overhead,)
+                what = f"of {name} products, the depth overhead with which the model meets them best"
+                found["gemm_overhead_k"] = Figure(sustained.depth_overhead, provenance.measured(what))
+    return found
+
+
+def _memory(
+    moves: Sequence[rows.Move], dtype: str, statistic: fit.Statistic, provenance: Provenance
+) -> dict[str, Figure]:
+    held = fit.memory(moves, dtype=dtype, statistic=statistic)
+    if held is None:
+        return {}
+    what = f"median of {held.efficiency.points} streaming kernels over it, which lie {_percent(held.efficiency.error)} apart"
+    return {
+        "memory_bytes_per_s": Figure(
+            held.bytes_per_s.value, provenance.measured("the fastest copy, or kernel if faster")
+        ),
+        "memory_efficiency": Figure(held.efficiency.value, provenance.measured(what)),
+    }
+
+
+def _attention(
+    measured: Measured, device: Device, dtype: str, under: fit.Device, provenance: Provenance
+) -> dict[str, Figure]:
+    """Shares of the dense peak, or of the best product where no data sheet is known."""
+    known, top = known_accelerator(device), best(measured.gemms).get(dtype)
+    peak = known.peak_flops.get(dtype, 0.0) if known else top.flops / top.timing.min_s if top else 0.0
+    held = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic) if peak else None
+    if held is None:
+        return {}
+    found: dict[str, Figure] = {}
+    for direction, one in (("forward", held.forward), ("backward", held.backward)):
+        what = f"{dtype}, {one.points} lengths, which the model then meets to {_percent(one.error)}"
+        source = provenance.measured(what)
+        if one.value > 1.0:
+            source = f"assumed: 1, though {one.value:.2f} was found; {source}"
+        found[f"attention_{direction}_efficiency"] = Figure(min(one.value, 1.0), source)
+    found["attention_ramp_tokens"] = Figure(
+        held.ramp_tokens, provenance.measured("the ramp that all lengths agree on best")
+    )
+    return found
+
+
+def _kernels(launches: Sequence[rows.Launch], provenance: Provenance) -> dict[str, Figure]:
+    """What a kernel costs beside its work."""
+    held = {row.name: row.timing for row in launches}
+    if not {"gemm", "move"} <= held.keys():
+        return {}
+    found = {
+        f"kernels.{name}_kernel_s": Figure(
+            held[name].median_s, provenance.measured(f"a tiny {name} among many", held[name].spread)
+        )
+        for name in ("gemm", "move")
+    }
+    found["kernels.layer_gap_s"] = Figure(0.0, "assumed: none beyond the kernels' own times")
+    if "host" in held:
+        what = "launching a tiny kernel"
+        found["kernels.host_kernel_s"] = Figure(held["host"].median_s, provenance.measured(what, held["host"].spread))
+    return found
+
+
+def tiers(
+    collectives: Sequence[rows.Collective], crossing: frozenset[str], per_node: int, provenance: Provenance
+) -> list[dict[str, Figure]]:
+    """Network tiers, innermost first.
+
+    Args:
+        collectives: measured calls on every axis.
+        crossing: axes whose groups span nodes.
+        per_node: processes on a node.
+        provenance: what all figures share.
+    """
+    inside = [row for row in collectives if row.axis not in crossing]
+    across = [row for row in collectives if row.axis in crossing]
+    found = []
+    for name, held in (("node", inside), ("network", across)):
+        tier = links.tier(held, name)
+        if tier is None:
+            continue
+        what = f"{tier.points} collectives, which the model then meets to {_percent(tier.error)}"
+        fields = {
+            "name": Figure(name, ""),
+            "bytes_per_s": Figure(tier.bytes_per_s, provenance.measured(what)),
+            "latency_s": Figure(tier.latency_s, provenance.measured(what)),
+            "efficiency": Figure(tier.efficiency, "losses are in bytes_per_s"),
+        }
+        if name == "node" and across:
+            fields["size"] = Figure(per_node, provenance.measured("processes on a node"))
+        found.append(fields)
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"

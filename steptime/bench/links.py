@@ -1,0 +1,151 @@
+"""From measured collectives to latency and bandwidth: alpha-beta by kind, and the tier of a machine file.
+
+Minima are fitted, never medians: what else runs on the machine only ever adds. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import exp, inf, log
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.bench.fit import Fit, judged
+from steptime.cost.comm import collective
+from steptime.machine import Tier
+from steptime.mesh import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from steptime.bench import rows
+
+OUTLYING = 0.2
+"""Relative error beyond which a point's weight falls with its distance (Huber's weights)."""
+ROUNDS = 30
+BEYOND = 4.0
+"""How far the model's asymptote may lie above the best bus bandwidth of any one call."""
+
+
+class AlphaBeta(NamedTuple):
+    """t = alpha + (bytes on the bus) / rate, for one kind and number of ranks."""
+
+    axis: str
+    kind: str
+    ranks: int
+    alpha_s: float
+    bus_bytes_per_s: float | None
+    """None where the sizes are too small to show any."""
+    error_median: float
+    """Of the relative errors of the fit, by size."""
+    error_worst: float
+    points: int
+
+
+class TierFit(NamedTuple):
+    """A tier of a machine file, as `steptime.cost.comm` uses it; losses are in `bytes_per_s`, so `efficiency` is 1."""
+
+    latency_s: float
+    bytes_per_s: float
+    efficiency: float
+    error: float
+    """Mean absolute log error of the model over all rows."""
+    worst: float
+    points: int
+    by_kind: dict[str, Fit]
+    """The mean model over measurement of each kind, and its errors."""
+
+
+def bus_share(kind: str, ranks: int) -> float:
+    """Bytes on the busiest link over the bytes of a call (nccl-tests doc/PERFORMANCE.md).
+
+    >>> bus_share("all_reduce", 4), bus_share("all_gather", 4), bus_share("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if kind in {"broadcast", "send_recv"}:
+        return 1.0
+    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+def bus_bytes_per_s(row: rows.Collective) -> float:
+    """Bus bandwidth by the minimum [B/s]: what the links carried, whatever the kind and the ranks."""
+    return row.bytes * bus_share(row.kind, row.ranks) / row.timing.min_s
+
+
+def alpha_beta(measured: Iterable[rows.Collective]) -> list[AlphaBeta]:
+    """A fit for each axis, kind and number of ranks with two sizes at least, in the order of the rows."""
+    groups: dict[tuple[str, str, int], list[rows.Collective]] = {}
+    for row in measured:
+        groups.setdefault((row.axis, row.kind, row.ranks), []).append(row)
+    return [_line(*key, found) for key, found in groups.items() if len({row.bytes for row in found}) > 1]
+
+
+def _line(axis: str, kind: str, ranks: int, found: Sequence[rows.Collective]) -> AlphaBeta:
+    """Least squares of relative errors, reweighted so that a few odd points do not turn the line; nothing negative."""
+    share = bus_share(kind, ranks)
+    points = [(row.bytes * share, row.timing.min_s) for row in found]
+    weights = [1.0] * len(points)
+    alpha = beta = 0.0
+    for _ in range(ROUNDS):
+        alpha, beta = _weighted(points, weights)
+        errors = [abs(alpha + beta * size - t) / t for size, t in points]
+        weights = [min(1.0, OUTLYING / error) if error else 1.0 for error in errors]
+    rate = 1.0 / beta if beta else None
+    return AlphaBeta(axis, kind, ranks, alpha, rate, median(errors), max(errors), len(points))
+
+
+def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
+    """Alpha and beta >= 0 that minimise the sum of w ((alpha + beta x - t) / t)^2."""
+    scaled = [(w / t**2, x, t) for (x, t), w in zip(points, weights, strict=True)]
+    one, x1, x2 = (sum(w * x**power for w, x, _ in scaled) for power in (0, 1, 2))
+    t1, xt = (sum(w * x**power * t for w, x, t in scaled) for power in (0, 1))
+    beta = (one * xt - x1 * t1) / (one * x2 - x1**2)
+    if beta <= 0.0:
+        return t1 / one, 0.0
+    alpha = (t1 - beta * x1) / one
+    return (alpha, beta) if alpha >= 0.0 else (0.0, xt / x2)
+
+
+# --- the machine file's tier ---
+
+
+def model_s(row: rows.Collective, tier: Tier) -> float:
+    """What the model says of a measured call, all of whose ranks are in one tier."""
+    return float(collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (tier,)).time_s)
+
+
+def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit | None:
+    """Latency of a hop and rate with which the model's own formula meets all kinds best; None without rows.
+
+    The search goes from a coarse grid over both logarithms to ever smaller steps around the best. The rate stays below BEYOND
+    times the best measured: where only small sizes were, any larger one would do.
+    """
+    if not measured:
+        return None
+
+    def errors(at: tuple[float, float]) -> list[float]:
+        trial = Tier(name=name, latency_s=exp(at[0]), bytes_per_s=exp(at[1]), efficiency=1.0)
+        return [log(model_s(row, trial) / row.timing.min_s) for row in measured]
+
+    ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))
+
+    def loss(at: tuple[float, float]) -> float:
+        return judged(0.0, errors(at)).error if at[1] <= ceiling else inf
+
+    grid = product((log(1e-7) + i for i in range(14)), (ceiling - i for i in range(14)))
+    here, step = min(grid, key=loss), 0.5
+    best = loss(here)
+    while step > 1e-4:
+        around = [(here[0] + dx * step, here[1] + dy * step) for dx, dy in product((-1, 0, 1), repeat=2) if dx or dy]
+        there = min(around, key=loss)
+        value = loss(there)
+        here, best, step = (there, value, step) if value < best else (here, best, 0.5 * step)
+    left = errors(here)
+    return TierFit(exp(here[0]), exp(here[1]), 1.0, best, max(map(abs, left)), len(left), _by_kind(measured, left))
+
+
+def _by_kind(measured: Sequence[rows.Collective], errors: Sequence[float]) -> dict[str, Fit]:
+    kinds: dict[str, list[float]] = {}
+    for row, error in zip(measured, errors, strict=True):
+        kinds.setdefault(row.kind, []).append(error)
+    return {kind: judged(exp(sum(found) / len(found)), found) for kind, found in kinds.items()}

@@ -1,0 +1,147 @@
+"""The machine file that a benchmark writes: `3dtrn CONFIG --set hardware.node_type=machine.yaml` takes it.
+
+Every figure says `measured:` and how, or names the data sheet, or says `assumed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from steptime.bench.device import known_accelerator
+from steptime.machine import Machine, normalise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from steptime.bench.device import Device
+    from steptime.machine import Accelerator
+
+SHEET_ONLY = ("power_w", "microscaling")
+"""Fields of a known accelerator that nothing here measures and that hold for the part."""
+
+
+class Figure(NamedTuple):
+    """A figure in SI units and where it comes from."""
+
+    value: float | str
+    source: str
+
+
+class Provenance(NamedTuple):
+    """What every measured figure of one run shares."""
+
+    command: str
+    date: str
+    device: str
+    torch: str
+
+    def measured(self, what: str, spread: float | None = None) -> str:
+        """The source of a measured figure; `spread` is a share of the median."""
+        tail = "" if spread is None else f", spread {100.0 * spread:.0f} %"
+        return f"measured: {what}; {self.command}, {self.date}, {self.device}, torch {self.torch}{tail}"
+
+
+def machine_document(
+    device: Device,
+    figures: Mapping[str, Figure],
+    tiers: Sequence[Mapping[str, Figure]],
+    devices_per_node: int,
+    provenance: Provenance,
+) -> dict[str, Any]:
+    """The mapping that a machine file holds.
+
+    Args:
+        device: what was measured.
+        figures: dotted fields of the accelerator ("sustained_flops.bf16", "kernels.gemm_kernel_s") -> figure [SI].
+        tiers: network tiers, innermost first, fields of `Tier` -> figure; empty where no network was measured.
+        devices_per_node: devices that stood in a node.
+        provenance: what the measured figures share.
+    """
+    known = known_accelerator(device)
+    name = normalise(device.name.replace("(R)", "").replace("(TM)", "").replace("@", "at"))
+    accelerator: dict[str, Any] = {"name": f"measured-{name}"}
+    for path, figure in {**_memory(device, provenance), **_data_sheet(known, figures), **figures}.items():
+        node = accelerator
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = figure._asdict()
+    network = [{key: _plain(figure) for key, figure in tier.items()} for tier in tiers] or _assumed_network(known)
+    return {
+        "name": f"measured-{name}",
+        "description": f"{devices_per_node} x {device.name}, {device.processors} "
+        + ("threads" if device.kind == "cpu" else "processors"),
+        "accelerator": accelerator,
+        "devices_per_node": {"value": devices_per_node, "source": provenance.measured("processes on a node")},
+        "tiers": network,
+        "provenance": provenance.measured("as the command ran"),
+    }
+
+
+def _plain(figure: Figure) -> Any:
+    """A word alone, a number with its source."""
+    return figure.value if isinstance(figure.value, str) else figure._asdict()
+
+
+def _memory(device: Device, provenance: Provenance) -> dict[str, Figure]:
+    usable = "total of torch.cuda.mem_get_info" if device.kind == "cuda" else "memory that the host had available"
+    figures = {
+        "memory_bytes": Figure(device.memory_bytes, provenance.measured("all memory of the device")),
+        "usable_memory_bytes": Figure(device.usable_bytes, provenance.measured(usable)),
+    }
+    if device.kind == "cuda":
+        figures["sm_count"] = Figure(device.processors, provenance.measured("torch.cuda.get_device_properties"))
+    return figures
+
+
+def _data_sheet(known: Accelerator | None, figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """Dense peaks and the like of a known part; else the best that was measured stands for the peak."""
+    if known is None:
+        best = {path: figure for path, figure in figures.items() if path.startswith("best_flops.")}
+        return {
+            path.replace("best_flops", "peak_flops"): figure._replace(
+                source=f"no data sheet is known: the best shape stands for the peak; {figure.source}"
+            )
+            for path, figure in best.items()
+        }
+    sheet = {
+        f"peak_flops.{dtype}": Figure(value, f"data sheet, as {known.name}")
+        for dtype, value in known.peak_flops.items()
+    }
+    for field in SHEET_ONLY:
+        if value := getattr(known, field):
+            sheet[field] = Figure(value, f"as {known.name}")
+    return sheet
+
+
+def _assumed_network(known: Accelerator | None) -> list[dict[str, Any]]:
+    """What stands for a network that was not measured: that of a shipped machine with the same part, else a placeholder."""
+    from steptime.machine import machine_names
+
+    if known is not None:
+        shipped = next(m for name in machine_names() if (m := Machine.load(name)).accelerator.name == known.name)
+        fields = ("size", "bytes_per_s", "latency_s", "efficiency")
+        return [
+            {"name": tier.name}
+            | {
+                field: {"value": value, "source": f"assumed: as {shipped.name}; no collective was measured"}
+                for field in fields
+                if (value := getattr(tier, field)) is not None and value != float("inf")
+            }
+            for tier in shipped.tiers
+        ]
+    source = "assumed: a placeholder, no collective was measured"
+    return [
+        {
+            "name": "assumed",
+            "bytes_per_s": {"value": 1e9, "source": source},
+            "latency_s": {"value": 1e-4, "source": source},
+        }
+    ]
+
+
+def machine_yaml(document: Mapping[str, Any]) -> str:
+    """The text of a machine file."""
+    return yaml.safe_dump(dict(document), sort_keys=False, width=120, allow_unicode=True)

@@ -1,0 +1,114 @@
+"""The optimizer's step over a config's parameters, and what a kernel costs beside its work."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from steptime.bench import operands, rows
+from steptime.bench.timing import measure, summary, synchronize
+from steptime.step import estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.job import Job
+    from steptime.ops import Param
+
+ACCESSES = 7.0
+"""Of one parameter: its gradient read; it and two moments read and written (`steptime.cost.optimizer.adam_bytes_per_param` of
+states all in one dtype)."""
+SHARE = 0.3
+"""Of the free memory that parameter, gradient, moments and temporaries may take."""
+MOST_ON_CPU = 2**24
+"""Parameters at most on a CPU, for a step within a tenth of a second."""
+LAUNCHES = 100
+
+
+def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
+    """Shapes of one device's parameters: the ends of the model, then blocks, as many as hold `most` elements and one at least."""
+    assembly = estimate(job).assembly
+    tp = job.parallelism.tp
+    block = [_local(param, tp) for param in assembly.block.params]
+    ends = [_local(param, tp) for param in (*assembly.embedding.params, *assembly.head_params)]
+    size = sum(map(_elements, block))
+    layers = max(c.layers for c in assembly.chunks)
+    blocks = int(min(max((most - sum(map(_elements, ends))) // size, 0), layers))
+    return [*ends, *block * blocks] if blocks else block
+
+
+def _local(param: Param, tp: int) -> tuple[int, ...]:
+    first, *rest = param.shape
+    return (max(first // tp, 1) if param.shard else first, *rest)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def step(
+    job: Job, device: torch.device, dtype: str, *, fused: bool = False, seconds: float = 0.5
+) -> tuple[rows.Move, str]:
+    """AdamW as torch runs it unasked (foreach on CUDA, tensor by tensor on CPU), or its fused kernel; and over how much.
+
+    Gradients have the parameters' dtype, so have the moments; the gradients are not cleared.
+    """
+    size = operands.ITEMSIZE[dtype]
+    most = SHARE * operands.free_bytes(device) / (6.0 * size)
+    shapes = parameter_shapes(job, min(most, MOST_ON_CPU) if device.type == "cpu" else most)
+    parameters = [operands.random(shape, dtype, device).requires_grad_() for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True if fused else None)
+    timing = measure(optimizer.step, device, seconds=seconds, least=3)
+    count = sum(map(_elements, shapes))
+    name = "adamw_fused" if fused else "adamw"
+    return rows.Move(name, "forward", dtype, ACCESSES * size * count, timing), (
+        f"{name} {dtype}: over {count:,} parameters in {len(shapes)} tensors"
+    )
+
+
+def steps(
+    job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 2.0
+) -> tuple[list[rows.Move], list[str]]:
+    """Both kinds of step in every dtype."""
+    found: list[rows.Move] = []
+    notes: list[str] = []
+    for dtype in dtypes:
+        for fused in (False, True):
+            try:
+                row, note = step(job, device, dtype, fused=fused, seconds=0.5 * seconds / len(dtypes))
+            except (RuntimeError, ValueError) as error:
+                notes.append(f"adamw {dtype}{' fused' * fused}: not measured; {str(error).partition(chr(10))[0][:160]}")
+                continue
+            found.append(row)
+            notes.append(note)
+    operands.release(device)
+    return found, notes
+
+
+def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[rows.Launch], list[str]]:
+    """What a tiny kernel takes: on a device queued behind others (its own time and the gap), on the host to launch one.
+
+    A CPU has no queue: its calls are timed, and there is no row for the host.
+    """
+    few = torch.randn(16, device=device)
+    left, right = torch.randn(16, 16, device=device), torch.empty(16, 16, device=device)
+
+    def move() -> torch.Tensor:
+        return few.add_(1e-6)
+
+    tiny = {"gemm": lambda: torch.mm(left, left, out=right), "move": move}
+    found = [rows.Launch(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
+    if device.type == "cpu":
+        return found, ["launches: a CPU runs what it is given at once; gemm and move are whole calls"]
+    samples = []
+    for _ in range(20):
+        synchronize(device)
+        start = perf_counter()
+        for _ in range(LAUNCHES):
+            move()
+        samples.append((perf_counter() - start) / LAUNCHES)
+    return [*found, rows.Launch("host", summary(samples))], []

@@ -1,0 +1,179 @@
+"""One benchmark on every rank: calibrate, train, calibrate again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.bench import attention, bandwidth, collectives, gemm, optimizer
+from steptime.bench.block import BlockRow, run_block
+from steptime.bench.figures import Measured
+from steptime.bench.layouts import make_mesh
+from steptime.bench.runnable import as_run, layout_name, unsupported
+from steptime.bench.spread import named
+from steptime.bench.step import StepRow, run_steps
+from steptime.bench.truths import Truth, truths
+from steptime.config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.bench import rows
+    from steptime.bench.phases import Phases
+    from steptime.bench.world import World
+    from steptime.job import Job
+
+PARTS = ("sweeps", "block", "step", "exact")
+"""What a benchmark consists of; --only chooses among them."""
+SHARES = {"gemm": 0.4, "attention": 0.2, "moves": 0.15, "optimizer": 0.1, "launches": 0.05, "collectives": 0.1}
+"""Of the seconds of a calibration."""
+AGAIN = 0.3
+"""Share of the seconds for the calibration after the steps, of what the config itself runs."""
+
+
+class Options(NamedTuple):
+    """How to run one."""
+
+    out: Path
+    seconds: float = 30.0
+    """For the sweeps of both calibrations."""
+    steps: int = 10
+    """Timed steps of each layout."""
+    seed: int = 0
+    parts: frozenset[str] = frozenset(PARTS)
+    layouts: tuple[str, ...] = ()
+    """Names of `spread.LAYOUTS`; none: the config's own."""
+    trace: bool = False
+
+
+class Step(NamedTuple):
+    """The measured steps of a layout, and the job that they ran."""
+
+    job: Job
+    row: StepRow
+
+
+class Raw(NamedTuple):
+    """All that one benchmark measured."""
+
+    before: Measured
+    after: Measured
+    """The config's own work again, once the steps are done: what shows whether the machine kept its pace."""
+    blocks: list[BlockRow]
+    steps: list[Step]
+    truths: list[Truth]
+    notes: list[str]
+
+    @property
+    def drift(self) -> float | None:
+        """Median ratio of the second calibration's seconds to the first's, over alike products."""
+        first = {row._replace(timing=None): row.timing.median_s for row in self.before.gemms}  # type: ignore[arg-type]
+        ratios = [
+            row.timing.median_s / first[key]
+            for row in self.after.gemms
+            if (key := row._replace(timing=None)) in first  # type: ignore[arg-type]
+        ]
+        return median(ratios) if ratios else None
+
+
+NOTHING = Measured([], [], [], [], [], [])
+
+
+def stages(options: Options, world: World) -> int:
+    """How often `measure_all` calls its `done`."""
+    sweeps = 4 + (world.world_size > 1) if "sweeps" in options.parts else 0
+    steps = max(len(options.layouts), 1) if "step" in options.parts else 0
+    return sweeps + bool(sweeps) + steps + len(options.parts & {"block", "exact"})
+
+
+def measure_all(job: Job, world: World, options: Options, phases: Phases, done: Callable[[], None]) -> Raw:
+    """Measure on every rank; all ranks call this.
+
+    Args:
+        job: over as many devices as there are ranks.
+        world: this process.
+        options: what to run, and how long.
+        phases: a stopwatch of the start, at the end of "init".
+        done: called after each piece of work.
+
+    Raises:
+        ConfigError: plain torch cannot run one of the layouts; nothing has run then.
+    """
+    jobs = [named(job, name, world.world_size) for name in options.layouts] or [job]
+    if options.parts - {"sweeps"}:
+        refuse(jobs, world.device.type)
+    before = after = NOTHING
+    blocks: list[BlockRow] = []
+    steps: list[Step] = []
+    if "sweeps" in options.parts:
+        before = calibrate(job, world, (1.0 - AGAIN) * options.seconds, done)
+    if "block" in options.parts:
+        blocks = run_block(job, world.device)
+        done()
+    if "step" in options.parts:
+        phases.skip()  # what came before is no part of a training job's start
+        for each in jobs:
+            steps.append(train(each, world, options, phases))
+            done()
+    if "sweeps" in options.parts:
+        after = again(job, world, AGAIN * options.seconds)
+        done()
+    found: list[Truth] = []
+    if "exact" in options.parts:
+        found = truths(job)
+        done()
+    notes = [*before.notes, *after.notes, *(note for step in steps for note in step.row.notes)]
+    return Raw(before, after, blocks, steps, found, list(dict.fromkeys(notes)))
+
+
+def refuse(jobs: list[Job], device_type: str) -> None:
+    """Raise for what plain torch cannot run.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    problems = [problem for job in jobs for problem in unsupported(as_run(job, device_type)[0], device_type)]
+    if problems:
+        raise ConfigError(f"{problem} (or --only sweeps)" for problem in dict.fromkeys(problems))
+
+
+def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Measured:
+    """Every sweep, all ranks at once, as in a step."""
+    device, dtype = world.device, job.software.compute_dtype
+    share = {name: part * seconds for name, part in SHARES.items()}
+    dtypes = [dtype] if device.type == "cpu" else list(dict.fromkeys((dtype, "bf16")))
+    gemms, notes = gemm.sweep(job, device, share["gemm"])
+    done()
+    attended, said = attention.sweep(job, device, dtypes, share["attention"])
+    notes += said
+    done()
+    moves, said = bandwidth.sweep(job, device, dtypes, share["moves"])
+    notes += said
+    done()
+    updates, said = optimizer.steps(job, device, dtypes, share["optimizer"])
+    launches, more = optimizer.launches(device, share["launches"])
+    notes += said + more
+    done()
+    sent: list[rows.Collective] = []
+    if world.world_size > 1:
+        sent, said = collectives.sweep(make_mesh(job, device.type), device, share["collectives"])
+        notes += said
+        done()
+    return Measured(gemms, attended, moves + updates, launches, sent, notes)
+
+
+def again(job: Job, world: World, seconds: float) -> Measured:
+    """The config's own products and memory-bound work in its own dtype."""
+    device, dtype = world.device, job.software.compute_dtype
+    gemms, notes = gemm.time_shapes(gemm.projections(job), dtype, device, 0.6 * seconds, patience=3.0)
+    moves, said = bandwidth.sweep(job, device, [dtype], 0.4 * seconds)
+    return NOTHING._replace(gemms=gemms, moves=moves, notes=notes + said)
+
+
+def train(job: Job, world: World, options: Options, phases: Phases) -> Step:
+    """The steps of one layout."""
+    trace = options.out / "trace" / layout_name(job) if options.trace else None
+    mark = str if "build" in phases.seconds else phases.end  # of several layouts the first one starts the job
+    row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark)
+    return Step(as_run(job, world.device.type)[0], row)

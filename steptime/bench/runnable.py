@@ -1,0 +1,170 @@
+"""What plain torch can run of a job: what is refused, and what the device decides instead.
+
+A refusal is one line, path, what is wrong, and the fix as a `--set`. Changes that the device dictates (which norm kernel it has)
+are made, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+from steptime.job import Data, Job
+from steptime.mesh import Parallelism
+from steptime.performance import ITEMSIZE, Performance
+from steptime.states import state_bytes
+
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+FAMILIES = ("torch", "fsdp2")
+Limit: TypeAlias = tuple[bool, str, str]
+"""Whether the job breaks it, what is wrong, the fix."""
+
+
+def unsupported(job: Job, device_type: str) -> list[str]:
+    """What of a job plain torch cannot run on a device, one line each, with the fix; empty where it can run."""
+    if job.software.family not in FAMILIES:
+        fix = _set("software=torch", *(["precision=bf16"] if job.software.recipe else []))
+        return [f"performance.software: {job.software.name} is not plain torch; {fix}"]
+    limits = [*_kernels(job), *_states(job), *_layout(job), *_device(job, device_type)]
+    return [f"{text}; {fix}" for broken, text, fix in limits if broken]
+
+
+def _kernels(job: Job) -> Iterator[Limit]:
+    """Options of the blocks."""
+    s, plan = job.software, job.recompute
+    text = "performance.activation_impl: torch has no fused gated activation"
+    yield s.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
+    text = f"performance.rope_impl: torch rotates by separate kernels (got {s.rope_impl})"
+    yield s.rope_impl != "composite" and job.model.rotary_embeds, text, _set("rope_impl=composite")
+    text = "performance.softmax_impl: unfused attention here runs one softmax kernel"
+    yield s.softmax_impl != "fused" and s.attention_impl == "unfused", text, _set("softmax_impl=fused")
+    for key in ("sp_regather", "grad_accumulation_fusion", "deallocate_pipeline_outputs", "cuda_graphs"):
+        yield bool(getattr(s, key)), f"performance.{key}: plain torch has none", _set(f"{key}=false")
+    text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(plan.modules))})"
+    yield bool(plan.modules - {"core_attn"}), text, _set("activation_checkpointing_type=selective")
+
+
+def _states(job: Job) -> Iterator[Limit]:
+    """Dtypes of parameters, gradients and optimizer states."""
+    s, size = job.software, state_bytes(job)
+    one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
+    text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"
+    dtype = s.param_dtype
+    fix = _set(f"main_grad_dtype={dtype}", f"moment_dtype={dtype}", "master_dtype=none")
+    yield not one, text, fix
+    sharded = s.family == "fsdp2" and job.parallelism.dp > 1
+    text = (
+        f"performance.param_dtype: {dtype} parameters in {s.compute_dtype} compute need FSDP2 over more than one rank"
+    )
+    same = dtype in {"compute", s.compute_dtype}
+    yield one and not same and not sharded, text, _set(*(f"{key}={s.compute_dtype}" for key in _DTYPES))
+
+
+_DTYPES = ("param_dtype", "main_grad_dtype", "moment_dtype")
+
+
+def _layout(job: Job) -> Iterator[Limit]:
+    """How the job is spread."""
+    p, family = job.parallelism, job.software.family
+    alone = "--set parallelism."
+    yield p.cp > 1, f"parallelism.cp: context parallelism is not run here (got {p.cp})", f"{alone}cp=1"
+    yield job.cross_dc is not None, "cross_dc: one centre only", "--set cross_dc=null"
+    yield family == "torch" and job.zero_level > 0, "parallelism.zero_level: DDP shards nothing", f"{alone}zero_level=0"
+    text = "parallelism.dp: DDP and tensor parallelism do not combine"
+    yield family == "torch" and p.dp > 1 and p.tp > 1, text, "--set performance.software=fsdp2"
+    text = (
+        f"parallelism.schedule: torch's 1F1B needs as many micro-batches as stages (got {job.microbatches} for {p.pp})"
+    )
+    yield job.schedule == "1f1b" and p.pp > 1 and job.microbatches < p.pp, text, f"{alone}schedule=gpipe"
+    text = "model.tie_embeddings: pipelining keeps no copies alike"
+    yield job.model.tie_embeddings and p.pp > 1, text, "--set model.tie_embeddings=false"
+    text = "model.learned_positions: not split by tensor parallelism here"
+    yield job.model.learned_positions and p.tp > 1, text, f"{alone}tp=1"
+    text = "model.dropout: tensor-parallel ranks would draw different masks"
+    yield bool(job.model.dropout) and p.tp > 1, text, "--set model.dropout=0"
+    text = "parallelism.fsdp.prefetch: fully_shard gathers one group ahead"
+    yield p.fsdp is not None and p.fsdp.prefetch != 1, text, f"{alone}fsdp.prefetch=1"
+
+
+def _device(job: Job, device_type: str) -> Iterator[Limit]:
+    """What the device has no kernel for."""
+    s = job.software
+    wide = device_type == "cuda" and s.compute_dtype == "fp32" and s.attention_impl == "flash"
+    text = "performance.precision: CUDA's flash attention takes bf16 and fp16"
+    yield wide, text, _set("precision=bf16")
+
+
+def _set(*changes: str) -> str:
+    """The arguments that change keys of `performance`."""
+    return " ".join(f"--set performance.{change}" for change in changes)
+
+
+def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
+    """The job as the device runs it, and what that changed, one line each.
+
+    F.rms_norm is one kernel on a GPU and several on a CPU; the CPU's flash attention has no dropout.
+    """
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    impl = "composite" if device_type == "cpu" else "fused"
+    if job.software.norm_impl != impl and job.model.norm == "rmsnorm":
+        changes["performance.norm_impl"] = impl
+        notes.append(f"performance.norm_impl: {impl}, as F.rms_norm runs on {device_type}")
+    if device_type == "cpu" and job.model.dropout:
+        changes["model.dropout"] = 0.0
+        notes.append("model.dropout: 0, since the CPU's flash attention has none")
+    return (job.replace(**changes) if changes else job), notes
+
+
+def peak_differences(job: Job, device_type: str) -> list[str]:
+    """Why the measured peak of a step may differ from the estimate, as far as is known; empty where it is equal to the byte."""
+    p, s, fsdp = job.parallelism, job.software, job.parallelism.fsdp
+    cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
+    sharded = s.family == "fsdp2" and p.dp > 1
+    reasons = {
+        "DDP: its buckets stay from step to step": s.family == "torch" and p.dp > 1,
+        "tensor parallelism: DTensor keeps copies of its own": p.tp > 1,
+        "pipelining: the schedule keeps receive buffers and outputs": p.pp > 1,
+        "FSDP2: target ids live through forward, 8 bytes a token": sharded,
+        "FSDP2: with few shards a reduced gradient is as large as its source": sharded
+        and reduce * p.replicas / p.dp >= s.itemsize,
+        "full recomputation: a bias's gradient is summed after its input has gone": job.model.bias
+        and job.recompute.granularity == "full",
+        "CPU: LayerNorm keeps statistics in the compute dtype": cpu
+        and job.model.norm == "layernorm"
+        and s.itemsize < ITEMSIZE["fp32"],
+        "CPU: temporaries of RMSNorm's backward are not modelled": cpu and job.model.norm == "rmsnorm",
+        "allocator: blocks are rounded up, and cuBLAS keeps a workspace": device_type == "cuda",
+    }
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def layout_name(job: Job) -> str:
+    """What the layout is called: single, ddp, fsdp2, hsdp, tp, pp, or several joined: fsdp2+tp."""
+    p = job.parallelism
+    sharded = "hsdp" if p.replicas > 1 else "fsdp2"
+    parts = {(sharded if job.software.family == "fsdp2" else "ddp"): p.dp, "tp": p.tp, "pp": p.pp}
+    return "+".join(name for name, ranks in parts.items() if ranks > 1) or "single"
+
+
+def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> Job:
+    """The job's model and micro-batch on one device, one micro-batch a step, under the profile torch with the job's kernels.
+
+    Parameters are in the compute dtype, which is what FSDP2 gathers them in.
+    """
+    s, data = job.software, job.data
+    kept = ("attention_impl", "norm_impl", "activation_impl", "loss_impl")
+    performance = {key: getattr(s, key) for key in kept} | {
+        "software": "torch",
+        "precision": s.compute_dtype,
+        "activation_checkpointing_type": recompute,
+    }
+    one = Job(
+        model=job.model,
+        parallelism=Parallelism.model_validate({"tp": 1, "pp": 1, "dp": 1}),
+        performance=Performance.model_validate(performance),
+        data=Data(gbs=data.microbatch_sz, seqlen=data.seqlen, microbatch_sz=data.microbatch_sz),
+        hardware=job.hardware,
+    )
+    return as_run(one, device_type)[0]

@@ -1,0 +1,83 @@
+"""The events of a Chrome trace, decoded one by one: a file of any size is never held as a whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from steptime.config import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CHUNK = 1 << 22
+_LONGEST = 1 << 24
+"""No event has as many characters; text that long without one is no trace."""
+_HEAD = re.compile(r'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def unpacked(path: str) -> TextIO:
+    """A text stream, unpacked where the file begins as gzip's do."""
+    with Path(path).open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return Path(path).open(encoding="utf-8", errors="replace")
+
+
+def events(stream: TextIO, path: str, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events, one by one; the keys that stand around them go to `head`.
+
+    Raises:
+        ConfigError: it is no trace, or ends early. A packed stream that ends early raises EOFError or zlib.error.
+    """
+    text, at = _seek(stream, path, head)
+    decode = json.JSONDecoder().raw_decode
+    count = 0
+    while True:
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+        if text.startswith("]", at):
+            break
+        try:
+            event, at = decode(text, at)
+        except json.JSONDecodeError:
+            more = stream.read(_CHUNK)
+            if not more:
+                raise ConfigError(
+                    f"{path}: event {count + 1} is cut off or no JSON; was the profiler still writing?"
+                ) from None
+            if len(text) - at > _LONGEST:
+                raise ConfigError(f"{path}: event {count + 1} is no JSON") from None
+            text, at = text[at:] + more, 0
+            continue
+        count += 1
+        if not isinstance(event, dict):
+            raise ConfigError(f"{path}: event {count} is no object; not a trace of torch.profiler")
+        yield event
+    tail = (text[at + 1 :] + stream.read(_LONGEST)).strip().lstrip(",")
+    try:
+        head.update(json.loads("{" + tail) if tail else {})
+    except json.JSONDecodeError:
+        return  # a reader's own note behind the events
+
+
+def _seek(stream: TextIO, path: str, head: dict[str, Any]) -> tuple[str, int]:
+    """Text read so far, and where the first event begins; keys before it go to `head`."""
+    text = stream.read(_CHUNK)
+    begin = text.lstrip()
+    if begin.startswith("["):
+        return begin, 1
+    while (found := _HEAD.search(text)) is None:
+        more = stream.read(_CHUNK) if begin.startswith("{") and len(text) < _LONGEST else ""
+        if not more:
+            raise ConfigError(f"{path}: not a trace: no traceEvents in it; give what export_chrome_trace wrote")
+        text += more
+    try:
+        head.update(json.loads(text[: found.start()].rstrip().rstrip(",") + "}"))
+    except json.JSONDecodeError:
+        raise ConfigError(f"{path}: not a trace: what stands before its events is no JSON") from None
+    return text, found.end()

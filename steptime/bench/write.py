@@ -1,0 +1,33 @@
+"""The files of one benchmark's results: results.json, predicted_vs_measured.csv and .txt beside machine.yaml."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from steptime.bench.conclude import Conclusion
+    from steptime.bench.device import Device
+    from steptime.bench.run import Raw
+
+
+class Run(NamedTuple):
+    """One benchmark on the root: what was measured, what it comes to, where it lies."""
+
+    world_line: str
+    device: Device
+    raw: Raw
+    found: Conclusion
+    document: dict[str, Any]
+    """results.json."""
+    files: list[str]
+
+
+def write(folder: Path, run: Run) -> Run:
+    """Write results.json and the rows for `3dtrn validate`; the run with the names of all files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")
+    files = ["machine.yaml"] if run.found.machine else []
+    return run._replace(files=[str(folder / name) for name in [*files, "results.json"]])

@@ -1,0 +1,152 @@
+"""`3dtrn bench`: measures what the model assumes, and what it predicts; its launch scripts; what logs say."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime.config import ConfigError
+from steptime.console import Printer, load
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.bench.environment import Launch
+    from steptime.bench.phases import Phases
+    from steptime.bench.run import Raw
+    from steptime.bench.world import World
+    from steptime.bench.write import Run
+    from steptime.job import Job
+
+LOGS = ("startup", "memory", "scaling")
+"""First words that read logs instead of running a benchmark."""
+FOLDER = "steptime-bench"
+
+
+def bench(options: Namespace, out: Printer) -> int:
+    """Run one benchmark, print a launch script, or read logs."""
+    word, *rest = options.words
+    if word in LOGS:
+        return _logs(word, rest, options, out)
+    if rest:
+        raise ConfigError(f"bench: one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})")
+    if options.emit is not None:
+        from steptime.bench.emit import emit
+
+        again = _arguments(options)
+        out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
+        return 0
+    if missing := [name for name in ("torch", "psutil") if find_spec(name) is None]:
+        raise ConfigError(f"bench: needs {' and '.join(missing)}; pip install 'steptime[bench]'")
+    return _measured(options, out)
+
+
+def _arguments(options: Namespace) -> list[str]:
+    """The arguments of this command that its ranks need too."""
+    words = [word for setting in options.sets for word in ("--set", setting)]
+    for name in ("out", "device", "seconds", "steps", "seed"):
+        value = getattr(options, name)
+        if value is not None and value != options.usual[name]:
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    if options.only != options.usual["only"]:
+        words += ["--only", ",".join(sorted(options.only))]
+    if options.layouts:
+        words += ["--layouts", ",".join(options.layouts)]
+    return [*words, *["--trace"] * options.trace]
+
+
+def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
+    from steptime.report import bench_logs
+
+    if not paths:
+        raise ConfigError(f"bench {word}: name at least one file")
+    if word == "memory":
+        document, sections = bench_logs.memory_command(paths, log=options.log, start=options.start, stop=options.stop)
+    elif word == "scaling":
+        document, sections = bench_logs.scaling_command(paths, baseline=options.baseline)
+    else:
+        document, sections = bench_logs.startup_command(paths)
+    if options.json:
+        out.json(document)
+    else:
+        out.sections(sections)
+    return 0
+
+
+def _measured(options: Namespace, out: Printer) -> int:
+    """One benchmark on this rank, its output and failures in a log."""
+    from steptime.bench.log import alike, guarded
+    from steptime.bench.phases import Phases
+    from steptime.bench.world import find
+
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # threads that wait should not take the cores of those that work
+    phases, launch = Phases(), find()
+    with alike(launch):
+        job, folder = load(options.words[0], options.sets), _folder(options.out)
+    return guarded(lambda: _run(job, folder, launch, phases, options, out), launch, folder / "bench.log")
+
+
+def _folder(asked: str | None) -> Path:
+    """Where results go: a folder that holds none yet.
+
+    Raises:
+        ConfigError: the one asked for holds results.
+    """
+    if asked is not None:
+        if (Path(asked) / "results.json").exists():
+            raise ConfigError(f"--out {asked}: holds results.json already; name another folder")
+        return Path(asked)
+    names = (FOLDER if i == 1 else f"{FOLDER}-{i}" for i in range(1, 10_000))
+    return next(path for name in names if not ((path := Path(name)) / "results.json").exists())
+
+
+def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namespace, out: Printer) -> int:
+    """Start, measure, and on the root conclude, write and print."""
+    from steptime.bench.log import progress
+    from steptime.bench.run import Options, measure_all, stages
+    from steptime.bench.spread import spread
+    from steptime.bench.world import finish, start
+
+    phases.end("imports")
+    world = start(launch, options.device)
+    phases.end("init")
+    job, notes = spread(job, world.world_size)
+    chosen = Options(
+        folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
+    )
+    with progress(stages(chosen, world), "benchmark", shown=world.is_root) as done:
+        raw = measure_all(job, world, chosen, phases, done)
+    if world.is_root:
+        sys.stdout.writelines(f"{line}\n" for line in phases.lines)
+        found = _concluded(job, raw._replace(notes=[*notes, *raw.notes]), world, folder, options)
+        if options.json:
+            out.json(found.document)
+        else:
+            from steptime.report import bench as view
+
+            out.sections(view.sections(found))
+    finish(world)
+    return 0
+
+
+def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
+    """The machine file, the estimates, and all files of the results."""
+    from steptime.bench.conclude import conclude, results
+    from steptime.bench.device import describe, torch_version
+    from steptime.bench.diagnostics import diagnostics
+    from steptime.bench.machine_file import Provenance
+    from steptime.bench.write import Run, write
+
+    device = describe(world.device)
+    command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])
+    provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
+    found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
+    header = diagnostics(world, job.to_config(), options.seed)
+    return write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))

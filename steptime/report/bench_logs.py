@@ -1,0 +1,229 @@
+"""What logs of finished runs say, as JSON and as tables: start-up, memory, scaling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.bench import gpu_memory, scaling, startup
+from steptime.bench.rows import SCHEMA
+from steptime.bench.samples import MIB
+from steptime.config import ConfigError
+from steptime.report import bench_startup
+from steptime.report.format import BINARY, GIB, TIME, column, number, percent, quantity, seconds, unit_for
+from steptime.report.table import Fact, Facts, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    from steptime.bench.gpu_memory import Summary
+    from steptime.bench.host_memory import MaxRss
+    from steptime.bench.samples import Memory
+    from steptime.bench.scaling import Point, Series
+    from steptime.bench.startup import NeverStarted, Startup, Unclear
+
+    Found = TypeVar("Found")
+
+Answer = tuple[dict[str, Any], list[Section]]
+
+_SMI = (
+    "nvidia-smi counts all that the device holds (contexts, communicators, what the allocator reserves), not tensors:"
+    " compare it with reserved memory and overhead, not with allocated"
+)
+
+
+def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
+    """Every file read, or the problems of all that cannot be."""
+    found: list[Found] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            found.append(read(path))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+# --- start-up ---
+
+
+def startup_command(paths: Sequence[str]) -> Answer:
+    """`3dtrn bench startup LOG...`: job start to first step. A .csv is a list of start and stop stamps.
+
+    Raises:
+        ConfigError: one line per file that cannot be read.
+    """
+
+    def read(path: str) -> Sequence[Startup | NeverStarted | Unclear]:
+        return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
+
+    rows = [row for each in _all(paths, read) for row in each]
+    started = [row for row in rows if isinstance(row, startup.Startup)]
+    never = [row for row in rows if isinstance(row, startup.NeverStarted)]
+    unclear = [row for row in rows if isinstance(row, startup.Unclear)]
+    overall = startup.quantiles([row.seconds_s for row in started]) if started else None
+    sizes = startup.by_world_size(started)
+    document = {
+        "schema": SCHEMA,
+        "startup": {
+            "started": [_plain(row) | {"other_s": row.other_s} for row in started],
+            "never_started": [_plain(row) for row in never],
+            "unclear": [_plain(row) for row in unclear],
+            "quantiles": overall and overall._asdict(),
+            "by_world_size": [{"world_size": size, **found._asdict()} for size, found in sizes.items()],
+        },
+    }
+    return document, bench_startup.sections(started, never, unclear)
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """A row as JSON: its fields, times as text."""
+    return {key: value.isoformat() if hasattr(value, "isoformat") else value for key, value in row._asdict().items()}
+
+
+# --- memory ---
+
+
+def memory_command(
+    paths: Sequence[str], *, log: str | None = None, start: str | None = None, stop: str | None = None
+) -> Answer:
+    """GPU-memory logs of nvidia-smi summarised by GPU.
+
+    Args:
+        paths: CSV files.
+        log: a training log; only samples between its first and its last step count.
+        start: only samples from this time on count: 2023-10-05 19:12:15, or 19:12:15.
+        stop: only samples up to this time count.
+
+    Raises:
+        ConfigError: one line per file that cannot be read or has no sample in the window.
+    """
+    if log is not None and (start is not None or stop is not None):
+        raise ConfigError("a training log and --from or --to are both given; keep one")
+
+    def read(path: str) -> Summary:
+        if log is None and start is None and stop is None:
+            return gpu_memory.summarise(path)
+        near = gpu_memory.first_sample(path)
+        window = gpu_memory.step_window(log, near) if log else gpu_memory.given_window(start, stop, near)
+        return gpu_memory.summarise(path, *window)
+
+    found = _all(paths, read)
+    document = {
+        "schema": SCHEMA,
+        "gpu_memory": [
+            _plain(each) | {"gpus": [_plain(gpu) | {"line": log_line(gpu)} for gpu in each.gpus]} for each in found
+        ],
+    }
+    return document, [_memory_table(each) for each in found]
+
+
+def log_line(gpu: Memory) -> str:
+    """The line that training logs keep of it."""
+    peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
+    return f"[gpu_memory_log - GPU {gpu.name}] Peak = {peak:.0f} MiB, Avg = {average:.2f} MiB, Mode = {mode:.0f} MiB"
+
+
+def _memory_table(found: Summary) -> Table:
+    rows = []
+    for gpu in found.gpus:
+        share = percent(gpu.peak_bytes / gpu.total_bytes) if gpu.total_bytes else "-"
+        peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
+        held = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
+        label = f"GPU {gpu.name}" if gpu.name.isdecimal() else gpu.name
+        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", held])
+    spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
+    every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
+    notes = [f"{every}: a peak between two samples is missed; torch.cuda.max_memory_allocated misses none", _SMI]
+    if found.start or found.stop:
+        notes.insert(0, f"only samples from {found.start or 'the beginning'} to {found.stop or 'the end'}")
+    else:
+        notes.insert(0, "no window given: the average includes start-up and idle time")
+    if found.unread:
+        notes.append(f"{found.unread:,} lines without memory left out (cut short, or [N/A])")
+    return Table(
+        f"GPU memory, {found.log} (MiB)",
+        ["", "", "peak", "of total", "average", "mode", "samples"],
+        rows,
+        notes,
+        left=2,
+    )
+
+
+def host_memory(row: Memory, most: MaxRss) -> tuple[dict[str, Any], Facts]:
+    """What this process and its children held on the host: samples, and what the kernel kept."""
+    peak, average, mode = (quantity(value, BINARY) for value in (row.peak_bytes, row.average_bytes, row.mode_bytes))
+    every = f", every {seconds(row.interval_s)}" if row.interval_s else ""
+    facts = [
+        Fact(
+            "with children", [f"peak {peak}, average {average}, mode {mode} ({row.samples:,} samples{every})"], "head"
+        ),
+        Fact("this process", [f"at most {quantity(most.own_bytes, BINARY)}, by the kernel's count"]),
+    ]
+    if most.largest_child_bytes:
+        facts.append(
+            Fact("largest child", [f"at most {quantity(most.largest_child_bytes, BINARY)}, of those that have ended"])
+        )
+    return _plain(row) | most._asdict(), Facts("host memory (RSS; shared pages count in each process)", facts)
+
+
+# --- scaling ---
+
+
+def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> Answer:
+    """The scaling table of several results.json, one per number of processes.
+
+    Args:
+        paths: results of `3dtrn bench`.
+        baseline: the number of ranks that every series must begin with; None takes its smallest.
+
+    Raises:
+        ConfigError: one line per file or key that is wrong, or per series that cannot be compared.
+    """
+    runs = [run for each in _all(paths, scaling.read_runs) for run in each]
+    found = scaling.series(runs, baseline)
+    document = {
+        "schema": SCHEMA,
+        "scaling": [
+            {"layout": each.layout, "kind": each.kind, "rows": [_point_dict(point) for point in each.points]}
+            for each in found
+        ],
+    }
+    return document, [_scaling_table(each) for each in found]
+
+
+def _point_dict(point: Point) -> dict[str, Any]:
+    fields = point.run._asdict() | {"tokens_per_s": point.run.tokens_per_s} | point._asdict()
+    return {key: value for key, value in fields.items() if key not in {"run", "config"}}
+
+
+def _scaling_table(found: Series) -> Table:
+    """Throughput first; the step's times under one unit, the model's beside the measured."""
+    base = found.points[0].run
+    runs = [point.run for point in found.points]
+    unit = unit_for(max(run.median_s for run in runs), TIME)
+    predicted = [run.predicted_step_s for run in runs]
+    times = [column([getattr(run, name) for run in runs], unit.size) for name in ("min_s", "median_s", "p90_s")]
+    times.append(_known(predicted, lambda known: column(known, unit.size)))
+    peaks = _known([run.allocated_peak_bytes for run in runs], lambda known: column(known, GIB))
+    shares = _known([point.predicted_efficiency for point in found.points], lambda known: [percent(x) for x in known])
+    rows = [
+        [str(run.ranks), number(run.tokens_per_s), f"{point.speed_up:.2f}x", percent(point.efficiency), share, *cells]
+        for run, point, share, *cells in zip(runs, found.points, shares, *times, peaks, strict=True)
+    ]
+    header = ["ranks", "tokens/s", "speed-up", "efficiency", "model", "min", "median", "p90", "model", "GiB"]
+    notes = [
+        f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
+        + (f" / {base.ranks}" if base.ranks > 1 else ""),
+        "model: what the estimate says of the efficiency, and of the step; GiB: allocated peak of the rank that holds most",
+    ]
+    title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
+    return Table(title, header, rows, notes)
+
+
+def _known(values: Sequence[float | None], show: Callable[[list[float]], list[str]]) -> list[str]:
+    """Cells of a column in which some values may be missing: "-"."""
+    shown = iter(show([value for value in values if value is not None]))
+    return ["-" if value is None else next(shown) for value in values]

@@ -1,0 +1,111 @@
+"""The benchmark's modules against the estimate: parameters, FLOPs, saved bytes, peaks. Zero tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bench_jobs import GPT, job
+
+from steptime.bench.block import OneBlock
+from steptime.bench.modules import Slice, Span, slices, spans_of, whole
+from steptime.bench.runnable import alone, as_run
+from steptime.bench.truths import truths
+from steptime.config import ConfigError
+from steptime.job import Job
+from steptime.plan import RecomputePlan
+
+MODELS = {
+    "llama": {},
+    "gpt-2": GPT,
+    "tied": {"tie_embeddings": True},
+    "qk_norm": {"qk_norm": True},
+    "wide heads, relu": {"head_dim": 24, "activation": "relu", "glu": False, "rotary_embeds": False},
+    "qwen2": {"qkv_bias": True, "n_kv_heads": 2},
+}
+PERFORMANCE = {
+    "flash": {},
+    "bf16": {"precision": "bf16"},
+    "native loss": {"precision": "bf16", "loss_impl": "fused"},
+    "unfused": {"attention_impl": "unfused"},
+    "unfused, selective": {"attention_impl": "unfused", "activation_checkpointing_type": "selective"},
+    "selective": {"activation_checkpointing_type": "selective"},
+    "full": {"activation_checkpointing_type": "full"},
+}
+
+
+@pytest.mark.parametrize("performance", PERFORMANCE.values(), ids=PERFORMANCE)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_torch_counts_what_the_estimate_says(model, performance):
+    rows = truths(job(model, performance))
+    assert [row for row in rows if row.difference] == []
+    assert {row.unit for row in rows} == {"parameters", "FLOP", "B"}
+
+
+def test_a_large_model_takes_no_memory():
+    """Llama-3 8B: meta and fake tensors, and a small copy for the peak."""
+    config = {"parallelism": {"tp": 1, "pp": 1, "dp": 8}, "data": {"gbs": 8, "seqlen": 8192, "microbatch_sz": 1}}
+    rows = truths(Job(model="llama3-8b", performance={"software": "fsdp2"}, hardware="dgx-h100", **config))
+    assert [row for row in rows if row.difference] == []
+    assert rows[0].observed == 8_030_261_248
+    assert [row.name for row in rows if "2 layers" in row.name or "small copy" in row.name] == [
+        "FLOPs of a step, 2 layers, attention in full",
+        "saved by the model, 2 layers",
+        "peak of a step, small copy of the model",
+    ]
+
+
+def test_what_a_block_keeps_by_hand():
+    """T = 32 tokens in fp32: two norms keep x and x/rms (4h) and a rstd; q, o, k, v; their inputs; gate, up, silu, product."""
+    h, i, nq, nkv, d = 64, 160, 8, 4, 8
+    elements = (
+        4 * h + 2 * h + 2 * nq * d + 2 * nkv * d + 4 * i
+    )  # x and x/rms of two norms, both norms' outputs, the rest
+    kept = 32 * (4 * elements + 4 * nq + 2 * 4)  # log-sum-exp and two rstd, fp32
+    assert OneBlock(alone(job()), torch.device("cpu")).saved().bytes == kept
+
+
+def test_other_profiles_are_refused():
+    with pytest.raises(ConfigError, match=r"performance\.software: megatron-core is not plain torch"):
+        truths(job(performance={"software": "megatron-core"}))
+
+
+def test_chunks_of_a_pipeline_are_the_whole_model():
+    parts = slices(job({"n_layers": 5}, None, {"pp": 2, "vpp": 2, "layers_per_stage": [2, 1, 1, 1]}))
+    assert [(part.first, part.layers) for part in parts] == [(0, 2), (2, 1), (3, 1), (4, 1)]
+    assert [part.embedding for part in parts] == [True, False, False, False]
+    assert [part.head for part in parts] == [False, False, False, True]
+
+
+def test_spans():
+    """Uniform groups with a short last one; the first blocks alone; nothing."""
+    assert spans_of(RecomputePlan("full", "uniform", (2,)), 0, 5) == [Span(2, True), Span(2, True), Span(1, True)]
+    assert spans_of(RecomputePlan("full", "block", (1, 4)), 1, 3) == [Span(1, True)] * 3
+    assert spans_of(RecomputePlan("full", "block", (1,)), 0, 2) == [Span(1, True), Span(1, False)]
+    assert spans_of(RecomputePlan(), 0, 2) == [Span(1, False)] * 2
+    assert Slice(0, 0, [Span(2, True), Span(1, True)], embedding=False, head=False).layers == 3
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_recomputation_changes_no_number(kind):
+    """Loss and gradients are those without."""
+    tokens = torch.arange(32)[None] % 96
+    grads = []
+    for performance in ({}, {"activation_checkpointing_type": kind}):
+        torch.manual_seed(0)
+        module = whole(as_run(job(performance=performance), "cpu")[0])
+        loss = module(tokens, tokens.roll(-1))
+        loss.backward()
+        grads.append([loss, *(p.grad for p in module.parameters())])
+    for plain, again in zip(*grads, strict=True):
+        torch.testing.assert_close(plain, again, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 4, 8])
+def test_unfused_attention_is_flash(n_kv_heads):
+    """The same loss by both ways."""
+    tokens, losses = torch.arange(32)[None] % 96, []
+    for attention in ("flash", "unfused"):
+        torch.manual_seed(0)
+        module = whole(as_run(job({"n_kv_heads": n_kv_heads}, {"attention_impl": attention}), "cpu")[0])
+        losses.append(module(tokens, tokens.roll(-1)))
+    torch.testing.assert_close(*losses)

@@ -1,0 +1,135 @@
+"""Figures over ranks: known values on two real ranks, and the arithmetic on one."""
+
+from __future__ import annotations
+
+import json
+from math import inf, isnan, nan
+
+import pytest
+from bench.launch import torchrun
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.bench import reduce
+from steptime.bench.reduce import Spread, over_ranks, slowest, slowest_rank
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from steptime.bench.reduce import over_ranks, slowest, slowest_rank
+from steptime.bench.world import find, finish, start
+
+world = start(find(), "cpu")
+rank = world.rank
+
+def error(values, weights=None, call=over_ranks):
+    try:
+        call(values, weights) if weights else call(values)
+    except ValueError as problem:
+        return str(problem)
+
+steps = [[1.0, 4.0, 2.0], [2.0, 3.0, 2.5]][rank]
+found = {
+    "plain": over_ranks({"loss": [2.0, 4.0][rank]}),
+    "weighted": over_ranks({"loss": [2.0, 4.0][rank]}, {"loss": [30, 10][rank]}),
+    "slowest": slowest(steps),
+    "rank": slowest_rank(steps),
+    "untracked": error([{"loss": 1.0, "time": 1.0}, {"time": None}][rank]),
+    "unweighted": error({"loss": 1.0}, [{"loss": 1.0}, {"other": 1.0}][rank]),
+    "lengths": error([[1.0], [1.0, 2.0]][rank], call=slowest),
+    "after": over_ranks({"rank": float(rank)}),
+}
+Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
+finish(world)
+"""
+
+
+def test_two_ranks(tmp_path):
+    """Both get the same, errors included, and go on together afterwards."""
+    script = tmp_path / "ranks.py"
+    script.write_text(SCRIPT)
+    done = torchrun(script, 2, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first == {
+        "plain": {"loss": [2.0, 3.0, 4.0, 1.0]},
+        # (30 * 2 + 10 * 4) / 40 = 2.5; variance (30 * 0.25 + 10 * 2.25) / 40 = 0.75
+        "weighted": {"loss": [2.0, 2.5, 4.0, 0.75**0.5]},
+        "slowest": [2.0, 4.0, 2.5],
+        "rank": 1,
+        "untracked": "loss: not tracked on rank 1 of 2; time: not tracked on rank 1 of 2",
+        "unweighted": "loss: has no weight on rank 1 of 2",
+        "lengths": "the ranks have different numbers of samples: 1, 2, by rank",
+        "after": {"rank": [0.0, 0.5, 1.0, 0.5]},
+    }
+
+
+def test_one_process_needs_no_group():
+    assert over_ranks({"loss": 2, "none_yet": 0.0}) == {
+        "loss": Spread(2.0, 2.0, 2.0, 0.0),
+        "none_yet": Spread(0.0, 0.0, 0.0, 0.0),
+    }
+    assert slowest([1.0, 2.0]) == [1.0, 2.0]
+    assert slowest_rank([1.0]) == 0
+    assert over_ranks({}) == {}
+    assert slowest([]) == []
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Stand in for a process group: what each rank would bring."""
+
+    def bring(*rows):
+        monkeypatch.setattr(reduce, "_gather", lambda mine: list(rows))
+
+    return bring
+
+
+def test_ranks_that_did_not_track_are_named(ranks):
+    ranks(({"loss": 1.0}, {}), ({}, {}), ({"loss": None}, {}))
+    with pytest.raises(ValueError, match=r"^loss: not tracked on ranks 1, 2 of 3$"):
+        over_ranks({"loss": 1.0})
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (nan, 1.0)])
+def test_weights_that_weigh_nothing(ranks, weights):
+    ranks(*[({"loss": 1.0}, {"loss": weight}) for weight in weights])
+    with pytest.raises(ValueError, match=r"loss: weights must be 0 or more, and not all 0 \(got"):
+        over_ranks({"loss": 1.0})
+
+
+def test_a_rank_without_samples_weighs_nothing(ranks):
+    ranks(({"loss": 1.0}, {"loss": 4}), ({"loss": 9.0}, {"loss": 0}))
+    assert over_ranks({"loss": 1.0})["loss"] == Spread(1.0, 1.0, 9.0, 0.0)
+
+
+def test_what_is_no_number_stays_none(ranks):
+    ranks(({"loss": 1.0}, {}), ({"loss": nan}, {}))
+    assert all(map(isnan, over_ranks({"loss": 1.0})["loss"]))
+
+
+def test_the_slowest_rank_is_that_of_most_repetitions(ranks):
+    ranks([1.0, 1.0, 9.0], [2.0, 2.0, 1.0])
+    assert slowest([1.0]) == [2.0, 2.0, 9.0]
+    assert slowest_rank([1.0]) == 1
+    ranks([1.0, 2.0], [2.0, 1.0])
+    assert slowest_rank([1.0]) == 0
+    ranks([], [])
+    with pytest.raises(ValueError, match="no samples"):
+        slowest_rank([])
+
+
+figure = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(st.tuples(figure, st.integers(1, 50)), min_size=1, max_size=6))
+def test_a_weighted_mean_is_that_of_all_samples(pairs):
+    """Each rank's figure repeated as often as it counted, then reduced alike."""
+    column, weights = [value for value, _ in pairs], [float(weight) for _, weight in pairs]
+    found = reduce._spread(column, weights)
+    samples = [value for value, weight in pairs for _ in range(weight)]
+    alike = reduce._spread(samples, [1.0] * len(samples))
+    assert found == pytest.approx(alike, rel=1e-9, abs=1e-6)
+    assert -inf < found.min <= found.max < inf
+    assert found.std >= 0
