@@ -46,8 +46,8 @@ def read_deepspeed(
     required, and parallelism.dp where the batch sizes do not tell it.
 
     Raises:
-        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value left to "auto", batch sizes
-            that contradict each other or the devices, or no model.
+        ConfigError: one line per problem: no ds_config.json, keys that DeepSpeed does not have, a value left to "auto", batch
+            sizes that contradict each other or the devices, or no model.
     """
     tree = _json(path, text)
     table = load_table("deepspeed")
@@ -68,7 +68,7 @@ def read_deepspeed(
     elif told(sets, "parallelism.bucket_size_mb") is None and bucket != "auto":
         itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
         parallelism["bucket_size_mb"] = values.whole("zero_optimization.reduce_bucket_size") * itemsize / 1e6
-    if values.get("optimizer.type") not in {None, "Adam", "AdamW", "adam", "adamw"}:
+    if str(values.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         changes["optimizer.type"] = ("unmodelled", "states of another optimizer; taken as Adam's")
     config = {
         "model": told(sets, "model"),
@@ -151,7 +151,7 @@ def batch_of(values: Values, dp: int | None, sets: Mapping[str, Any] | None) -> 
 
     def said(key: str) -> int | None:
         ours = told_whole(sets, _TOLD[key]) if key in _TOLD else None
-        return ours or (None if values.get(key) in {None, "auto"} else values.whole(key))
+        return ours or (None if str(values.get(key)) in {"None", "auto"} else values.whole(key))
 
     gbs, micro, steps = said(_BATCH), said(_MICRO), said(_STEPS)
     if dp is None and gbs is not None and micro is not None and steps is not None and gbs % (micro * steps) == 0:
@@ -179,7 +179,7 @@ def batch_of(values: Values, dp: int | None, sets: Mapping[str, Any] | None) -> 
 
 
 def _overlap(values: Values, level: int, changes: Changes) -> dict[str, Any]:
-    """overlap_comm: unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); where on, the profile says how much."""
+    """overlap_comm: unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides."""
     said = values.get("zero_optimization.overlap_comm")
     if level == 0:
         changes["zero_optimization.overlap_comm"] = ("irrelevant", "only with ZeRO")

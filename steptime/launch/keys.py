@@ -18,7 +18,9 @@ from steptime.document import parse_mapping, read_source
 from steptime.launch.reading import Flag, Status
 
 FOLDER = Path(__file__).parent.parent / "data" / "launch"
-_OFF = "switched off"
+_OFF = "as modelled"
+MOST = 10**12
+"""The largest whole number taken: more than any size, count or buffer."""
 
 
 class Entry(NamedTuple):
@@ -207,6 +209,8 @@ class Values:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.fail(key, f"expected a whole number of at least {least} (got {show(value)})")
+        if value > MOST:
+            raise self.fail(key, f"must be at most {MOST:,} (got {show(value)})")
         return value
 
     def yes(self, key: str, *, default: bool = False) -> bool:

@@ -85,7 +85,7 @@ def model_of(values: Values, sets: Mapping[str, Any] | None, changes: Changes) -
     Raises:
         ConfigError: a mixture of experts, latent attention, or a vocabulary that nothing tells.
     """
-    if values.get("model.num_moe_experts") not in {None, 0}:
+    if values.get("model.num_moe_experts"):
         raise values.fail("model.num_moe_experts", "mixtures of experts are not modelled; only dense models are")
     if values.yes("model.multi_latent_attention"):
         raise values.fail(
@@ -164,11 +164,13 @@ def parallelism_of(said: Said, changes: Changes) -> dict[str, Any]:
         changes["model.sequence_parallel"] = ("irrelevant", "only with tensor parallelism")
     if cp > 1:
         layout |= {"cp": cp} | cp_comm_type(values, changes)
+    if values.get("optimizer.use_distributed_optimizer"):
+        changes["ddp.use_distributed_optimizer"] = ("irrelevant", "optimizer.use_distributed_optimizer says it")
     vpp = values.whole("model.virtual_pipeline_model_parallel_size", 1)
     if pp > 1:
         layout |= ({"vpp": vpp} if vpp > 1 else {}) | stages(values, pp, vpp, changes)
     group = values.get("model.microbatch_group_size_per_vp_stage")
-    if vpp > 1 and group not in {None, pp}:
+    if vpp > 1 and group is not None and group != pp:
         changes["model.microbatch_group_size_per_vp_stage"] = ("unmodelled", f"groups of {group}; taken as pp = {pp}")
     if (replicas := values.whole("ddp.num_distributed_optimizer_instances", 1)) > 1:
         layout["replicas"] = replicas
@@ -197,7 +199,7 @@ def cp_comm_type(values: Values, changes: Changes) -> dict[str, Any]:
     said = values.get("model.cp_comm_type")
     if said is None:
         return {}
-    kinds = set(said) if isinstance(said, list) else {said}
+    kinds = set(map(str, said)) if isinstance(said, list) else {str(said)}
     words = {"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a"}
     if len(kinds) > 1 or kinds == {"a2a+p2p"}:
         changes["model.cp_comm_type"] = ("unmodelled", "several kinds at once; taken as p2p")
@@ -225,7 +227,7 @@ def stages(values: Values, pp: int, vpp: int, changes: Changes) -> dict[str, Any
         )
     layers = values.whole("model.num_layers") - sum(int(end) for end in ends if end is not None)
     middle = pp - sum(end is not None for end in ends)
-    if middle < 1 or layers % middle:
+    if middle < 1 or layers < middle or layers % middle:
         raise values.fail(
             "model.num_layers", f"the {layers} layers between the ends do not divide over {middle} stages"
         )

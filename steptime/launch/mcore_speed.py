@@ -96,6 +96,7 @@ def recompute_of(values: Values, changes: Changes) -> dict[str, Any]:
             recompute["n_layers"] = values.whole("model.recompute_num_layers", least=0)
         return {"recompute": recompute}
     modules = values.get("model.recompute_modules") or ["core_attn"]
+    modules = [str(name) for name in modules] if isinstance(modules, list) else [str(modules)]
     strange = [name for name in modules if name not in _MODULES | _EXPERT_MODULES]
     if strange:
         raise values.fail("model.recompute_modules", f"unknown module (got {strange[0]!r})")
@@ -107,7 +108,7 @@ def recompute_of(values: Values, changes: Changes) -> dict[str, Any]:
 
 def kernels_of(values: Values) -> dict[str, Any]:
     """Which kernels are fused."""
-    graphs = values.get("model.cuda_graph_impl") not in {None, "none"}
+    graphs = str(values.get("model.cuda_graph_impl") or "none") != "none"
     fused_loss = values.yes("model.cross_entropy_loss_fusion") and values.get("model.cross_entropy_fusion_impl") == "te"
     section: dict[str, Any] = {
         "rope_impl": "fused" if values.yes("model.apply_rope_fusion") else "own_tables",
@@ -131,6 +132,8 @@ def kernels_of(values: Values) -> dict[str, Any]:
 
 def states_of(values: Values, changes: Changes) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
+    if values.get("mixed_precision.grad_reduce_in_fp32") is not None:
+        changes["ddp.grad_reduce_in_fp32"] = ("irrelevant", "mixed_precision.grad_reduce_in_fp32 is put over it")
     in_fp32 = values.yes("mixed_precision.grad_reduce_in_fp32", default=values.yes("ddp.grad_reduce_in_fp32"))
     plain = plain_dtype(values)
     section: dict[str, Any] = {"main_grad_dtype": "fp32" if in_fp32 else plain}
@@ -161,6 +164,9 @@ def overlap_of(values: Values, changes: Changes) -> dict[str, Any]:
 
     reduce = said("overlap_grad_reduce", "ddp.overlap_grad_reduce")
     gather = said("overlap_param_gather", "ddp.overlap_param_gather")
+    for name, other in (("tp_comm_overlap", "model"), ("overlap_p2p_comm", "model"), ("overlap_grad_reduce", "ddp")):
+        if values.get(f"comm_overlap.{name}") is not None:
+            changes[f"{other}.{name}"] = ("irrelevant", f"comm_overlap.{name} is put over it")
     told = (
         values.get("ddp.overlap_param_gather") is not None
         or values.get("comm_overlap.overlap_param_gather") is not None

@@ -30,7 +30,7 @@ def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
     table = load_table("nemo2")
     trainer = dict(tree["trainer"])
     said = _said(path, tree, trainer)
-    config_class = class_of((tree.get("model") or {}).get("config")).rpartition(".")[2]
+    config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.{key}": value for key, value in fields.items()}
     overlap = f"trainer.callbacks.{_OVERLAP}"
@@ -38,8 +38,8 @@ def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
         defaults |= {"comm_overlap.overlap_grad_reduce": True, "comm_overlap.overlap_param_gather": True}
         if "trainer.strategy.ddp.bucket_size" not in said:
             defaults["comm_overlap.bucket_size"] = _BUCKET
-        virtual = said.get("trainer.strategy.virtual_pipeline_model_parallel_size") or 1
-        defaults["comm_overlap.overlap_p2p_comm"] = virtual > 1
+        virtual = said.get("trainer.strategy.virtual_pipeline_model_parallel_size")
+        defaults["comm_overlap.overlap_p2p_comm"] = virtual not in (None, 1)
     if said.get("trainer.plugins.fp8"):
         defaults |= {"mixed_precision.fp8_recipe": "delayed", "mixed_precision.fp8_param_gather": True}
     values, flags = sort_keys(said, table, path, defaults, dump=True)
@@ -51,6 +51,12 @@ def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
     config, changes = config_of(Said(values, software, devices, sets))
     flags = [_named(flag, config_class) for flag in remark(flags, changes, table)]
     return Reading(path, table.framework, config, flags)
+
+
+def _section(tree: Tree, name: str) -> Tree:
+    """A section; nothing where it is none."""
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _said(path: str, tree: Tree, trainer: Tree) -> dict[str, Any]:
@@ -89,10 +95,8 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         return classes()[name]
     if "model.config.num_layers" in said and "model.config.hidden_size" in said:
         return {}
-    what = (
-        f"model.config: unknown class (got {name!r}){near(name, classes())}" if name else "model.config: names no class"
-    )
-    raise ConfigError(f"{path}: {what}; or add --set model=NAME")
+    what = f"unknown class (got {name!r})" if name else "names no class"
+    raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
 
 
 def _named(flag: Flag, config_class: str) -> Flag:

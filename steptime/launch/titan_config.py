@@ -283,6 +283,8 @@ def pipeline_of(said: Said, degrees: Degrees, changes: Changes) -> dict[str, Any
             )
         per_rank = stages // degrees.pp
     stages = per_rank * degrees.pp
+    if stages > units:
+        raise values.fail(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {said.n_layers} layers")
     counts = [units // stages + (stage < units % stages) for stage in range(stages)]
     counts[0] -= first
     counts[-1] -= last

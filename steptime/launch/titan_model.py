@@ -9,9 +9,13 @@ from typing import Any
 from steptime.config import ConfigError, build, near
 from steptime.document import parse_mapping, read_source
 from steptime.launch.keys import FOLDER, Values
+from steptime.limits import BOUNDS
 from steptime.model.model import Model
+from steptime.sections import read_model
 
-_BUILDING = re.compile(r"Building (\w+) (\S+) with (.*)")
+_BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
+_DIGITS = 12
+"""Longest number taken seriously."""
 _SIZE = re.compile(r"size: ([\d,]+) total parameters")
 
 
@@ -63,20 +67,30 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
         ConfigError: the model read and the parameters counted differ.
     """
     found = _BUILDING.search(text)
-    if found is None or found[1] not in {"llama3", "llama"}:
+    if found is None:
         return None
     said = dict(re.findall(r"[\"']?(\w+)[\"']?\s*[=:]\s*([\d.]+|None|null)", found[3]))
     if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
         return None
-    heads, dim = int(said["n_heads"]), int(said["dim"])
-    kv = said.get("n_kv_heads", "None")
+
+    def whole(key: str, default: int | None = None) -> int:
+        number = said.get(key, "None")
+        if number in {"None", "null"} and default is not None:
+            return default
+        if not number.isdigit() or len(number) > _DIGITS or not int(number):
+            raise ConfigError(f"{path}: {key}={number}: no size that a model can have; add --set model=NAME")
+        return int(number)
+
+    if whole("n_layers") > BOUNDS["n_layers"][1]:
+        raise ConfigError(f"{path}: n_layers={said['n_layers']}: more than a model can have; add --set model=NAME")
+    heads, dim = whole("n_heads"), whole("dim")
     model = {
-        "n_layers": int(said["n_layers"]),
+        "n_layers": whole("n_layers"),
         "hidden_sz": dim,
-        "inter_sz": hidden_dim(dim, int(said.get("multiple_of", 256)), said.get("ffn_dim_multiplier")),
+        "inter_sz": hidden_dim(dim, whole("multiple_of", 256), said.get("ffn_dim_multiplier")),
         "n_q_heads": heads,
-        "n_kv_heads": int(kv) if kv.isdigit() else heads,
-        "vocab_sz": int(said["vocab_size"]),
+        "n_kv_heads": whole("n_kv_heads", heads),
+        "vocab_sz": whole("vocab_size"),
         "source": f"the log of torchtitan {found[1]} {found[2]}",
     }
     if size := _SIZE.search(text):
@@ -89,7 +103,17 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
                 f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
                 "add --set model=NAME"
             )
-    return model
+    return _by_name(found[2], model)
+
+
+def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
+    """The flavor's own section where it is the same model."""
+    own = models()["llama3"].get(flavor)
+    if own is None:
+        return model
+    named, read = (build(Model, read_model(section)) for section in (own, model))
+    shape = {"source": "", "name": ""}
+    return dict(own) if named.model_copy(update=shape) == read.model_copy(update=shape) else model
 
 
 def hidden_dim(dim: int, multiple_of: int, multiplier: str | None) -> int:
@@ -99,6 +123,6 @@ def hidden_dim(dim: int, multiple_of: int, multiplier: str | None) -> int:
     (14336, 768)
     """
     width = int(2 * 4 * dim / 3)
-    if multiplier not in {None, "None", "null"}:
-        width = int(float(str(multiplier)) * width)
+    if multiplier is not None and re.fullmatch(r"\d{1,3}(\.\d+)?", multiplier):
+        width = int(float(multiplier) * width)
     return multiple_of * -(-width // multiple_of)

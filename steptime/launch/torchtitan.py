@@ -50,7 +50,7 @@ def read_torchtitan(
         devices = int(found[1]) if found else None
     devices = devices or devices_in("", env)
     said = flatten(tree)
-    _no_computed(path, said, table)
+    _no_computed(file, said, table)
     defaults = {"activation_checkpoint.selective_ac_option": "op"} if later else {}
     values, flags = sort_keys(said, table, path, defaults)
     changes: dict[str, Any] = {}
@@ -113,14 +113,14 @@ def as_toml(tree: Tree) -> Tree:
     if checkpointing is None:
         tree["activation_checkpoint"] = {"mode": "none"}
     elif isinstance(checkpointing, dict) and "mode" not in checkpointing:
-        kind = re.match(r"(Full|Selective|MemoryBudget)AC", checkpointing.get(CLASS, ""))
+        kind = re.match(r"(Full|Selective|MemoryBudget)AC", str(checkpointing.get(CLASS, "")))
         if kind:
             words = {"MemoryBudget": "memory_budget"}
             tree["activation_checkpoint"] = checkpointing | {"mode": words.get(kind[1], kind[1].lower())}
-    if "InBackward" in str((tree.get("optimizer") or {}).get(CLASS, "")):
+    if isinstance(tree.get("optimizer"), dict) and "InBackward" in str(tree["optimizer"].get(CLASS, "")):
         tree["optimizer"] = tree["optimizer"] | {"early_step_in_backward": True}
     if isinstance(tree.get("loss"), dict):
-        tree["loss"] = {"class": tree["loss"].get(CLASS, "CrossEntropyLoss").removesuffix(".Config")}
+        tree["loss"] = {"class": str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")}
     return {key: _bare(value) for key, value in tree.items() if value is not None}
 
 

@@ -1,0 +1,185 @@
+"""ds_config.json files as plans."""
+
+import json
+
+import pytest
+from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
+
+from steptime.config import ConfigError
+from steptime.launch.deepspeed import read_deepspeed
+from steptime.launch.keys import load_table
+from steptime.launch.reading import to_job
+
+MODEL = {"model": "llama3-8b", "data.seqlen": 4096}
+CASES = {
+    "deepspeed/zero3_bf16.json": {},
+    "deepspeed/zero2_fp16.json": {"parallelism.dp": 16},
+    "deepspeed/zero1_plain.json": {"parallelism.dp": 32},
+    "deepspeed/zero3_offload.json": {},
+    "deepspeed/hf_auto.json": {
+        "data.gbs": 64,
+        "data.microbatch_sz": 1,
+        "parallelism.dp": 16,
+        "performance.precision": "bf16",
+        "parallelism.bucket_size_mb": 32,
+    },
+}
+
+
+def config(changes, sets=None, env=None):
+    base = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    text = json.dumps({key: value for key, value in (base | changes).items() if value is not None})
+    return read_deepspeed("ds.json", text, env or {}, MODEL | (sets or {}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_the_plan_on_record(name, golden):
+    sets = MODEL | CASES[name]
+    found = read(read_deepspeed, name, sets)
+    golden(f"launch/{name.replace('/', '_').removesuffix('.json')}.yaml", golden_text(found))
+    saved_and_read_back(found, sets)
+
+
+def test_the_batch_sizes_tell_the_ranks():
+    """64 sequences in micro-batches of 2, 4 of them per rank: 8 ranks."""
+    assert config({}).config["parallelism"]["dp"] == 8
+    assert config({"train_batch_size": None}, {"parallelism.dp": 4}).config["data"]["gbs"] == 32
+    assert config({"gradient_accumulation_steps": None}, env={"WORLD_SIZE": "16"}).config["parallelism"]["dp"] == 16
+    found = config(
+        {"train_micro_batch_size_per_gpu": None, "gradient_accumulation_steps": None}, {"parallelism.dp": 16}
+    )
+    assert found.config["data"]["microbatch_sz"] == 4  # one micro-batch, as DeepSpeed takes it
+    assert config({}, {"parallelism.tp": 2}, {"WORLD_SIZE": "16"}).config["parallelism"]["dp"] == 8
+
+
+def test_overlap_and_buckets_follow_zero():
+    """reduce_bucket_size is in elements: 5e8 of bf16 are 1,000 MB, of fp32 2,000."""
+    third = config({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}})
+    assert "overlap" not in third.config["performance"]
+    assert third.config["parallelism"]["bucket_size_mb"] == 1000
+    first = config(
+        {"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}}
+    )
+    assert first.config["performance"]["overlap"] == {"dp": False}
+    assert first.config["parallelism"]["bucket_size_mb"] == 2000
+    assert config({"zero_optimization": True}).config["parallelism"]["zero_level"] == 1
+    assert config({}).config["performance"]["precision"] == "fp32"
+
+
+def test_offloading_is_an_error_until_it_is_allowed():
+    found = read(read_deepspeed, "deepspeed/zero3_offload.json", MODEL)
+    assert status(found, "zero_optimization.offload_param.device") == "irrelevant"
+    with pytest.raises(
+        ConfigError, match=r"offload_optimizer\.device cpu: optimizer states in the host's memory; not modelled"
+    ):
+        to_job(found, HARDWARE)
+    assert len(to_job(found, HARDWARE, allow_unmodelled=True).notes) == 2
+
+
+def test_what_the_file_leaves_to_the_model_is_listed():
+    found = config({})
+    assert status(found, "activation checkpointing") == "default"
+    told = config({}, {"performance.activation_checkpointing_type": "full"})
+    assert "activation checkpointing" not in [flag.name for flag in told.flags]
+
+
+def test_what_a_trainer_fills_in_is_asked_for_by_name():
+    text = (DATA / "deepspeed/hf_auto.json").read_text()
+    with pytest.raises(ConfigError) as error:
+        read_deepspeed("ds.json", text, {}, MODEL)
+    assert [line.split(": ")[1] for line in error.value.problems] == [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "bf16.enabled",
+        "zero_optimization.reduce_bucket_size",
+    ]
+    assert error.value.problems[0].endswith("write its value, or add --set data.gbs=...")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sets", "line"),
+    [
+        (
+            {"train_batch_size": 60},
+            {},
+            (
+                "job: train_batch_size: must be train_micro_batch_size_per_gpu * gradient_accumulation_steps * "
+                "data-parallel ranks "
+                "= 2 * 4 * N (got 60)"
+            ),
+        ),
+        (
+            {},
+            {"parallelism.dp": 16},
+            (
+                "job: train_batch_size: must be train_micro_batch_size_per_gpu * gradient_accumulation_steps * 16 "
+                "data-parallel ranks "
+                "= 2 * 4 * 16 (got 64)"
+            ),
+        ),
+        (
+            {"gradient_accumulation_steps": None},
+            {},
+            "job: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks), or set WORLD_SIZE",
+        ),
+        (
+            {"gradient_accumulation_steps": None},
+            {"parallelism.dp": 10},
+            (
+                "job: train_batch_size: must be a multiple of train_micro_batch_size_per_gpu * data-parallel ranks "
+                "= 2 * 10 (got 64)"
+            ),
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "overlap_com": True}},
+            {},
+            (
+                "job: zero_optimization.overlap_com: unknown key of DeepSpeed 0.18 (got true); "
+                "did you mean 'zero_optimization.overlap_comm'?"
+            ),
+        ),
+        (
+            {"bf16": {"enabled": True}, "fp16": {"enabled": True}},
+            {},
+            "job: bf16.enabled and fp16.enabled are both true; keep one",
+        ),
+        (
+            {"zero_optimization": {"stage": "three"}},
+            {},
+            "job: zero_optimization.stage: expected a whole number of at least 0 (got 'three')",
+        ),
+    ],
+)
+def test_bad_settings_are_one_line(changes, sets, line):
+    base = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
+    text = json.dumps({key: value for key, value in (base | changes).items() if value is not None})
+    assert one_line(read_deepspeed, text, sets=MODEL | sets) == line
+
+
+def test_the_model_is_the_users_to_name():
+    text = (DATA / "deepspeed/zero3_bf16.json").read_text()
+    line = one_line(read_deepspeed, text, "ds.json", {"data.seqlen": 4096})
+    assert line == "ds.json: a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)"
+    line = one_line(read_deepspeed, text, "ds.json", {"model": "llama3-8b"})
+    assert line == "ds.json: a ds_config.json has no sequence length; add --set data.seqlen=N"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"train_batch_size": 8,}', "line 1, column 24: not valid JSON"),
+        ("[training]\nbatch_size = 8\n", "not valid JSON"),
+        ("[1, 2]", "not a ds_config.json"),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}', "not a ds_config.json (no batch size"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
+def test_other_files_are_one_line(text, words):
+    assert words in one_line(read_deepspeed, text, sets=MODEL)
+
+
+def test_the_table_has_no_key_twice():
+    table = load_table("deepspeed")
+    raw = table.raw
+    names = [*raw["used"], *raw["unmodelled"], *raw["irrelevant"]]
+    assert len(names) == len(set(names))

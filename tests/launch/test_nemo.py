@@ -1,0 +1,326 @@
+"""NeMo 1, NeMo 2.0 and Megatron-Bridge: configs and logs as plans."""
+
+import ast
+from importlib.metadata import files
+
+import pytest
+import yaml
+from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
+
+from steptime.config import ConfigError
+from steptime.launch.interpolate import resolve
+from steptime.launch.keys import entry_of, load_table, spelled
+from steptime.launch.nemo import read_nemo
+from steptime.launch.reading import to_job
+from steptime.launch.textlog import block, plain_lines
+from steptime.model.presets import load_model
+
+CASES = {
+    "nemo/llama3_1_70b.yaml": None,
+    "nemo/nemotron4_15b.yaml": None,
+    "nemo/gpt3_175b_fp8.yaml": None,
+    "nemo/gpt_2022.yaml": None,
+    "nemo/gpt_20b.log": None,
+    "nemo/llama3_70b_recipe.yaml": None,
+    "nemo/llama31_8b_fp8.yaml": None,
+    "nemo/llama3_8b_flat.txt": None,
+    "nemo/llama3_70b_container.yaml": {"parallelism.dp": 4},
+    "nemo/llama32_1b.log": None,
+}
+
+
+def changed(name, *changes, sets=None, env=None):
+    """The reading of a fixture with text replaced."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return read_nemo("job", text, env or {}, sets)
+
+
+def problem(name, *changes, sets=None):
+    """The one error line of a fixture with text replaced."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return one_line(read_nemo, text, sets=sets)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_is_the_plan_on_record(name, golden):
+    found = read(read_nemo, name, CASES[name])
+    golden(f"launch/{name.replace('/', '_').removesuffix('.yaml')}.yaml", golden_text(found))
+    saved_and_read_back(found, CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("nemo/llama3_1_70b.yaml", "llama3-70b"),
+        ("nemo/llama3_70b_recipe.yaml", "llama3-70b"),
+        ("nemo/llama3_70b_container.yaml", "llama3-70b"),
+        ("nemo/llama31_8b_fp8.yaml", "llama3-8b"),
+        ("nemo/llama3_8b_flat.txt", "llama3-8b"),
+        ("nemo/llama32_1b.log", "llama3-1b"),
+        ("nemo/nemotron4_15b.yaml", "nemotron4-15b"),
+    ],
+)
+def test_the_models_are_the_presets(name, preset):
+    """Parameter for parameter, though each framework spells them out in its own words."""
+    model = to_job(read(read_nemo, name, CASES[name]), HARDWARE | (CASES[name] or {}), allow_unmodelled=True).model
+    named = {"name": "", "source": ""}
+    assert model.model_copy(update=named) == load_model(preset).model_copy(update=named)
+
+
+def test_references_are_filled_in():
+    found = read(read_nemo, "nemo/nemotron4_15b.yaml").config["model"]
+    assert found["inter_sz"] == 4 * 6144  # ${multiply:4, ${.hidden_size}}
+    tree = {"a": {"b": "${..c}", "d": "${.b}/x", "e": "${missing}", "f": "${f.g}"}, "c": 2}
+    assert resolve(tree)["a"] == {"b": 2, "d": "2/x", "e": "${missing}", "f": "${f.g}"}
+    assert problem("nemo/nemotron4_15b.yaml", ("${multiply:4, ${.hidden_size}}", "${eval:4*6144}")) == (
+        "job: model.ffn_hidden_size: expected a whole number of at least 1 (got '${eval:4*6144}')"
+    )
+
+
+def test_nemo_1_in_its_own_words():
+    """128 nodes of 8 over tp 4, pp 4, cp 2: 32 data-parallel ranks."""
+    found = read(read_nemo, "nemo/llama3_1_70b.yaml")
+    assert found.config["parallelism"] == {
+        "tp": 4,
+        "pp": 4,
+        "dp": 32,
+        "zero_level": 1,
+        "sp": True,
+        "cp": 2,
+        "vpp": 10,
+        "bucket_size_mb": 125,
+    }
+    assert found.config["performance"]["master_dtype"] == "remainder"
+    assert status(found, "model.defer_embedding_wgrad_compute") == "unmodelled"
+    with pytest.raises(ConfigError, match="defer_embedding_wgrad_compute"):
+        to_job(found, HARDWARE)
+    autocast = changed("nemo/nemotron4_15b.yaml", ("megatron_amp_O2: true", "megatron_amp_O2: false"))
+    assert status(autocast, "model.megatron_amp_O2") == "unmodelled"
+    old = read(read_nemo, "nemo/gpt_2022.yaml").config["performance"]
+    assert (old["software"], old["attention_impl"]) == ("nemo-2022", "unfused")
+    fp8 = read(read_nemo, "nemo/gpt3_175b_fp8.yaml").config["performance"]
+    assert (fp8["precision"], fp8["fp8_params"], fp8["main_grad_dtype"]) == ("fp8_delayed", True, "bf16")
+
+
+def test_nemo_2_puts_the_strategy_over_the_model_and_the_plugin_over_ddp():
+    found = read(read_nemo, "nemo/llama3_70b_recipe.yaml")
+    assert found.config["parallelism"]["tp"] == 4
+    # plugins.grad_reduce_in_fp32 false over strategy.ddp's true
+    assert found.config["performance"]["main_grad_dtype"] == "bf16"
+    # the callback's own: buckets of 128 Mi elements, sends hidden with virtual stages
+    assert found.config["parallelism"]["bucket_size_mb"] == 2 * 2**27 / 1e6
+    assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": True}
+    # the class's own settings are told as such
+    flag = next(flag for flag in found.flags if flag.name == "model.config.num_layers")
+    assert (flag.status, flag.value, flag.note) == ("default", "80", "model.n_layers; Llama3Config70B's own")
+
+
+def test_precision_aware_states():
+    """bf16 moments, and the master weight as what bf16 drops."""
+    found = read(read_nemo, "nemo/llama31_8b_fp8.yaml").config["performance"]
+    assert (found["master_dtype"], found["moment_dtype"]) == ("remainder", "bf16")
+    assert (found["precision"], found["fp8_params"]) == ("fp8_current", True)
+
+
+def test_a_bridge_log_tells_release_devices_and_config():
+    found = read(read_nemo, "nemo/llama32_1b.log")
+    assert found.config["performance"]["software"] == "megatron-bridge@25.09"
+    assert found.config["parallelism"]["dp"] == 8
+    assert found.config["data"] == {"gbs": 512, "seqlen": 1024, "microbatch_sz": 1}
+    assert found.config["parallelism"]["bucket_size_mb"] == 160  # 40e6 elements of fp32
+    assert status(found, "model.some_switch_of_a_later_release") == "irrelevant"
+    ranks = "\n".join(
+        f"[rank{rank}]:{line}"
+        for line in (DATA / "nemo/llama32_1b.log").read_text().splitlines()
+        for rank in ((0, 1) if line.startswith(" ") or ":" in line else (0,))
+    )
+    assert read_nemo("nemo/llama32_1b.log", ranks).config == found.config
+
+
+def test_bridge_sections_lie_over_each_other():
+    name, sets = "nemo/llama3_70b_container.yaml", {"parallelism.dp": 4}
+    overlap = ("comm_overlap: null", "comm_overlap:\n  tp_comm_overlap: false\n  bucket_size: 1000000")
+    found = changed(name, overlap, sets=sets).config
+    assert found["performance"]["overlap"]["tp"] is False
+    assert found["parallelism"]["bucket_size_mb"] == 2
+    sharded = changed(
+        name,
+        ("use_megatron_fsdp: false", "use_megatron_fsdp: true"),
+        ("data_parallel_sharding_strategy: no_shard", "data_parallel_sharding_strategy: optim_grads_params"),
+        ("  fp8: hybrid", "  fp8: null"),
+        ("pipeline_model_parallel_size: 4", "pipeline_model_parallel_size: 1"),
+        ("virtual_pipeline_model_parallel_size: 5", "virtual_pipeline_model_parallel_size: null"),
+        sets=sets,
+    )
+    assert sharded.config["parallelism"]["zero_level"] == 3
+    assert to_job(sharded, HARDWARE).zero_level == 3
+    full = (
+        "recompute_granularity: null",
+        "recompute_granularity: full\n  recompute_method: block\n  recompute_num_layers: 2",
+    )
+    assert changed(name, full, sets=sets).config["performance"]["recompute"] == {
+        "granularity": "full",
+        "method": "block",
+        "n_layers": 2,
+    }
+    modules = ("recompute_granularity: null", "recompute_granularity: selective")
+    assert changed(name, modules, sets=sets).config["performance"]["recompute"]["modules"] == ["core_attn"]
+    graphs = ("enable_cuda_graph: false", "cuda_graph_impl: local")
+    assert changed(name, graphs, sets=sets).config["performance"]["cuda_graphs"]
+
+
+def test_uneven_stages():
+    """80 layers over 4 stages, 17 on the first: 21 on each of the others."""
+    flat = ("virtual_pipeline_model_parallel_size: 5", "virtual_pipeline_model_parallel_size: null")
+    uneven = ("num_layers: 80", "num_layers: 80\n  num_layers_in_first_pipeline_stage: 17")
+    found = changed("nemo/llama3_70b_container.yaml", flat, uneven, sets={"parallelism.dp": 4})
+    assert found.config["parallelism"]["layers_per_stage"] == [17, 21, 21, 21]
+    ends = ("num_layers: 80", ("num_layers: 80\n  account_for_embedding_in_pipeline_split: true\n"
+            "  account_for_loss_in_pipeline_split: true"))  # fmt: skip
+    found = changed("nemo/llama3_70b_container.yaml", flat, ends, sets={"parallelism.dp": 4})
+    assert found.config["parallelism"]["embedding_and_loss_count_as_layers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "line"),
+    [
+        (
+            "nemo/llama3_1_70b.yaml",
+            [("micro_batch_size: 1\n", "micro_batch_size: 3\n")],
+            "job: train.global_batch_size: must be a multiple of micro_batch_size * data-parallel ranks = 3 * 32 (got 2048)",
+        ),
+        (
+            "nemo/llama3_1_70b.yaml",
+            [("num_nodes: 128", "num_nodes: 3")],
+            "job: 24 devices do not divide by tensor * pipeline * context parallel size = 32; one of the two is wrong",
+        ),
+        (
+            "nemo/llama3_1_70b.yaml",
+            [("tensor_model_parallel_size: 4\n", "tensor_model_paralel_size: 4\n")],
+            (
+                "job: model.tensor_model_paralel_size: unknown key of NeMo 1.23 (got 4); "
+                "did you mean 'model.tensor_model_parallel_size'?"
+            ),
+        ),
+        (
+            "nemo/nemotron4_15b.yaml",
+            [("/stage/nemotron_2_256k.model", "/stage/my.model")],
+            "job: model.vocab_size: the vocabulary is the tokenizer's, and not in the file; add --set model.vocab_sz=N",
+        ),
+        (
+            "nemo/llama3_70b_recipe.yaml",
+            [("Llama3Config70B", "Llama3Config71B")],
+            "job: model.config: unknown class (got 'Llama3Config71B'); add --set model=NAME; did you mean 'Llama3Config70B'?",
+        ),
+        (
+            "nemo/llama3_70b_container.yaml",
+            [],
+            (
+                "job: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks: devices / 16), "
+                "or set WORLD_SIZE"
+            ),
+        ),
+        (
+            "nemo/llama3_70b_container.yaml",
+            [("num_moe_experts: null", "num_moe_experts: 8")],
+            "job: model.num_moe_experts: mixtures of experts are not modelled; only dense models are",
+        ),
+        (
+            "nemo/llama3_70b_container.yaml",
+            [("some_switch_of_a_later_release: false", "some_switch_of_a_later_release: 3")],
+            "job: model.some_switch_of_a_later_release: unknown key of Megatron-Bridge (megatron-core 0.16.1) (got 3); remove it",
+        ),
+        (
+            "nemo/llama32_1b.log",
+            [("optimizer:\n  _target_", "\noptimizer:\n  _target_")],
+            "job: the printed config is cut off before its end; give the whole log",
+        ),
+        (
+            "nemo/gpt_20b.log",
+            [("      optim:", "\n      optim:")],
+            "job: the printed config is cut off before its end; give the whole log",
+        ),
+        (
+            "nemo/override.yaml",
+            [],
+            (
+                "job: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
+                "Task Configuration, or add --set model=NAME"
+            ),
+        ),
+    ],
+)
+def test_bad_settings_are_one_line(name, changes, line):
+    moe = {"parallelism.dp": 4} if "experts" in line else None
+    assert problem(name, *changes, sets=moe) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {n_layers: 2}\n", "not a config of NeMo or Megatron-Bridge"),
+        ('{"train_batch_size": 8}', "not a config of NeMo or Megatron-Bridge"),
+        ("[training]\nbatch_size = 8\n", "line 2"),
+        ("a: [1\n", "line 2"),
+        ("a: 1\na: 2\n", "duplicate key 'a'"),
+        ("", "empty"),
+        ("[NeMo I 2024-03-11 09:12:02 exp_manager:1] hello\n", "the log does not print the job's config"),
+        ("------- Task Configuration -------\n", "cut off after its heading"),
+    ],
+)
+def test_other_files_are_one_line(text, words):
+    assert words in one_line(read_nemo, text)
+
+
+def test_the_user_names_what_the_file_does_not():
+    found = changed(
+        "nemo/nemotron4_15b.yaml", ("/stage/nemotron_2_256k.model", "/my.model"), sets={"model.vocab_sz": 1000}
+    )
+    assert found.config["model"]["vocab_sz"] == 1000
+    found = changed("nemo/override.yaml", ("train_iters: 25", "global_batch_size: 8\n    micro_batch_size: 1"),
+                    sets={"model": "llama3-8b", "parallelism.dp": 8, "data.seqlen": 4096})  # fmt: skip
+    assert found.config["model"] == "llama3-8b"
+    assert found.config["data"] == {"gbs": 8, "seqlen": 4096, "microbatch_sz": 1}
+
+
+def fields_of(path, name):
+    """The annotated fields of a class of the installed megatron-core, by its syntax."""
+    file = next(file for file in files("megatron-core") if str(file) == f"megatron/core/{path}")
+    tree = ast.parse(file.locate().read_text(encoding="utf-8"))
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return [node.target.id for node in found.body if isinstance(node, ast.AnnAssign)]
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "name"),
+    [
+        ("model", "transformer/transformer_config.py", "TransformerConfig"),
+        ("model", "model_parallel_config.py", "ModelParallelConfig"),
+        ("ddp", "distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),
+        ("optimizer", "optimizer/optimizer_config.py", "OptimizerConfig"),
+    ],
+)
+def test_every_setting_of_megatron_core_is_known(section, path, name):
+    table = load_table("megatron_bridge")
+    fields = fields_of(path, name)
+    assert len(fields) > 20
+    assert [field for field in fields if entry_of(f"{section}.{field}", table) is None] == []
+
+
+def test_the_tables_spell_what_they_know():
+    for name in ("nemo1", "nemo2"):
+        table = load_table(name)
+        for old, new in table.renamed.items():
+            if not new.endswith("."):
+                assert entry_of(spelled(old, table), table), (name, old)
+
+
+def test_printed_configs_end_where_the_log_goes_on():
+    lines = plain_lines("a log line\n  x:\n    y: 1\n    z:\n    - 2\n  w: 3\n[NeMo I] next\n")
+    assert yaml.safe_load("\n".join(block(lines, 1))) == {"x": {"y": 1, "z": [2]}, "w": 3}

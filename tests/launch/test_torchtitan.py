@@ -1,0 +1,253 @@
+"""torchtitan's TOML files, logs and config functions as plans."""
+
+import pytest
+from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
+
+from steptime.config import ConfigError
+from steptime.launch.keys import entry_of, load_table, spelled
+from steptime.launch.reading import to_job
+from steptime.launch.titan_model import hidden_dim, models
+from steptime.launch.torchtitan import read_torchtitan
+from steptime.model.presets import load_model
+
+REGISTRY = "torchtitan/config_registry.py"
+CASES = {
+    "torchtitan/llama3_8b.toml": None,
+    "torchtitan/llama3_70b.toml": None,
+    "torchtitan/llama3_405b.toml": None,
+    "torchtitan/hsdp_cp.toml": None,
+    "torchtitan/llama3_8b.log": None,
+    "torchtitan/debugmodel_old.log": None,
+    f"{REGISTRY}:llama3_8b": {"parallelism.dp": 64},
+    f"{REGISTRY}:llama3_8b_tp": None,
+    f"{REGISTRY}:llama3_8b_long": None,
+    f"{REGISTRY}:llama3_8b_float8": None,
+    f"{REGISTRY}:llama3_8b_flex": None,
+}
+MINIMAL = """
+[model]
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 8
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+def minimal(*changes):
+    """The minimal job with lines replaced: ("old", "new"), or a line added to a section: ("[section]", "line")."""
+    text = MINIMAL
+    for old, new in changes:
+        text = text.replace(old, f"{old}\n{new}" if old.startswith("[") else new)
+    return text
+
+
+def config(*changes, sets=None, env=None):
+    return read_torchtitan("job.toml", minimal(*changes), env or {}, sets).config
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_is_the_plan_on_record(name, golden):
+    found = read(read_torchtitan, name, CASES[name])
+    stem = name.replace("/", "_").replace(".py:", "_").removesuffix(".toml")
+    golden(f"launch/{stem}.yaml", golden_text(found))
+    saved_and_read_back(found, CASES[name])
+
+
+def test_the_rest_of_the_devices_is_sharded_over():
+    """64 A100, tp 8: 8 shards, each 8 sequences: 64 per step."""
+    found = read(read_torchtitan, "torchtitan/llama3_70b.toml").config
+    assert found["parallelism"]["dp"] == 8
+    assert found["data"] == {"gbs": 64, "seqlen": 8192, "microbatch_sz": 8}
+
+
+def test_replicas_shards_and_every_second_block():
+    """2 x 8 replicas and shards; gbs 64 over 16 ranks of one sequence: 4 micro-batches; 18 of Qwen3 8B's 36 blocks."""
+    found = read(read_torchtitan, "torchtitan/hsdp_cp.toml")
+    layout = found.config["parallelism"]
+    assert (layout["dp"], layout["replicas"], layout["cp"], layout["cp_comm_type"]) == (16, 2, 2, "p2p")
+    assert not layout["fsdp"]["reshard_after_forward"]
+    assert found.config["performance"]["recompute"] == {"granularity": "full", "method": "block", "n_layers": 18}
+    assert to_job(found, HARDWARE).microbatches == 4
+
+
+def test_what_changes_cost_and_is_not_modelled_is_an_error_until_it_is_allowed():
+    found = read(read_torchtitan, "torchtitan/llama3_405b.toml")
+    assert [flag.name for flag in found.of("unmodelled")] == ["model.converters", "training.compile"]
+    with pytest.raises(ConfigError, match=r"training\.compile true: .*--allow-unmodelled"):
+        to_job(found, HARDWARE)
+    job = to_job(found, HARDWARE, allow_unmodelled=True)
+    assert len(job.notes) == 2
+    assert found.config["performance"]["overlap"] == {"tp": True}
+
+
+def test_a_log_tells_the_devices_and_the_model():
+    found = read(read_torchtitan, "torchtitan/llama3_8b.log")
+    assert found.framework == "torchtitan 0.2.0"
+    assert found.config["model"] == {"preset": "llama3-8b"}
+    assert found.config["parallelism"]["dp"] == 16
+    text = (DATA / "torchtitan/llama3_8b.log").read_text()
+    wide = text.replace("n_layers=32", "n_layers=33")
+    line = one_line(read_torchtitan, wide, "a.log")
+    assert line.startswith("a.log: the log counts 8,030,261,248 parameters, and the model that it describes has 8,248,")
+    other = wide.replace("8,030,261,248", "8,248,373,248")
+    model = read_torchtitan("a.log", other).config["model"]
+    assert model["n_layers"] == 33  # a block of Llama 3 8B has 218,112,000 parameters
+
+
+def test_flavors_are_the_presets():
+    for family in ("llama3", "qwen3"):
+        for section in models()[family].values():
+            if "preset" in section:
+                assert load_model(section["preset"]).name == section["preset"]
+    # torchtitan's own arithmetic: 2/3 of 4 * dim, times the multiplier, rounded up
+    assert hidden_dim(8192, 4096, "1.3") == load_model("llama3-70b").inter_sz
+    assert hidden_dim(16384, 4096, "1.2") == load_model("llama3-405b").inter_sz
+
+
+def test_without_fsdp_there_is_autocast_or_no_mixed_precision():
+    one = read_torchtitan("job.toml", minimal(("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1")))
+    assert one.config["performance"]["software"] == "torch"
+    assert status(one, "training.mixed_precision_param") == "unmodelled"
+    tp = [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1\ntensor_parallel_degree = 4")]
+    assert config(*tp)["performance"]["precision"] == "fp32"
+    assert config(*tp)["parallelism"]["sp"]
+    assert config(("[training]", 'dtype = "bfloat16"'))["performance"]["param_dtype"] == "bf16"
+
+
+def test_pipelines_split_embedding_and_head_off_as_layers():
+    """32 blocks and two ends over 4 stages: 34 = 9 + 9 + 8 + 8; the first and last give one up to the ends."""
+    layout = config(("[parallelism]", "pipeline_parallel_degree = 4"), ("local_batch_size = 2", "local_batch_size = 8"))
+    assert layout["parallelism"]["layers_per_stage"] == [8, 9, 8, 7]
+    assert layout["data"] == {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1}
+    looped = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"'))
+    assert (looped["parallelism"]["vpp"], looped["parallelism"]["schedule"]) == (2, "interleaved")
+    assert looped["parallelism"]["layers_per_stage"] == [4, 5, 4, 4, 4, 4, 4, 3]
+    zbv = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
+    found = read_torchtitan("job.toml", zbv)
+    assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodelled"
+
+
+def test_the_environment_and_the_user_tell_the_devices():
+    rest = ("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1")
+    assert config(rest, env={"NGPU": "8", "NNODES": "2"})["parallelism"]["dp"] == 16
+    assert config(rest, env={"NGPU": "8"}, sets={"parallelism.dp": 32})["data"]["gbs"] == 64
+    assert config(rest, sets={"parallelism": {"dp": 4}})["parallelism"]["dp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1")],
+            (
+                "job: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks: devices / 1), "
+                "or set WORLD_SIZE"
+            ),
+        ),
+        (
+            [("[parallelism]", "tensor_paralel_degree = 2")],
+            (
+                "job: parallelism.tensor_paralel_degree: unknown key of torchtitan 0.2.0 (got 2); "
+                "did you mean 'parallelism.tensor_parallel_degree'?"
+            ),
+        ),
+        (
+            [("[training]", "global_batch_size = 24")],
+            "job: training.global_batch_size: must be a multiple of local_batch_size * data-parallel ranks = 2 * 8 (got 24)",
+        ),
+        (
+            [("seq_len = 4096", "seq_len = 4096.5")],
+            "job: training.seq_len: expected a whole number of at least 1 (got 4096.5)",
+        ),
+        (
+            [('"8B"', '"9B"')],
+            "job: model.flavor: unknown flavor of llama3 (got '9B'); valid: 1B, 3B, 405B, 70B, 8B, debugmodel",
+        ),
+        (
+            [("[model]", 'name = "deepseek_v3"')],
+            "job: model.name: deepseek_v3 is a mixture of experts, which is not modelled; only dense models are",
+        ),
+        (
+            [
+                (
+                    "data_parallel_shard_degree = 8",
+                    ("data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\ntensor_parallel_degree = 2"),
+                )
+            ],
+            "job: parallelism.data_parallel_replicate_degree: DDP runs with no other parallelism; set data_parallel_shard_degree",
+        ),
+        (
+            [('"none"', '"some"')],
+            "job: activation_checkpoint.mode: expected none, selective, full or memory_budget (got 'some')",
+        ),
+    ],
+)
+def test_bad_settings_are_one_line(changes, line):
+    assert one_line(read_torchtitan, minimal(*changes)) == line
+
+
+def test_devices_that_contradict_the_degrees():
+    line = one_line(read_torchtitan, minimal(), env={"WORLD_SIZE": "12"})
+    assert line == "job: the degrees multiply to 8 devices, and there are 12"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {n_layers: 2}\n", "not valid TOML"),
+        ("[training\nx = 1", "not valid TOML"),
+        ('{"train_batch_size": 8}', "not valid TOML"),
+        ("[tool.ruff]\nline-length = 120\n", "not a torchtitan job config: no section training or parallelism"),
+        ("[titan] 2025-11-25 - root - INFO - Starting job\n", "the log does not print the job's config; run with"),
+        ('[titan] INFO - Running with args: {"job": {"a": 1,\n', "the printed config is cut off before its end"),
+        ("[titan] INFO - Running with args: {a b}\n", "neither JSON nor a Python dict"),
+        ("[titan] INFO - Running with args: {'lr': 0.1}\n", "the printed config is not torchtitan's"),
+    ],
+)
+def test_other_files_are_one_line(text, words):
+    assert words in one_line(read_torchtitan, text)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            "llama3_8b_computed",
+            "config_registry.py:53: training.local_batch_size: computed (4 * 2); write the value out",
+        ),
+        ("llama3_8b_looped", "config_registry.py:60: cannot be read without running it (for section in"),
+        (
+            "llama3_8b_grown",
+            "config_registry.py:67: cannot be read without running it (config.training.seq_len += 4096)",
+        ),
+        ("llama3_9b", "no function 'llama3_9b'; did you mean 'llama3_8b'?"),
+        ("", "several config functions: llama3_8b, "),
+    ],
+)
+def test_functions_that_need_running_are_one_line(function, words):
+    text = (DATA / REGISTRY).read_text()
+    assert words in one_line(read_torchtitan, text, f"{REGISTRY}:{function}".removesuffix(":"))
+    assert one_line(read_torchtitan, "def f(:\n", "a.py:f").startswith("a.py:1: not valid Python")
+
+
+def test_nothing_of_a_config_function_runs(tmp_path):
+    trap = tmp_path / "ran"
+    text = (
+        f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n"
+        "def llama3_8b() -> Trainer.Config:\n"
+        f"    __import__('pathlib').Path({str(trap)!r}).touch()\n"
+        "    return Trainer.Config()\n"
+    )
+    assert "cannot be read without running it" in one_line(read_torchtitan, text, "a.py:llama3_8b")
+    assert not trap.exists()
+
+
+def test_the_table_knows_each_key_once():
+    table = load_table("torchtitan")
+    for old, new in table.renamed.items():
+        assert entry_of(spelled(old, table), table), (old, new)
+    assert all(entry_of(key, table).status == "used" for key in table.defaults)
