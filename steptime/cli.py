@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from steptime import __version__
+from steptime import __version__, log_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,25 +249,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
     made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
-    _of_logs(made)
-
-
-def _of_logs(made: argparse.ArgumentParser) -> None:
-    """What reading training logs takes."""
-    logs = made.add_argument_group("a training log in place of rows: its own plan, measured beside predicted")
-    logs.add_argument(
-        "--log", nargs="+", action="extend", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip"
-    )
-    logs.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the log's plan"
-    )
-    logs.add_argument(
-        "--from", dest="kind", metavar="KIND", help="the log is of this framework: megatron, torchtitan, nemo"
-    )
-    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row that --measurements reads")
-    logs.add_argument(
-        "--allow-unmodelled", action="store_true", help="estimate without the flags that are not modelled"
-    )
+    log_options.add_to_validate(made)
 
 
 def _count(text: str) -> int:
@@ -277,27 +259,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _diff(made: argparse.ArgumentParser) -> None:
-    for name in ("A", "B"):
-        made.add_argument(
-            name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
-        )
-    made.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="A.B=C",
-        help="change a setting of both; may be repeated",
-    )
-    made.add_argument(
-        "--from", dest="kind", metavar="KIND", help="a log is of this framework: megatron, torchtitan, nemo"
-    )
-    made.add_argument(
-        "--allow-unmodelled", action="store_true", help="estimate logs without the flags that are not modelled"
-    )
-
-
 def _show(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
 
@@ -305,7 +266,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "scale": _scale,
-    "diff": _diff,
+    "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
     "validate": _validate,

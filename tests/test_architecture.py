@@ -33,6 +33,7 @@ ROOMS = [
         "console",
         "launch_command",
         "log_command",
+        "log_options",
         "bench_command",
         "explain_command",
         "commands",

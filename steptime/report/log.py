@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from steptime.launch.steady import Steady
     from steptime.validation.logged import Compared, RankMemory
 
+FEW = 5
+"""Fewer lines than this say nothing of their spread."""
 RANKS = 16
 """Ranks shown one by one; of more, the highest peak of each stage."""
 
@@ -51,7 +53,8 @@ def answer(compared: Compared) -> Table:
     step, tokens = run.steady.step_s, compared.tokens_per_step
     low, high = ours.time.step_s_p10, ours.time.step_s_p90
     rows = [_row("step", step, ours.step_s, seconds)]
-    rows.append(["  80 % interval", _span(run.steady.step_s_p10, run.steady.step_s_p90), _span(low, high), ""])
+    of_log = _span(run.steady.step_s_p10, run.steady.step_s_p90) if run.steady.used >= FEW else "-"
+    rows.append(["  80 % interval", of_log, _span(low, high), ""])
     rows.append(_row("tokens/s", tokens / step, tokens / ours.step_s, lambda x: quantity(x, COUNT, digits=4)))
     rows.append(_rate_row("tokens/s/device", tokens, compared))
     rows.append(_rate_row("TFLOP/s/device", compared.flops_per_step / 1e12, compared))
