@@ -123,7 +123,7 @@ _TITAN = re.compile(
     r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
 )
 """pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
-_BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU")
+_BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from steptime.launch.log_lines import Iteration
@@ -29,6 +32,8 @@ class Series:
         self.limit = limit
         self.stride = 1
         """Only iterations whose number it divides are held."""
+        self._interval = 0
+        """Iterations from line to line before any was left out; 0 while none was."""
         self._number = array("q")
         self._columns = tuple(array(code) for code in "dddq")
 
@@ -49,6 +54,7 @@ class Series:
         """Keep each iteration once; where that leaves more than half, every second one of them."""
         kept = self._once()
         if len(kept) > self.limit // 2:
+            self._interval = self._interval or _usual_gap([self._number[i] for i in kept])
             self.stride *= 2
             kept = [i for i in kept if self._number[i] % self.stride == 0]
         self._number = array("q", (self._number[i] for i in kept))
@@ -60,6 +66,16 @@ class Series:
         order = sorted(range(len(number)), key=lambda i: (number[i], step_s[i], -rate[i], -tflops[i], -batch[i]))
         return [i for n, i in enumerate(order) if n == 0 or number[order[n - 1]] != number[i]]
 
+    @property
+    def interval(self) -> int:
+        """Iterations that a line stands for: from one to the next, as most of them have it."""
+        return self._interval or _usual_gap([self._number[i] for i in self._once()])
+
     def lines(self) -> list[Logged]:
         """Every iteration once, by number; one that several lines log has its shortest time."""
         return [Logged(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
+
+
+def _usual_gap(numbers: Sequence[int]) -> int:
+    gaps = Counter(b - a for a, b in pairwise(numbers))
+    return max(gaps, key=lambda gap: (gaps[gap], -gap)) if gaps else 1

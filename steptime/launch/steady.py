@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from math import comb, sqrt
 from typing import NamedTuple
 
@@ -74,14 +73,14 @@ def steady(log: Log, tokens_per_device: float = 0.0) -> Steady:
     numbered = bool(len(log.series))
     series = log.series if numbered else log.unnumbered
     lines = [_timed(line, tokens_per_device) for line in series.lines()]
-    interval = _interval(lines)
+    interval = series.interval
     restarts = sorted(log.starts)[1:] if numbered else []
     out, notes = _left_out(lines, interval, restarts, sorted(log.pauses) if numbered else [])
     used = [line for line, why in zip(lines, out, strict=True) if not why]
     times = sorted(line.step_s for line in used)
     low, high = median_interval(times)
     if series.stride > 1:
-        notes.append(f"every {series.stride}th iteration of a long log")
+        notes.append(f"a long log: one iteration of every {series.stride} is looked at")
     tflops, work = _flops(used, log)
     return Steady(
         step_s=quantile(times, 0.5),
@@ -109,12 +108,6 @@ def _timed(line: Logged, tokens_per_device: float) -> Logged:
     if tokens_per_device <= 0.0:
         raise ConfigError("the log gives tokens/s: the tokens of a step are needed")
     return line._replace(step_s=tokens_per_device / line.tokens_per_s)
-
-
-def _interval(lines: Sequence[Logged]) -> int:
-    """Iterations from one line to the next, as most of them have it."""
-    gaps = Counter(b.number - a.number for a, b in pairwise(lines))
-    return max(gaps, key=lambda gap: (gaps[gap], -gap)) if gaps else 1
 
 
 def _left_out(

@@ -125,7 +125,7 @@ def measured(compared: Compared) -> Facts:
     """What the measured step stands on."""
     run, steady = compared.run, compared.run.steady
     facts = [
-        Fact("log", [", ".join(run.log.files) + f" ({run.log.framework or run.reading.framework})"]),
+        Fact("log", [", ".join(run.log.files) + f" ({run.reading.framework})"]),
         Fact("used", [_used(steady), *_left_out(steady)]),
         Fact("median", [_median(steady)]),
     ]

@@ -362,6 +362,7 @@ def test_a_series_beyond_its_limit_is_thinned_evenly():
     assert series.stride in {16, 32, 64}
     assert [line.number for line in lines] == list(range(series.stride, 1001, series.stride))
     assert all(line.step_s == line.number for line in lines)
+    assert series.interval == 1
 
 
 def test_progress_is_told(tmp_path):

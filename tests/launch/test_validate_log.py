@@ -375,6 +375,17 @@ def test_a_torchtitan_log(capsys):
     assert {row["stage"] for row in found["memory"]} == {0}
 
 
+def test_a_megatron_bridge_log(capsys):
+    """It logs one iteration, of 4.6478 s, as Megatron-LM does, and prints a config of its own; the TFLOP/s of that release were
+    wrong by orders of magnitude."""
+    log = LOGS.parent / "nemo" / "llama32_1b.log"
+    found = document(capsys, "--log", log, *H100, "--allow-unmodelled")
+    assert found["measured"]["step_s"] == pytest.approx(4.6478)
+    assert found["config"]["model"]["n_layers"] == 16
+    assert found["flops_convention"]["matches"] == []
+    assert "last line counts alone" in found["notes"][-1]
+
+
 def test_a_megatron_log_with_the_wrong_kind_says_so():
     with pytest.raises(ConfigError):
         read_run([str(MEGATRON)], H100[1:], kind="torchtitan")
