@@ -33,7 +33,7 @@ def to_config(row: Row, *, known_release: bool = True) -> Mapped:
     """
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
-    if row.text("config"):
+    if row.text("config").startswith("{"):
         return _whole(row)
     _refuse_what_is_not_modelled(row)
     framework = framework_of(row, known=known_release)

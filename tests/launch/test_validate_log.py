@@ -110,6 +110,20 @@ def test_gzip_and_node_files(capsys, tmp_path):
     assert whole == parts
 
 
+@pytest.mark.parametrize("prefix", ["[default0]:", "12: ", "[rank0]: ", "2025-11-20T14:55:23+08:00 ", "[1,0]<stdout>:"])
+def test_prefixes_and_other_ranks_in_the_dump(capsys, tmp_path, prefix):
+    """Every line with a launcher's prefix and colours, and another rank's warning after every fifth line of the dump."""
+    dressed = []
+    for i, line in enumerate(MEGATRON.read_text().splitlines()):
+        dressed.append(f"\x1b[36m{prefix}\x1b[0m{line}")
+        if i % 5 == 0:
+            dressed.append("[default3]:WARNING: one_logger package is required ... to enable e2e metrics tracking")
+    plain = document(capsys, "--log", MEGATRON, *H100)
+    found = document(capsys, "--log", write(tmp_path / "x.log", dressed), *H100)
+    assert plain.pop("files") != found.pop("files")
+    assert found == plain
+
+
 def test_ramped_batch_is_that_of_the_lines_used(capsys, tmp_path):
     """The arguments say 128, the log ends at 64: the estimate is of 64."""
     path = write(
