@@ -66,10 +66,10 @@ def _whole(row: Row) -> Mapped:
         SkipRowError: it is no such plan, or its machine is unknown.
     """
     try:
-        config = json.loads(row.text("config"))
+        config: dict[str, Any] = json.loads(row.text("config"))
     except ValueError:
-        config = None
-    hardware = config.get("hardware") if isinstance(config, dict) else None
+        config = {}
+    hardware = config.get("hardware")
     if not isinstance(hardware, dict) or not isinstance(hardware.get("node_type"), str):
         raise SkipRowError("config: expected a plan as JSON, with hardware.node_type")
     try:
