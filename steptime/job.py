@@ -144,21 +144,22 @@ class Job(Config):
     def load(source: str | Path, sets: Iterable[str] = ()) -> Job:
         """A job from a YAML or JSON file, "-" (standard input) or the text itself, with `a.b=c` settings over it.
 
-        Paths inside the config (a machine file, an HF config.json) are relative to the config file.
+        Paths inside the config (a machine file, an HF config.json) are relative to the config file, those of settings to the
+        working directory.
 
         Raises:
             ConfigError: one line per problem.
         """
         text, name = read_source(source)
         data = parse_mapping(text, name)
+        is_file = isinstance(source, Path) or name == source
+        anchor(data, Path(name).parent if is_file else Path())
         problems: list[str] = []
         for setting in sets:
             try:
                 apply_setting(data, setting)
             except ConfigError as error:
                 problems += error.problems
-        is_file = isinstance(source, Path) or name == source
-        anchor(data, Path(name).parent if is_file else Path())
         return _build(data, problems)
 
     def replace(self, **changes: Any) -> Job:

@@ -132,6 +132,8 @@ class Software(Config):
     """Weight-shaped buffers in the compute dtype that stand in for gradients which wgrad adds to the main ones: freed at once, or
     one per shape kept for ever (megatron/core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward; TransformerEngine's get_dummy_wgrad)."""
+    reducer_buckets: bool = False
+    """Data-parallel ranks without ZeRO reduce copies of the gradients, in buckets that stay (torch's DistributedDataParallel)."""
     gradients_persist: bool = True
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
     optimizer_temp_copies: float = 0.0

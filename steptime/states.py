@@ -73,13 +73,20 @@ def stage_states(assembly: Assembly) -> list[States]:
         by_stage.append(
             States(
                 params_bytes=size.params * (shard if level == 3 else padded) + quantised * extra_bytes(job),
-                gradients_bytes=size.gradients * (shard if level >= 2 else padded),
+                gradients_bytes=size.gradients
+                * (shard if level >= 2 else padded * (2.0 if reduces_copies(job) else 1.0)),
                 optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
                 buckets=buckets,
                 gathered_itemsize=gathered_itemsize(job, quantised, whole),
             )
         )
     return by_stage
+
+
+def reduces_copies(job: Job) -> bool:
+    """Whether the gradients that are reduced are copies, which lie in buckets beside them from step to step."""
+    p = job.parallelism
+    return job.software.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
 
 
 def quantised_elements(assembly: Assembly, chunk: Chunk) -> int:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from steptime.bench import attention, bandwidth, collectives, gemm, optimizer
 from steptime.bench.block import BlockRow, run_block
 from steptime.bench.figures import Measured
-from steptime.bench.layouts import make_mesh
+from steptime.bench.layouts import lay_out, make_mesh
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.spread import named
 from steptime.bench.step import StepRow, run_steps
-from steptime.bench.truths import Truth, truths
+from steptime.bench.training import Trainer
+from steptime.bench.truths import Truth, layout_truths, truths
 from steptime.config import ConfigError
 
 if TYPE_CHECKING:
@@ -121,10 +122,24 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
         done()
     found: list[Truth] = []
     if "exact" in options.parts:
-        found = truths(job)
+        found = counts(job, jobs, world, options.seed)
         done()
     notes = [*before.notes, *after.notes, *(note for step in steps for note in step.row.notes)]
     return Raw(before, after, blocks, steps, found, list(dict.fromkeys(notes)))
+
+
+def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[Truth]:
+    """What torch counts of the model by itself, and on several ranks of each layout: parameters and collectives of a rank."""
+    found = truths(job) if world.is_root else []
+    if world.world_size == 1:
+        return found
+    for each in jobs:
+        name = layout_name(each)
+        trainer = Trainer(lay_out(as_run(each, world.device.type)[0], world.device, seed), seed)
+        for _ in range(2):  # DDP settles its buckets after the first step
+            trainer.step()
+        found += [truth._replace(name=f"{name}: {truth.name}") for truth in layout_truths(trainer)]
+    return found
 
 
 def refuse(jobs: list[Job], device_type: str) -> None:

@@ -123,7 +123,6 @@ def peak_differences(job: Job, device_type: str) -> list[str]:
     cpu, reduce = device_type == "cpu", ITEMSIZE[fsdp.reduce_dtype if fsdp else "fp32"]
     sharded = s.family == "fsdp2" and p.dp > 1
     reasons = {
-        "DDP: its buckets stay from step to step": s.family == "torch" and p.dp > 1,
         "tensor parallelism: DTensor keeps copies of its own": p.tp > 1,
         "pipelining: the schedule keeps receive buffers and outputs": p.pp > 1,
         "FSDP2: target ids live through forward, 8 bytes a token": sharded,

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -51,7 +52,7 @@ class Truth(NamedTuple):
 
 
 def truths(job: Job) -> list[Truth]:
-    """One process, any config that plain torch has kernels for, in a few seconds.
+    """Any config that plain torch has kernels for, in a few seconds of one process; the peak where there is only one.
 
     LayerNorm is counted in fp32: below it the CPU's kernel keeps narrower statistics than CUDA's.
 
@@ -65,7 +66,8 @@ def truths(job: Job) -> list[Truth]:
         job = job.replace(**{f"performance.{key}": "fp32" for key in dtypes})
     one = alone(job, job.recompute.granularity)
     short = one.replace(**{"model.n_layers": min(FEW, job.model.n_layers)})
-    return [parameters(one), flops(short), *saved_by_block(one), saved_by_model(short), *peak(one)]
+    rows = [parameters(one), flops(short), *saved_by_block(one), saved_by_model(short)]
+    return rows if dist.is_initialized() and dist.get_world_size() > 1 else [*rows, *peak(one)]
 
 
 def few(job: Job) -> str:

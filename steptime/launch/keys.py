@@ -143,7 +143,7 @@ def sort_keys(
             continue
         if entry.status == "used" and not (value is None and key in values):
             values[key] = value
-        off = entry.status == "unmodelled" and any(value == word and type(value) is type(word) for word in entry.off)
+        off = entry.status == "unmodelled" and _switched_off(value, entry)
         flags.append(Flag(name, text_of(value), "irrelevant" if off else entry.status, _OFF if off else entry.note))
     if problems:
         raise ConfigError(problems)
@@ -154,6 +154,13 @@ def sort_keys(
             name = own.get(key, key)
             flags.append(Flag(name, text_of(value), "default", f"{table.entries[key].note}; {table.framework}'s own"))
     return Values(source, values), flags
+
+
+def _switched_off(value: Any, entry: Entry) -> bool:
+    """Whether a value leaves an unmodelled key without effect; null does so where false, 0 or nothing does."""
+    if value is None and any(not word for word in entry.off):
+        return True
+    return any(value == word and type(value) is type(word) for word in entry.off)
 
 
 def _like(name: str, table: Table) -> Iterable[str]:

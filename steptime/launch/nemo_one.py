@@ -45,7 +45,9 @@ def read_one(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
         ConfigError: one line per problem.
     """
     table = load_table("nemo1")
-    values, flags = sort_keys(flatten(resolve(tree)), table, path)
+    said = flatten(resolve(tree))
+    apex = table.raw["distributed_fused_adam"] if said.get("model.optim.name") == "distributed_fused_adam" else {}
+    values, flags = sort_keys(said, table, path, apex)
     changes: Changes = {}
     software = _in_bridge_words(values, changes, release)
     _vocabulary(values, table, sets)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from steptime.config import ConfigError
-from steptime.launch.devices import data_parallel
+from steptime.launch.devices import data_parallel, told
 from steptime.launch.keys import Values
 from steptime.launch.reading import Status
 from steptime.sections import read_model
@@ -110,7 +110,7 @@ _PIPELINE = (
 
 
 def degrees_of(said: Said) -> Degrees:
-    """The degrees; dp_shard -1 takes what the others leave of the devices.
+    """The degrees; dp_shard -1 takes what the others leave of the devices, and what the user sets goes over both.
 
     Raises:
         ConfigError: they do not multiply to the devices, or nothing tells how many there are.
@@ -124,7 +124,7 @@ def degrees_of(said: Said) -> Degrees:
     if shard == 0:
         raise values.fail(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
     rest = tp * pp * cp
-    if shard < 0:
+    if shard < 0 or told(said.sets, "parallelism.dp") is not None:
         words = "tensor * pipeline * context parallel degree"
         dp = data_parallel(values.source, rest, said.devices, said.sets, words)
         if dp % replicate:

@@ -67,11 +67,25 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
         ConfigError: the model read and the parameters counted differ.
     """
     found = _BUILDING.search(text)
-    if found is None:
+    said = dict(re.findall(r"[\"']?(\w+)[\"']?\s*[=:]\s*([\d.]+|None|null)", found[3])) if found else {}
+    if found is None or not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
         return None
-    said = dict(re.findall(r"[\"']?(\w+)[\"']?\s*[=:]\s*([\d.]+|None|null)", found[3]))
-    if not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
-        return None
+    model = _sizes(path, said) | {"source": f"the log of torchtitan {found[1]} {found[2]}"}
+    if size := _SIZE.search(text):
+        counted = int(size[1].replace(",", ""))
+        if "enable_weight_tying=True" in found[3]:
+            model["tie_embeddings"] = True
+        ours = build(Model, model).n_params
+        if counted != ours:
+            raise ConfigError(
+                f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
+                "add --set model=NAME"
+            )
+    return _by_name(found[2], model)
+
+
+def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
+    """The fields of a model that torchtitan's own arguments give."""
 
     def whole(key: str, default: int | None = None) -> int:
         number = said.get(key, "None")
@@ -84,26 +98,14 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
     if whole("n_layers") > BOUNDS["n_layers"][1]:
         raise ConfigError(f"{path}: n_layers={said['n_layers']}: more than a model can have; add --set model=NAME")
     heads, dim = whole("n_heads"), whole("dim")
-    model = {
+    return {
         "n_layers": whole("n_layers"),
         "hidden_sz": dim,
         "inter_sz": hidden_dim(dim, whole("multiple_of", 256), said.get("ffn_dim_multiplier")),
         "n_q_heads": heads,
         "n_kv_heads": whole("n_kv_heads", heads),
         "vocab_sz": whole("vocab_size"),
-        "source": f"the log of torchtitan {found[1]} {found[2]}",
     }
-    if size := _SIZE.search(text):
-        counted, ours = int(size[1].replace(",", "")), build(Model, model).n_params
-        if "enable_weight_tying=True" in found[3]:
-            model["tie_embeddings"] = True
-            ours = build(Model, model).n_params
-        if counted != ours:
-            raise ConfigError(
-                f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
-                "add --set model=NAME"
-            )
-    return _by_name(found[2], model)
 
 
 def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:

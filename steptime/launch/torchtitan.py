@@ -45,13 +45,12 @@ def read_torchtitan(
     elif _is_log(text):
         tree, later, devices, model = _log(path, text)
     else:
-        tree, later, model = _toml(path, text), False, None
-        found = _PRESET.search(text)
-        devices = int(found[1]) if found else None
-    devices = devices or devices_in("", env)
+        tree, later, devices, model = _toml(path, text), False, None, None
     said = flatten(tree)
+    devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
-    defaults = {"activation_checkpoint.selective_ac_option": "op"} if later else {}
+    defaults = dict(table.raw["functions"]) if later else {}
+    table = table._replace(framework=defaults.pop("framework", table.framework))
     values, flags = sort_keys(said, table, path, defaults)
     changes: dict[str, Any] = {}
     found_model = told(sets, "model") or model or flavor_of(values, changes)
@@ -59,7 +58,7 @@ def read_torchtitan(
     flags = remark(flags, changes | more, table)
     if devices is not None and told(sets, "parallelism.dp") is None:
         flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
-    version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text) if model or devices else None
+    version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
     framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
     return Reading(path, framework, config, flags)
 
@@ -75,6 +74,13 @@ def _toml(path: str, text: str) -> Tree:
     if not tree.keys() & {"training", "parallelism"} or not all(isinstance(tree[key], dict) for key in tree):
         raise ConfigError(f"{path}: not a torchtitan job config: no section training or parallelism")
     return tree
+
+
+def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
+    """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file leaves the degree open."""
+    degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
+    found = _PRESET.search(text)
+    return int(found[1]) if found and degrees in ([], [-1]) else None
 
 
 # --- config functions ------------------------------------------------------------------------------------------------------

@@ -102,6 +102,11 @@ def test_nemo_1_in_its_own_words():
         to_job(found, HARDWARE)
     autocast = changed("nemo/nemotron4_15b.yaml", ("megatron_amp_O2: true", "megatron_amp_O2: false"))
     assert status(autocast, "model.megatron_amp_O2") == "unmodelled"
+    # Apex hides the reduction and not the gather, where nothing is said
+    log = read(read_nemo, "nemo/gpt_20b.log")
+    assert log.config["performance"]["overlap"] == {"tp": False, "dp": True}
+    assert log.config["parallelism"]["bucket_size_mb"] == 100
+    assert status(log, "model.optim.overlap_param_sync") == "unmodelled"
     old = read(read_nemo, "nemo/gpt_2022.yaml").config["performance"]
     assert (old["software"], old["attention_impl"]) == ("nemo-2022", "unfused")
     fp8 = read(read_nemo, "nemo/gpt3_175b_fp8.yaml").config["performance"]

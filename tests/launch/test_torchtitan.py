@@ -136,6 +136,12 @@ def test_the_environment_and_the_user_tell_the_devices():
     assert config(rest, env={"NGPU": "8", "NNODES": "2"})["parallelism"]["dp"] == 16
     assert config(rest, env={"NGPU": "8"}, sets={"parallelism.dp": 32})["data"]["gbs"] == 64
     assert config(rest, sets={"parallelism": {"dp": 4}})["parallelism"]["dp"] == 4
+    # what the user sets goes over the file, and the batch follows
+    assert config(sets={"parallelism.dp": 4})["data"]["gbs"] == 8
+    # a comment counts only where the file leaves the degree open
+    preset = "# NOTE: this toml config is a preset for 64 A100 GPUs.\n"
+    assert read_torchtitan("job.toml", preset + minimal(rest)).config["parallelism"]["dp"] == 64
+    assert read_torchtitan("job.toml", preset + minimal()).config["parallelism"]["dp"] == 8
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_the_environment_and_the_user_tell_the_devices():
         (
             [("[parallelism]", "tensor_paralel_degree = 2")],
             (
-                "job: parallelism.tensor_paralel_degree: unknown key of torchtitan 0.2.0 (got 2); "
+                "job: parallelism.tensor_paralel_degree: unknown key of torchtitan 0.1 (got 2); "
                 "did you mean 'parallelism.tensor_parallel_degree'?"
             ),
         ),
