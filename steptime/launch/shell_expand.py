@@ -240,7 +240,7 @@ class Expander:
         finally:
             self.depth -= 1
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
-        return self.scope.mark(shown, f"{shown} is a command, and commands are not run")
+        return self.scope.mark(shown, f"{shown} in line {line} is a command, and commands are not run")
 
 
 def _trimmed(text: str, kind: str, pattern: str) -> str:
