@@ -382,8 +382,8 @@ BAD = [
     (script("--world-size 16"), "run.sh: --world-size 16 contradicts the launch command, which starts 8 processes"),
     (script("--tensor-model-parallel-size $TP"),
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
-    (script("--seq-length $(cat len)"),
-     "run.sh: line 1: --seq-length: $(cat len) in line 1 is a command, and commands are not run; write the value into the script"),
+    (script("--kv-channels $(cat d)"),
+     "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
     (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: must be at least 1 (got 0)"),
     (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
@@ -573,6 +573,30 @@ def test_a_log_states_its_vocabulary():
 )  # fmt: skip
 def test_values_lose_the_clothes_of_python(text, value):
     assert plain(text) == value
+
+
+SAID = st.one_of(
+    st.integers(-2, 64).map(str),
+    st.sampled_from(
+        ["none", "full", "selective", "bf16", "rope", "1.5", "E|t*3|L", "((t|)*99)*99L", "a b", "'", "p2p a2a", "e4m3"]
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=6),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(table().used | table().unmodelled)), SAID, max_size=6), st.booleans())
+def test_any_arguments_are_a_job_or_words(changes, of_a_log):
+    """Whatever an argument says: a plan, or lines that say what is wrong."""
+    usual = read_dump(dump()) if of_a_log else {"num_layers": "8", "hidden_size": "512", "num_attention_heads": "8"}
+    told = []
+    try:
+        job = to_job(from_arguments(usual | changes, "log"), H100, allow_unmodelled=True)
+    except ConfigError as error:
+        told = error.problems
+    else:
+        assert Job.load(plan_yaml(job)) == job
+    assert all(line.startswith("log: ") and "\n" not in line for line in told)
 
 
 # --- the table ---

@@ -205,7 +205,7 @@ def test_lines_are_where_the_words_stand():
         ("torchrun t.py --a $X", "$X has no value"),
         ("A=$X\ntorchrun t.py --a ${A}", "$X has no value"),
         ("torchrun t.py --a $((X * 2))", "$X has no value"),
-        ("torchrun t.py --a $(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l) in line 1 is a command, and commands are not run"),
+        ("torchrun t.py --a $(nvidia-smi -L | wc)", "$(nvidia-smi -L | wc) in line 1 is a command, and commands are not run"),
         ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) in line 1 is a command, and commands are not run"),
         ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", f"$A depends on the test in line 1{UNKNOWN}"),
         ('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py --a $A', f"$A depends on the test in line 1{UNKNOWN}"),
