@@ -298,6 +298,13 @@ def test_a_flag_becomes_a_key(flags, key, value):
     assert node == value
 
 
+def test_the_master_copy_is_whole_under_other_recipes():
+    """megatron-core 0.16.1 core/optimizer/optimizer_config.py: remainders with no recipe or delayed scaling alone."""
+    flags = ("--use-precision-aware-optimizer", "--fp8-format hybrid")
+    assert reading(*flags).config["performance"]["master_dtype"] == "remainder"
+    assert "master_dtype" not in reading(*flags, "--fp8-recipe tensorwise").config["performance"]
+
+
 def test_a_batch_that_nobody_says_is_one_micro_batch_each():
     text = script("--tensor-model-parallel-size 2").replace("--global-batch-size 64", "")
     found = read_megatron("run.sh", text)
