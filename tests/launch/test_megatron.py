@@ -149,6 +149,10 @@ def test_variables_come_from_the_environment():
     assert load("llama2_70b_srun.sh", TP="8").config["parallelism"]["dp"] == 2
 
 
+def test_positional_words_come_from_the_environment_too():
+    assert read_megatron("run.sh", script("--num-layers $2"), {"2": "4"}).config["model"]["n_layers"] == 4
+
+
 def test_the_environment_is_named():
     assert "from the environment: NUM_NODES=16" in load("gpt3_175b.sh", NUM_NODES="16", HOME="/").config["notes"]
 
@@ -391,6 +395,10 @@ BAD = [
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
     (script("--kv-channels $(cat d)"),
      "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
+    (script("--tensor-model-parallel-size $3"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; write env 3=... before the command"),
+    ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
+     "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: must be at least 1 (got 0)"),
     (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
