@@ -23,6 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens")
+_SET_DP = "add --set parallelism.dp=N"
+_SET_VOCAB = "add --set model.vocab_sz=N"
 _OTHERS = (
     (r"torchtitan|--job\.config|--training\.", "torchtitan"),
     (r"nemo|--config-name|trainer\.", "nemo"),
@@ -85,18 +87,12 @@ def _from_script(path: str, script: Script) -> Reading:
     if not flags & {"--num-layers", "--encoder-num-layers", "--hidden-size", "--micro-batch-size"}:
         everything = " ".join([*script.launchers, script.program, *flags])
         other = next((kind for words, kind in _OTHERS if re.search(words, everything)), "")
-        hint = f"; try --from {other}" if other else "; its flags have no --num-layers"
+        blank = next((why for word in script.arguments for why in word.unresolved), "")
+        hint = f"; try --from {other}" if other else f"; {blank}" if blank else "; its flags have no --num-layers"
         raise ConfigError(
             f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}"
         )
-    problems = list(script.problems)
-    try:
-        reading = _from_words(path, script.arguments, script)
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    if problems:
-        raise ConfigError(problems)
-    return reading
+    return _from_words(path, script.arguments, script)
 
 
 def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
@@ -116,6 +112,9 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
             values = ", ".join(f"{name}={value}" for name, value in sorted(script.environment.items()))
             notes.append(f"from the environment: {values}")
     reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
+    if script is not None and script.problems and reading.left_open and "parallelism.dp" in reading.left_open:
+        why = script.problems[0].removeprefix(f"{path}: ")
+        reading = reading._replace(left_open={**reading.left_open, "parallelism.dp": f"{why}; {_SET_DP}"})
     return reading if script is None else _on_machine(reading, script)
 
 
@@ -225,7 +224,16 @@ def _reading(arguments: Arguments, source: str, devices: int | None, notes: list
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     if notes:
         config["notes"] = notes
-    return Reading(source, release, config, [*extra, *a.flags()])
+    open_keys = {
+        key: why
+        for key, why, there in (
+            ("parallelism.dp", f"does not say how many devices there are; {_SET_DP}", "dp" in layout),
+            ("model.vocab_sz", f"does not say the vocabulary; {_SET_VOCAB}", "vocab_sz" in model),
+            ("data.gbs", "does not say the global batch; add --set data.gbs=N", "gbs" in data),
+        )
+        if not there
+    }
+    return Reading(source, release, config, [*extra, *a.flags()], open_keys)
 
 
 def _missing(a: Arguments, model: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:

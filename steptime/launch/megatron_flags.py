@@ -256,8 +256,9 @@ def _close(flag: Word | None, values: list[Word], said: Said) -> None:
     if not switch and not values:
         said.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word, why in unresolved:
-        variable = re.match(r"\$([A-Za-z_]\w*)", why)
-        fix = f"; write {variable[1]}=... before the command" if variable else "; write the value into the script"
+        found = re.search(r"\$(\w+) has no value", why)
+        setting = f"env {found[1]}" if found and found[1].isdigit() else found[1] if found else ""
+        fix = f"; write {setting}=... before the command" if found else "; write the value into the script"
         said.problems.append(f"line {word.line}: {flag.text}: {why}{fix}")
 
 

@@ -91,7 +91,8 @@ def _states(a: Arguments, precision: str) -> dict[str, Any]:
             gradients = "bf16"
         if a.text("main_params_dtype") != "fp32":
             a.leave_out("main_params_dtype", "master weights in fp32 are counted")
-        elif precision == "bf16":  # core optimizer/optimizer_config.py, store_param_remainders
+        elif precision == "bf16" and (a.text("fp8_recipe") or "delayed") == "delayed":
+            # core optimizer/optimizer_config.py, store_param_remainders and use_precision_aware_optimizer_no_fp8_or_ds_fp8
             section["master_dtype"] = "remainder"
         moments = {a.text("exp_avg_dtype"), a.text("exp_avg_sq_dtype")}
         one = next(iter(moments))

@@ -226,7 +226,7 @@ class Expander:
             if inner.lstrip().startswith("#"):
                 return ""  # a comment amid continued lines
             if here := _HERE.fullmatch(inner):
-                return here[2] if here[1][0] in "'\"" else self.text('"' + here[2].replace('"', '\\"') + '"', line)
+                return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
             if inner.strip() == "pwd":
                 return self._variable("PWD", line)[0].text
             if plain and words[0] in {"dirname", "basename", "echo"}:
@@ -240,7 +240,12 @@ class Expander:
         finally:
             self.depth -= 1
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
-        return self.scope.mark(shown, f"{shown} is a command, and commands are not run")
+        return self.scope.mark(shown, f"{shown} in line {line} is a command, and commands are not run")
+
+
+def quoted(body: str) -> str:
+    """A here-document as a quoted word: its own quotes are plain characters."""
+    return '"' + body.replace('"', '\\"') + '"'
 
 
 def _trimmed(text: str, kind: str, pattern: str) -> str:

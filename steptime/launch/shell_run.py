@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from steptime.launch.shell_conditions import Outcome, answer
 from steptime.launch.shell_effects import LARGEST, assign, let
-from steptime.launch.shell_expand import Expander
+from steptime.launch.shell_expand import Expander, quoted
 from steptime.launch.shell_lex import Token
 from steptime.launch.shell_parse import (
     ASSIGNMENT,
@@ -49,6 +49,8 @@ class Walk:
         self.commands: list[Command] = []
         self.functions: dict[str, Function] = {}
         self.doubt, self.depth, self.count, self.full = "", 0, 0, False
+        self.blame = ""
+        """Why the last test that could not be told could not."""
 
     @property
     def expand(self) -> Expander:
@@ -97,9 +99,10 @@ class Walk:
         for operator, node in chain.parts[1:]:
             wanted = operator == "&&"
             if outcome == "unknown":
+                blame = self.blame
                 before, self.scope = self.scope, self.scope.copy()
                 found = self.perhaps([node], f"line {chain.line}: a test that cannot be told")
-                self.scope = self.merge([before, self.scope], f"the test in line {chain.line}")
+                self.scope = self.merge([before, self.scope], f"the test in line {chain.line} ({blame})")
                 outcome = "unknown" if found != "ran" else "ran"
             elif (outcome != "no") == wanted:
                 outcome = self.node(node)
@@ -127,7 +130,7 @@ class Walk:
             texts = [None if value is None else [item.text for item in value] for value in values]
             if all(text == texts[0] for text in texts):
                 continue
-            mark = joined.mark(f"${name}", f"${name} depends on {cause}, which has no known answer")
+            mark = joined.mark(f"${name}", f"${name} depends on {cause}")
             joined.values[name] = [
                 Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
             ]
@@ -138,10 +141,12 @@ class Walk:
     def branches(self, node: If) -> None:
         """The branch whose test holds; where that cannot be told, all of them side by side."""
         maybe: list[Scope] = []
+        blame = ""
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
             if outcome == "no":
                 continue
+            blame = blame or ("it waits for a command" if outcome == "ran" else self.blame)
             if outcome == "yes" and not maybe:
                 self.block(body)
                 return
@@ -155,7 +160,7 @@ class Walk:
             if maybe:
                 maybe.append(self.scope)
         if maybe:
-            self.scope = self.merge(maybe, f"the test in line {node.line}")
+            self.scope = self.merge(maybe, f"the test in line {node.line} ({blame})")
 
     def loop(self, node: Loop) -> None:
         """A for over known words is walked through; another loop may run any number of times."""
@@ -170,7 +175,7 @@ class Walk:
             return
         before, self.scope = self.scope, self.scope.copy()
         self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
-        self.scope = self.merge([before, self.scope], f"the loop in line {node.line}")
+        self.scope = self.merge([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
 
     def case(self, node: Case) -> None:
         """The first arm that fits; all of them side by side where the word has no value."""
@@ -188,7 +193,7 @@ class Walk:
             self.perhaps(body, f"line {node.line}: a case that cannot be told")
             scopes.append(self.scope)
             self.scope = start
-        self.scope = self.merge(scopes, f"the case in line {node.line}")
+        self.scope = self.merge(scopes, f"the case in line {node.line} ({self.scope.why(text)})")
 
     # --- one command ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class Walk:
             for value in rest:
                 self.scope.put(value.text, "", node.line)
         elif first == "read" and rest and node.body is not None:
-            self.scope.put(rest[-1].text, self.expand.text(_unquoted(node.body), node.line), node.line)
+            self.scope.put(rest[-1].text, self.expand.text(quoted(node.body), node.line), node.line)
         elif first == "let":
             for value in rest:
                 let(self.scope, value.text)
@@ -283,7 +288,9 @@ class Walk:
 
     def arithmetic(self, node: Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
-        return let(self.scope, self.expand.text(node.words[0].text[2:-2], node.line))
+        text = self.expand.text(node.words[0].text[2:-2], node.line)
+        self.blame = self.scope.why(text) or "its arithmetic has no value"
+        return let(self.scope, text)
 
     def test(self, node: Simple) -> Outcome:
         """[ ... ], [[ ... ]] and test."""
@@ -292,9 +299,5 @@ class Walk:
             words = words[:-1]
         expand = self.expand
         operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
+        self.blame = self.scope.why(" ".join(operands)) or "it looks at files"
         return answer(operands, self.scope)
-
-
-def _unquoted(body: str) -> str:
-    """A here-document as a quoted word: its quotes are plain characters."""
-    return '"' + body.replace('"', '\\"') + '"'

@@ -74,6 +74,11 @@ class Scope:
         """Why parts of a text have no value; empty where all is known."""
         return [self.reasons[int(number)] for number in _MARK.findall(text)]
 
+    def why(self, text: str) -> str:
+        """Why the first part of a text that has no value has none; "" where all is known."""
+        reasons = self.reasons_of(text)
+        return reasons[0].why if reasons else ""
+
     def unset_variable(self, text: str) -> str:
         """The variable that a text is and that nothing sets; "" where it is anything else."""
         found = _MARK.fullmatch(text)

@@ -33,6 +33,7 @@ PLANS = {
     "slurm_104b.slurm": {},
     "functional_test.yaml": H100 | {"parallelism.dp": 8},
     "llama2_70b_srun.sh": {},
+    "rocm_llama3.sh": {"hardware.node_type": "mi300x-node", "parallelism.dp": 1},
     "args.txt": H100 | {"parallelism.dp": 4},
     "gpt_2021.sh": {"hardware.node_type": "selene"},
     "log_core_0_16.txt": H100,
@@ -146,6 +147,10 @@ def test_a_plan_by_hand():
 def test_variables_come_from_the_environment():
     assert to_job(load("gpt3_175b.sh", NUM_NODES="16"), H100).parallelism.dp == 1
     assert load("llama2_70b_srun.sh", TP="8").config["parallelism"]["dp"] == 2
+
+
+def test_positional_words_come_from_the_environment_too():
+    assert read_megatron("run.sh", script("--num-layers $2"), {"2": "4"}).config["model"]["n_layers"] == 4
 
 
 def test_the_environment_is_named():
@@ -297,6 +302,13 @@ def test_a_flag_becomes_a_key(flags, key, value):
     assert node == value
 
 
+def test_the_master_copy_is_whole_under_other_recipes():
+    """megatron-core 0.16.1 core/optimizer/optimizer_config.py: remainders with no recipe or delayed scaling alone."""
+    flags = ("--use-precision-aware-optimizer", "--fp8-format hybrid")
+    assert reading(*flags).config["performance"]["master_dtype"] == "remainder"
+    assert "master_dtype" not in reading(*flags, "--fp8-recipe tensorwise").config["performance"]
+
+
 def test_a_batch_that_nobody_says_is_one_micro_batch_each():
     text = script("--tensor-model-parallel-size 2").replace("--global-batch-size 64", "")
     found = read_megatron("run.sh", text)
@@ -381,8 +393,12 @@ BAD = [
     (script("--world-size 16"), "run.sh: --world-size 16 contradicts the launch command, which starts 8 processes"),
     (script("--tensor-model-parallel-size $TP"),
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
-    (script("--seq-length $(cat len)"),
-     "run.sh: line 1: --seq-length: $(cat len) is a command, and commands are not run; write the value into the script"),
+    (script("--kv-channels $(cat d)"),
+     "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
+    (script("--tensor-model-parallel-size $3"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; write env 3=... before the command"),
+    ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
+     "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: must be at least 1 (got 0)"),
     (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
@@ -391,7 +407,8 @@ BAD = [
     (script("--recompute-granularity some"), "run.sh: --recompute-granularity: expected full or selective (got 'some')"),
     (script("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"),
      "run.sh: --num-layers-per-virtual-pipeline-stage: 8 layers are no multiple of pp 4 x 3"),
-    (script(launch="torchrun --nnodes $NODES --nproc_per_node 8"), "run.sh: line 1: --nnodes: $NODES has no value"),
+    ("torchrun --nproc_per_node 8 pretrain_gpt.py $ALL",
+     "run.sh: line 1 launches pretrain_gpt.py, which is no Megatron-LM training; $ALL has no value"),
     (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size is missing"),
     ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml",
      "run.sh: line 1 launches torchtitan.train, which is no Megatron-LM training; try --from torchtitan"),
@@ -420,9 +437,38 @@ def test_the_public_example_contradicts_itself():
 
 def test_what_the_file_cannot_say_is_asked_for():
     assert problems(to_job, load("args.txt")) == [
-        "args.txt: parallelism.dp: missing, and required",
-        "args.txt: hardware: missing, and required",
+        "args.txt: does not say how many devices there are; add --set parallelism.dp=N",
+        "args.txt: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)",
     ]
+    text = script().replace("--vocab-size 50257", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model my/own")
+    found = read_megatron("run.sh", text)
+    assert problems(to_job, found, H100) == ["run.sh: does not say the vocabulary; add --set model.vocab_sz=N"]
+    assert to_job(found, H100 | {"model.vocab_sz": 1000}).model.vocab_sz == 1000
+
+
+def test_devices_that_only_a_run_could_tell_may_be_set():
+    found = load("rocm_llama3.sh")
+    command = '$(python3 -c "import torch; print(torch.cuda.device_coun...) in line 15 is a command'
+    why = f"--nproc-per-node: {command}, and commands are not run"
+    assert problems(to_job, found, {"hardware.node_type": "mi300x-node"}) == [
+        f"rocm_llama3.sh: line 147: {why}; add --set parallelism.dp=N"
+    ]
+    assert to_job(found, PLANS["rocm_llama3.sh"]).parallelism.devices == 8
+
+
+def test_nodes_without_a_value():
+    found = reading(launch="torchrun --nnodes $NODES --nproc_per_node 8")
+    assert problems(to_job, found, H100) == [
+        "run.sh: line 1: --nnodes: $NODES has no value; add --set parallelism.dp=N"
+    ]
+    assert reading(launch="torchrun --nnodes $NODES --nproc_per_node 8", NODES="2").config["parallelism"]["dp"] == 16
+
+
+def test_branches_follow_the_environment():
+    found = load("rocm_llama3.sh", SIZE="8", TP="1", FP8="1", RECOMPUTE="1", ROPE_FUSION="0", SEQ="8192").config
+    assert (found["model"]["n_layers"], found["model"]["hidden_sz"], found["data"]["seqlen"]) == (32, 4096, 8192)
+    assert (found["performance"]["precision"], found["performance"]["rope_impl"]) == ("fp8_delayed", "own_tables")
+    assert found["performance"]["recompute"] == {"granularity": "full", "method": "block", "n_layers": 32}
 
 
 def test_an_empty_variable_among_the_flags_is_noted():
@@ -542,6 +588,30 @@ def test_a_log_states_its_vocabulary():
 )  # fmt: skip
 def test_values_lose_the_clothes_of_python(text, value):
     assert plain(text) == value
+
+
+SAID = st.one_of(
+    st.integers(-2, 64).map(str),
+    st.sampled_from(
+        ["none", "full", "selective", "bf16", "rope", "1.5", "E|t*3|L", "((t|)*99)*99L", "a b", "'", "p2p a2a", "e4m3"]
+    ),
+    st.text(st.characters(codec="utf-8"), max_size=6),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(table().used | table().unmodelled)), SAID, max_size=6), st.booleans())
+def test_any_arguments_are_a_job_or_words(changes, of_a_log):
+    """Whatever an argument says: a plan, or lines that say what is wrong."""
+    usual = read_dump(dump()) if of_a_log else {"num_layers": "8", "hidden_size": "512", "num_attention_heads": "8"}
+    told = []
+    try:
+        job = to_job(from_arguments(usual | changes, "log"), H100, allow_unmodelled=True)
+    except ConfigError as error:
+        told = error.problems
+    else:
+        assert Job.load(plan_yaml(job)) == job
+    assert all(line.startswith("log: ") and "\n" not in line for line in told)
 
 
 # --- the table ---

@@ -149,7 +149,7 @@ def test_arithmetic_has_bounds():
 # --- the launch command ---
 
 
-UNKNOWN = ", which has no known answer"
+OFTEN = "how often it runs is not known"
 
 
 def launch(text, **env):
@@ -205,16 +205,20 @@ def test_lines_are_where_the_words_stand():
         ("torchrun t.py --a $X", "$X has no value"),
         ("A=$X\ntorchrun t.py --a ${A}", "$X has no value"),
         ("torchrun t.py --a $((X * 2))", "$X has no value"),
-        ("torchrun t.py --a $(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l) is a command, and commands are not run"),
-        ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) is a command, and commands are not run"),
-        ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", f"$A depends on the test in line 1{UNKNOWN}"),
-        ('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py --a $A', f"$A depends on the test in line 1{UNKNOWN}"),
-        ("for f in $(ls); do A=$f; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1{UNKNOWN}"),
-        ("while read l; do A=$l; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1{UNKNOWN}"),
-        ("case $M in a) A=1 ;; b) A=2 ;; esac\ntorchrun t.py --a $A", f"$A depends on the case in line 1{UNKNOWN}"),
+        ("torchrun t.py --a $(nvidia-smi -L | wc)", "$(nvidia-smi -L | wc) in line 1 is a command, and commands are not run"),
+        ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) in line 1 is a command, and commands are not run"),
+        ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it looks at files)"),
+        ("if grep -q x y; then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it waits for a command)"),
+        ("[ $N -gt 1 ] && A=1\ntorchrun t.py --a $A", "$A depends on the test in line 1 ($N has no value)"),
+        ("if (( N > 1 )); then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (its arithmetic has no value)"),
+        ('A=$2\nif [ "$A" = 7b ]; then B=1; fi\ntorchrun t.py --b $B', "$B depends on the test in line 2 ($2 has no value)"),
+        ('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py --a $A', "$A depends on the test in line 1 ($M has no value)"),
+        ("for f in $(ls); do A=$f; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
+        ("while read l; do A=$l; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
+        ("case $M in a) A=1 ;; b) A=2 ;; esac\ntorchrun t.py --a $A", "$A depends on the case in line 1 ($M has no value)"),
         ("source env.sh\ntorchrun t.py --a $X", "$X has no value (line 1 sources env.sh, which is not read)"),
         ("torchrun t.py --a $1", "$1 has no value"),
-        ("while true; do A+=x; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1{UNKNOWN}"),
+        ("while true; do A+=x; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
     ],
 )  # fmt: skip
 def test_what_has_no_value_says_why(text, why):
