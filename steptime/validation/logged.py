@@ -22,6 +22,8 @@ from steptime.validation.measurements import Row, SkipRowError
 
 CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
 """Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""
+ANY_MACHINE = "dgx-h100"
+"""Stands for an unknown machine while the other problems of a plan are looked for."""
 BRIDGE = re.compile(rb"Task Configuration|ConfigContainer")
 """Megatron-Bridge logs iterations as Megatron-LM does, and prints a config of its own."""
 
@@ -103,8 +105,15 @@ def read_run(
     log = read_log(paths, progress)
     changes = dict(map(read_setting, sets))
     reading = _reading(log, kind, changes)
-    notes = _name_machine(reading, log, changes, hardware)
-    job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
+    notes, problems = _name_machine(reading, log, changes, hardware)
+    try:
+        job = to_job(
+            reading, changes | ({"hardware": ANY_MACHINE} if problems else {}), allow_unmodelled=allow_unmodelled
+        )
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
     found = steady(log, tokens)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
@@ -178,29 +187,29 @@ def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | 
     return None if a == b else (path, a, b)
 
 
-def _name_machine(reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None) -> list[str]:
-    """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one; what was done.
+def _name_machine(
+    reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None
+) -> tuple[list[str], list[str]]:
+    """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one.
 
-    Raises:
-        ConfigError: nobody says what accelerator it was.
+    What was done, and what is wrong: nobody says what accelerator it was, or it is none that is known.
     """
     said = reading.config.get("hardware")
     known = said if isinstance(said, str) else (said or {}).get("node_type")
     if known or "hardware.node_type" in changes or "hardware" in changes:
-        return []
+        return [], []
     if not log.device and other is not None:
         changes["hardware"] = other.model_dump(exclude_defaults=True)
-        return [f"hardware: {other.machine.name}, as the other side has it: the log does not name its accelerator"]
+        return [f"hardware: {other.machine.name}, as the other side has it: the log does not name its accelerator"], []
+    fix = "add --set hardware.node_type=NAME (3dtrn machines lists them)"
     if not log.device:
-        raise ConfigError(
-            f"{log.files[0]}: does not name its accelerator; add --set hardware.node_type=NAME (3dtrn machines lists them)"
-        )
+        return [], [f"{log.files[0]}: does not name its accelerator; {fix}"]
     try:
         found = hardware_of(Row({"gpu": log.device}, "", 0))
     except SkipRowError as error:
-        raise ConfigError(f"{log.files[0]}: {error}; add --set hardware.node_type=NAME") from None
+        return [], [f"{log.files[0]}: {error}; {fix}"]
     changes["hardware.node_type"] = found.section["node_type"]
-    return [f"hardware.node_type: {found.section['node_type']} for the log's {log.device!r}"]
+    return [f"hardware.node_type: {found.section['node_type']} for the log's {log.device!r}"], []
 
 
 def stage_of(rank: int, run: Run) -> int | None:

@@ -353,6 +353,11 @@ def test_no_accelerator_and_a_flag_that_is_not_modelled(capsys, tmp_path):
     code, _, err = run(capsys, "--log", MEGATRON)
     assert code == 2
     assert "add --set hardware.node_type=NAME" in err
+    path = write(tmp_path / "z.log", [*head(deterministic_mode=True), *BODY])
+    assert [line.rpartition("; ")[2].split()[0] for line in run(capsys, "--log", path)[2].splitlines()] == [
+        "add",
+        "--allow-unmodelled",
+    ]
     path = write(tmp_path / "x.log", [*head(num_experts=8), *BODY])
     code, _, err = run(capsys, "--log", path, *H100)
     assert code == 2
