@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,10 +108,10 @@ class Log:
         file.streams[entry.stream] = file.latest = entry.number
         self.series.add(entry, entry.number)
 
-    def dump(self, lines: list[str], name: str) -> None:
-        """Take in an argument dump."""
+    def dump(self, lines: list[str], name: str, begin: int) -> None:
+        """Take in an argument dump, which begins on line `begin` of its file."""
         try:
-            found = read_dump(lines)
+            found = read_dump(chain(repeat("", begin - 1), lines))  # messages tell lines of the file
         except ConfigError as error:
             self.cut_dump = self.cut_dump or ConfigError(_named(name, problem) for problem in error.problems)
             return
@@ -131,6 +132,9 @@ class FileState:
         self.unnumbered = 0
         self.dump: list[str] | None = None
         """Lines of a dump that has not ended yet."""
+        self.line = 0
+        self.begin = 0
+        """The line now read, and that on which the dump began."""
 
 
 def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
@@ -147,6 +151,8 @@ def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
         log.files.append(name)
         _read_file(log, name, progress)
     if not len(log.series) and not len(log.unnumbered):
+        if log.cut_dump is not None:
+            raise log.cut_dump
         files = ", ".join(log.files)
         raise ConfigError(f"{files}: no iteration is logged; give the log of a training run (its step times)")
     return log
@@ -154,7 +160,7 @@ def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
 
 def _read_file(log: Log, name: str, progress: Progress | None) -> None:
     state = FileState()
-    for line in _lines(name, log, progress):
+    for state.line, line in enumerate(_lines(name, log, progress), 1):
         if len(log.head) < HEAD and len(log.files) == 1:
             log.head += line + b"\n"
         if state.dump is not None or BEGINS in line:
@@ -162,21 +168,21 @@ def _read_file(log: Log, name: str, progress: Progress | None) -> None:
         for entry in said(line):
             log.take(entry, state)
     if state.dump is not None:
-        log.dump(state.dump, name)
+        log.dump(state.dump, name, state.begin)
 
 
 def _dump_line(log: Log, state: FileState, line: bytes, name: str) -> None:
     """One line of an argument dump, or the mark that begins one."""
     if BEGINS in line and ENDS not in line:
         if state.dump is not None:  # the one before has no end
-            log.dump(state.dump, name)
-        state.dump = []
+            log.dump(state.dump, name, state.begin)
+        state.dump, state.begin = [], state.line
         state.streams.clear()
     if state.dump is None:
         return
     state.dump.append(plain(line[:4096]))
     if ENDS in line or len(state.dump) >= DUMP_LINES:
-        log.dump(state.dump, name)
+        log.dump(state.dump, name, state.begin)
         state.dump = None
 
 

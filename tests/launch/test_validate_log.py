@@ -314,8 +314,8 @@ BODY = [iteration(n, 1000.0) for n in range(1, 31)]
 BAD = [
     bad("no iterations", head(), "no iteration is logged"),
     bad("no dump", BODY, "no argument dump"),
-    bad("dump cut", [*dump()[:40], *BODY], "the dump of arguments is cut"),
-    bad("dump cut by the end", dump()[:40], "no iteration is logged"),
+    bad("dump cut", ["x", "y", *dump()[:40], *BODY], "the dump of arguments is cut after line 42"),
+    bad("dump cut by the end", dump()[:40], "the dump of arguments is cut after line 40"),
     bad("dump cut by another", [*dump()[:40], "x", *dump()[:50], *BODY], "the dump of arguments is cut"),
     bad("not a log", ["a: 1", "b: 2"], "no iteration is logged"),
     bad("world size", [*head(world_size=7), *BODY], "7"),
