@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from steptime import __version__
+from steptime import __version__, log_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,10 +20,10 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
-    "diff": "two configs side by side: settings, step, parts, memory",
+    "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or all of a measured row, as formula and numbers",
     "bench": "measure this machine with torch, predicted beside measured",
-    "validate": "published or own measured runs beside their estimates",
+    "validate": "measured runs, or a training log, beside their estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -249,6 +249,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
     made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
     made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
+    log_options.add_to_validate(made)
 
 
 def _count(text: str) -> int:
@@ -265,7 +266,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "scale": _scale,
-    "diff": lambda made: _config(made, "A", "B"),
+    "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
     "validate": _validate,

@@ -83,10 +83,15 @@ def scale(options: Namespace, out: Printer) -> int:
 
 
 def diff(options: Namespace, out: Printer) -> int:
-    """Two configs side by side; --set changes both."""
+    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    from steptime import log_command
     from steptime.report.compare import diff as compare
     from steptime.step import estimate
+    from steptime.validation.kind import is_log
 
+    if is_log(options.a) or is_log(options.b):
+        return log_command.diff(options, out, _labels(options.a, options.b))
+    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
     notes = [
@@ -120,6 +125,11 @@ def bench(options: Namespace, out: Printer) -> int:
 
 def validate(options: Namespace, out: Printer) -> int:
     """Measured runs beside their estimates; bad input only where no row could be judged."""
+    from steptime import log_command
+
+    if options.log:
+        return log_command.validate(options, out)
+    log_command.refuse_without_log(options)
     from steptime.report import validation as report_validation
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select

@@ -28,7 +28,18 @@ ROOMS = [
     *("measured", "interval"),
     *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
     *("search", "checkpoint", "launch", "bench", "validation"),
-    *("report", "console", "launch_command", "bench_command", "explain_command", "commands", "cli", "bench.__main__"),
+    *(
+        "report",
+        "console",
+        "launch_command",
+        "log_command",
+        "log_options",
+        "bench_command",
+        "explain_command",
+        "commands",
+        "cli",
+        "bench.__main__",
+    ),
 ]
 """Bottom to top. A module imports from rooms before its own; within a room modules see each other."""
 

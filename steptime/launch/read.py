@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from importlib import import_module
+from typing import BinaryIO
 
 from steptime.config import ConfigError, near
-from steptime.document import read_source
 from steptime.launch.reading import Reading
 
 KINDS = {
@@ -17,9 +19,13 @@ KINDS = {
 }
 """Kind of launch file -> module and function (path, text, env) that read it; a module is imported when it is asked for."""
 
+MAX_BYTES = 8_000_000
+"""Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
+_DUMP = re.compile(rb"-{8,} arguments -{8,}")
+
 
 def read(kind: str, path: str) -> Reading:
-    """The launch file at `path` as a config, its variables filled in from the environment.
+    """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
@@ -27,6 +33,45 @@ def read(kind: str, path: str) -> Reading:
     if kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
     module, function = KINDS[kind]
-    text, name = read_source(path)
-    found: Reading = getattr(import_module(module), function)(name, text, dict(os.environ))
+    text = read_text(path)
+    found: Reading = getattr(import_module(module), function)(path, text, dict(os.environ))
     return found
+
+
+def read_text(path: str) -> str:
+    """The text of a launch file or the beginning of a log, in bounded memory; what is not UTF-8 is replaced.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    if path == "-":
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
+            raise ConfigError("standard input: is closed; pipe a launch file into it")
+        return _decoded(_beginning(sys.stdin.buffer))
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
+            return _decoded(_beginning(file))
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory; give a file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _beginning(file: BinaryIO) -> bytes:
+    """The whole of a short file; of a long one MAX_BYTES from where a dump of arguments begins, else from its start."""
+    head = file.read(MAX_BYTES)
+    if len(head) < MAX_BYTES or _DUMP.search(head):
+        return head + (file.read(MAX_BYTES) if len(head) == MAX_BYTES else b"")
+    tail = head[-200:]
+    while more := file.read(MAX_BYTES):
+        block = tail + more
+        if found := _DUMP.search(block):
+            return block[found.start() :] + file.read(MAX_BYTES)
+        tail = block[-200:]
+    return head
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8-sig", errors="replace").replace("\0", "")

@@ -36,6 +36,8 @@ class Reading(NamedTuple):
     config: dict[str, Any]
     """Plain data, as a YAML would hold it: complete and runnable, `hardware` included."""
     flags: list[Flag]
+    left_open: Mapping[str, str] | None = None
+    """Config keys that the file leaves open, and why, as an error says it: for where no setting gives them."""
 
     def of(self, status: Status) -> list[Flag]:
         """The flags of one status."""
@@ -58,11 +60,19 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
         config["notes"] = [*config.get("notes", []), *(f"left out, not modelled: {line}" for line in left_out)]
     for path, value in (sets or {}).items():
         put(config, path, value)
+    missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
-        raise ConfigError(
-            f"{reading.source}: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)"
-        )
+        missing.append("does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)")
+    if missing:
+        raise ConfigError(f"{reading.source}: {why}" for why in missing)
     try:
         return build(Job, config)
     except ConfigError as error:
         raise ConfigError(f"{reading.source}: {problem}" for problem in error.problems) from None
+
+
+def _said(config: Mapping[str, Any], path: str) -> bool:
+    """Whether a dotted key is there; a section of another form than a mapping has all of its keys."""
+    section, _, key = path.partition(".")
+    found = config.get(section, {})
+    return key in found if isinstance(found, Mapping) else True

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
+from steptime.document import scalar
 from steptime.job import Job
 from steptime.launch.reading import Reading, to_job
 
 
 def plan_yaml(plan: Reading | Job) -> str:
-    """The plan as YAML: what a reading says, or all that a job resolves to.
+    """The plan as YAML: all that it says, with the rest left to its software profile.
+
+    A reading is checked first, and its file named at the top.
 
     Raises:
         ConfigError: a reading that is no job (see `to_job`).
     """
-    raise AssertionError(f"{plan}{Any}{yaml}{to_job}")
+    if isinstance(plan, Job):
+        return _document(plan)
+    source = re.sub(r"[^ -~]+", "?", " ".join(plan.source.split()))
+    return f"# {source}: {plan.framework}\n{_document(to_job(plan))}"
+
+
+def _document(job: Job) -> str:
+    said = _plain(job.model_dump(exclude_unset=True, exclude_none=True))
+    return yaml.dump(said, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings, lists and scalars alone."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | frozenset | set):
+        return [_plain(item) for item in (sorted(value) if isinstance(value, frozenset | set) else value)]
+    return value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader would take for a number though PyYAML does not, and repeats what YAML would alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        """Nothing is shared."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = None if scalar(value) == value and isinstance(scalar(value), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)

@@ -25,7 +25,7 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) ->
     rows = [
         [path, *(value if len(value) <= _CELL else value[: _CELL - 1] + "…" for value in both)]
         for path, *both in settings(a.job.to_config(), b.job.to_config())
-        if not path.endswith(".source")
+        if not path.endswith(".source") and path != "notes"
     ]
     changed = Table(
         "settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows, notes

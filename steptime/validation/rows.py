@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ def to_config(row: Row, *, known_release: bool = True) -> Mapped:
     """
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
+    if row.text("config").startswith("{"):
+        return _whole(row)
     _refuse_what_is_not_modelled(row)
     framework = framework_of(row, known=known_release)
     assumed: list[str] = []
@@ -54,6 +57,26 @@ def to_config(row: Row, *, known_release: bool = True) -> Mapped:
         "hardware": hardware.section,
     }
     return Mapped(config, assumed + hardware.assumed, framework)
+
+
+def _whole(row: Row) -> Mapped:
+    """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` writes it.
+
+    Raises:
+        SkipRowError: it is no such plan, or its machine is unknown.
+    """
+    try:
+        config: dict[str, Any] = json.loads(row.text("config"))
+    except ValueError:
+        config = {}
+    hardware = config.get("hardware")
+    if not isinstance(hardware, dict) or not isinstance(hardware.get("node_type"), str):
+        raise SkipRowError("config: expected a plan as JSON, with hardware.node_type")
+    try:
+        machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+        raise SkipRowError(f"config.hardware: {' '.join(str(error).split())}") from None
+    return Mapped(config, [], framework_of(row, known=False))
 
 
 def to_job(mapped: Mapped) -> Job:

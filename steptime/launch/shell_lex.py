@@ -1,0 +1,165 @@
+"""A shell script as words and operators, nothing filled in yet."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import NamedTuple
+
+from steptime.config import ConfigError
+
+_OPERATORS = (
+    *("<<<", "<<-", "&>>", ";;", "&&", "||", "|&", "<<", ">>", ">&", "<&", "&>", ">|"),
+    *(";", "&", "|", "(", ")", "<", ">"),
+)
+REDIRECTIONS = frozenset({"<<<", "<<-", "&>>", "<<", ">>", ">&", "<&", "&>", ">|", "<", ">"})
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
+_BRACKETS = {"${": "}", "$(": ")", "`": "`"}
+
+
+class Token(NamedTuple):
+    """A word with its quotes and dollars, or an operator."""
+
+    text: str
+    line: int
+    operator: bool = False
+    body: str = ""
+    """The text of a here-document, on its operator."""
+
+
+class Lexer:
+    """Reads one text; `line` is the number of its first line, `array` says that it is the inside of an array."""
+
+    def __init__(self, text: str, name: str, line: int = 1, *, array: bool = False) -> None:
+        self.text, self.name, self.line, self.array = text, name, line, array
+        self._breaks = [found.start() for found in re.finditer("\n", text)]
+
+    def line_at(self, i: int) -> int:
+        """The line number of a position."""
+        return self.line + bisect_left(self._breaks, i)
+
+    def tokens(self) -> list[Token]:
+        """Words and operators; in an array line ends mean nothing and operators are text.
+
+        Raises:
+            ConfigError: a quote or bracket that never ends.
+        """
+        found: list[Token] = []
+        waiting: list[int] = []  # here-documents whose text comes after this line
+        text, i = self.text, 0
+        while i < len(text):
+            if text[i] == "\n":
+                if not self.array:
+                    found.append(Token("\n", self.line_at(i), operator=True))
+                i += 1
+                for at in waiting:
+                    body, i = self._here(i, found[at + 1].text if at + 1 < len(found) else "", found[at].text == "<<-")
+                    found[at] = found[at]._replace(body=body)
+                waiting = []
+            elif blank := re.compile(r"[ \t\r]+|\\\r?\n").match(text, i):
+                i = blank.end()
+            elif text[i] == "#":
+                i = end if (end := text.find("\n", i)) >= 0 else len(text)
+            elif (operator := self._operator(i)) and not (operator == "(" and self._arithmetic(i)):
+                if operator in {"<<", "<<-"}:
+                    waiting.append(len(found))
+                found.append(Token(operator, self.line_at(i), operator=True))
+                i += len(operator)
+            else:
+                end = self._arithmetic(i) or self._word_end(i)
+                descriptor = text[i:end].isdigit() and text[end : end + 1] in {"<", ">"}
+                if not descriptor:
+                    found.append(Token(text[i:end], self.line_at(i)))
+                i = end
+        return found
+
+    def _operator(self, i: int) -> str:
+        if self.array:
+            return ""
+        return next((operator for operator in _OPERATORS if self.text.startswith(operator, i)), "")
+
+    def _arithmetic(self, i: int) -> int:
+        """The end of (( ... )); 0 where there is none."""
+        end = self.text.find("))", i) if self.text.startswith("((", i) and not self.array else -1
+        return end + 2 if end > 0 else 0
+
+    def _here(self, i: int, word: str, tabs: bool) -> tuple[str, int]:
+        """The here-document that begins at `i` and ends with `word`, and where the script goes on."""
+        ends = word.replace("'", "").replace('"', "").replace("\\", "")
+        lines: list[str] = []
+        while i < len(self.text):
+            end = self.text.find("\n", i)
+            end = len(self.text) if end < 0 else end
+            line = self.text[i:end]
+            i = end + 1
+            if (line.lstrip("\t") if tabs else line).rstrip("\r") == ends:
+                break
+            lines.append(line)
+        return "\n".join(lines), min(i, len(self.text))
+
+    def _word_end(self, start: int) -> int:
+        text, i = self.text, start
+        while i < len(text):
+            char = text[i]
+            if char == "\\":
+                i += 2
+            elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
+                i = self.skip(i)
+            elif char == "(" and _ARRAY.search(text, start, i):
+                i = self._bracket(i + 1, ")", i)
+            elif char in " \t\r\n" or (not self.array and char in ";&|()<>"):
+                break
+            else:
+                i += 1
+        return min(i, len(text))
+
+    def skip(self, i: int) -> int:
+        """The position after the quote or substitution that begins at `i`.
+
+        Raises:
+            ConfigError: it never ends.
+        """
+        text = self.text
+        if text[i] == "'":
+            end = text.find("'", i + 1)
+            if end < 0:
+                raise self._endless(i, "'")
+            return end + 1
+        if text[i] == '"':
+            return self._quoted(i)
+        opening = next(word for word in _BRACKETS if text.startswith(word, i))
+        return self._bracket(i + len(opening), _BRACKETS[opening], i)
+
+    def _quoted(self, start: int) -> int:
+        text, i = self.text, start + 1
+        while i < len(text):
+            if text[i] == "\\":
+                i += 2
+            elif text[i] == '"':
+                return i + 1
+            elif text.startswith(("${", "$("), i) or text[i] == "`":
+                i = self.skip(i)
+            else:
+                i += 1
+        raise self._endless(start, '"')
+
+    def _bracket(self, i: int, closing: str, start: int) -> int:
+        text = self.text
+        while i < len(text):
+            char = text[i]
+            if char == "\\":
+                i += 2
+            elif char == closing:
+                return i + 1
+            elif closing == ")" and char == "#" and text[i - 1] in " \t\n(":
+                i = end if (end := text.find("\n", i)) >= 0 else len(text)
+            elif closing == ")" and char == "(":
+                i = self._bracket(i + 1, ")", i)
+            elif closing != "`" and (char in "'\"`" or text.startswith(("${", "$("), i)):
+                i = self.skip(i)
+            else:
+                i += 1
+        raise self._endless(start, text[start : start + 2].strip())
+
+    def _endless(self, i: int, what: str) -> ConfigError:
+        return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} never ends")

@@ -1,0 +1,303 @@
+"""A walk through a script's commands that runs none of them: assignments are made, tests that can be told are told."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import NamedTuple
+
+from steptime.launch.shell_conditions import Outcome, answer
+from steptime.launch.shell_effects import LARGEST, assign, let
+from steptime.launch.shell_expand import Expander, quoted
+from steptime.launch.shell_lex import Token
+from steptime.launch.shell_parse import (
+    ASSIGNMENT,
+    Case,
+    Chain,
+    Function,
+    If,
+    Loop,
+    Node,
+    Simple,
+    parse_shell,
+)
+from steptime.launch.shell_scope import Scope, Value
+
+_DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
+_MOST_COMMANDS = 50_000
+_DEEPEST = 20
+
+
+class Command(NamedTuple):
+    """A command that would run, filled in."""
+
+    words: list[Value]
+    line: int
+    doubt: str
+    """Why it may not run at all; "" where it does."""
+
+
+class _ExitError(Exception):
+    """The script ends here."""
+
+
+class Walk:
+    """The commands of a script, in order, and the variables they leave."""
+
+    def __init__(self, name: str, scope: Scope) -> None:
+        self.name, self.scope = name, scope
+        self.commands: list[Command] = []
+        self.functions: dict[str, Function] = {}
+        self.doubt, self.depth, self.count, self.full = "", 0, 0, False
+        self.blame = ""
+        """Why the last test that could not be told could not."""
+
+    @property
+    def expand(self) -> Expander:
+        """Fills in words from the variables as they are now."""
+        return Expander(self.scope, self.name)
+
+    def script(self, nodes: list[Node]) -> None:
+        """Walk a whole script."""
+        try:
+            self.block(nodes)
+        except _ExitError:
+            return
+
+    def block(self, nodes: list[Node]) -> Outcome:
+        """Walk commands one after the other; the outcome is the last one's."""
+        outcome: Outcome = "ran"
+        for node in nodes:
+            outcome = self.node(node)
+        return outcome
+
+    def node(self, node: Node) -> Outcome:
+        """Walk one command."""
+        self.count += 1
+        if self.count > _MOST_COMMANDS:
+            self.full = True
+            raise _ExitError
+        if isinstance(node, Simple):
+            return self.simple(node)
+        if isinstance(node, Chain):
+            return self.chain(node)
+        if isinstance(node, If):
+            self.branches(node)
+        elif isinstance(node, Loop):
+            self.loop(node)
+        elif isinstance(node, Case):
+            self.case(node)
+        elif isinstance(node, Function):
+            self.functions[node.name] = node
+        else:
+            return self.block(node.body)
+        return "ran"
+
+    def chain(self, chain: Chain) -> Outcome:
+        """Commands joined by && and ||."""
+        outcome = self.node(chain.parts[0][1])
+        for operator, node in chain.parts[1:]:
+            wanted = operator == "&&"
+            if outcome == "unknown":
+                blame = self.blame
+                before, self.scope = self.scope, self.scope.copy()
+                found = self.perhaps([node], f"line {chain.line}: a test that cannot be told")
+                self.scope = self.merge([before, self.scope], f"the test in line {chain.line} ({blame})")
+                outcome = "unknown" if found != "ran" else "ran"
+            elif (outcome != "no") == wanted:
+                outcome = self.node(node)
+        return outcome
+
+    # --- what may or may not run ---------------------------------------------------------------------------------------
+
+    def perhaps(self, nodes: list[Node], doubt: str) -> Outcome:
+        """Walk commands that may not run."""
+        before, self.doubt = self.doubt, self.doubt or doubt
+        try:
+            return self.block(nodes)
+        except _ExitError:
+            if self.full:
+                raise
+            return "ran"
+        finally:
+            self.doubt = before
+
+    def merge(self, scopes: list[Scope], cause: str) -> Scope:
+        """One scope of several that may be: a variable keeps its value where all agree."""
+        joined = scopes[0].copy()
+        for name in {name for scope in scopes for name in scope.values}:
+            values = [scope.values.get(name) for scope in scopes]
+            texts = [None if value is None else [item.text for item in value] for value in values]
+            if all(text == texts[0] for text in texts):
+                continue
+            mark = joined.mark(f"${name}", f"${name} depends on {cause}")
+            joined.values[name] = [
+                Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
+            ]
+            if any(name in scope.arrays for scope in scopes):
+                joined.arrays.add(name)
+        return joined
+
+    def branches(self, node: If) -> None:
+        """The branch whose test holds; where that cannot be told, all of them side by side."""
+        maybe: list[Scope] = []
+        blame = ""
+        for condition, body in node.arms:
+            outcome = "yes" if condition is None else self.block(condition)
+            if outcome == "no":
+                continue
+            blame = blame or ("it waits for a command" if outcome == "ran" else self.blame)
+            if outcome == "yes" and not maybe:
+                self.block(body)
+                return
+            start, self.scope = self.scope, self.scope.copy()
+            self.perhaps(body, f"line {node.line}: a test that cannot be told")
+            maybe.append(self.scope)
+            self.scope = start
+            if outcome == "yes":
+                break
+        else:
+            if maybe:
+                maybe.append(self.scope)
+        if maybe:
+            self.scope = self.merge(maybe, f"the test in line {node.line} ({blame})")
+
+    def loop(self, node: Loop) -> None:
+        """A for over known words is walked through; another loop may run any number of times."""
+        if node.kind == "for" and node.words:
+            values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
+            if all(self.scope.known(value.text) for value in values):
+                for value in values:
+                    self.scope.put(node.name, value.text, value.line)
+                    self.block(node.body)
+                return
+        elif node.kind != "for" and self.block(node.condition) == ("no" if node.kind == "while" else "yes"):
+            return
+        before, self.scope = self.scope, self.scope.copy()
+        self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
+        self.scope = self.merge([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
+
+    def case(self, node: Case) -> None:
+        """The first arm that fits; all of them side by side where the word has no value."""
+        text = self.expand.text(node.word.text, node.line)
+        if self.scope.known(text):
+            for patterns, body in node.arms:
+                words = [self.expand.text(pattern.text, pattern.line) for pattern in patterns]
+                if any(fnmatch.fnmatchcase(text, word) for word in words):
+                    self.block(body)
+                    return
+            return
+        scopes = [self.scope]
+        for _, body in node.arms:
+            start, self.scope = self.scope, self.scope.copy()
+            self.perhaps(body, f"line {node.line}: a case that cannot be told")
+            scopes.append(self.scope)
+            self.scope = start
+        self.scope = self.merge(scopes, f"the case in line {node.line} ({self.scope.why(text)})")
+
+    # --- one command ---------------------------------------------------------------------------------------------------
+
+    def simple(self, node: Simple) -> Outcome:
+        """Assignments, tests, and what else changes variables; anything else is kept as a command."""
+        if node.words and node.words[0].text in {"[", "[[", "test"}:
+            return self.test(node)
+        if node.words and node.words[0].text.startswith("(("):
+            return self.arithmetic(node)
+        words = list(node.words)
+        local: list[Token] = []
+        while words and ASSIGNMENT.fullmatch(words[0].text):
+            local.append(words.pop(0))
+        if not words:
+            for word in local:
+                assign(self.expand, word)
+            return "ran"
+        fields = [value for word in words for value in self._argument(word)]
+        return self.command(fields, node) if fields else "ran"
+
+    def _argument(self, word: Token) -> list[Value]:
+        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
+            return [Value(word.text, word.line)]
+        return self.expand.fields(word.text, word.line)
+
+    def command(self, fields: list[Value], node: Simple) -> Outcome:
+        """A command with its words filled in."""
+        first = fields[0].text
+        rest = fields[1:]
+        if first in {":", "true"}:
+            return "yes"
+        if first == "false":
+            return "no"
+        if first in _DECLARE:
+            for word in (word for word in node.words[1:] if ASSIGNMENT.fullmatch(word.text)):
+                assign(self.expand, word)
+            return "ran"
+        if first == "unset":
+            for value in rest:
+                self.scope.put(value.text, "", node.line)
+        elif first == "read" and rest and node.body is not None:
+            self.scope.put(rest[-1].text, self.expand.text(quoted(node.body), node.line), node.line)
+        elif first == "let":
+            for value in rest:
+                let(self.scope, value.text)
+        elif first == "set" and rest and rest[0].text == "--":
+            self.scope.positional = rest[1:]
+        elif first in {"source", "."} and rest:
+            self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
+        elif first == "exit" and (not rest or rest[0].text == "0"):
+            raise _ExitError
+        elif first in self.functions and self.depth < _DEEPEST:
+            return self.call(self.functions[first], rest)
+        elif not self.inner(fields, node.line):
+            self.commands.append(Command(fields, node.line, self.doubt))
+        return "ran"
+
+    def call(self, function: Function, words: list[Value]) -> Outcome:
+        """Walk a function's body with its own positional words."""
+        before, self.scope.positional = self.scope.positional, words
+        self.depth += 1
+        try:
+            return self.block(function.body)
+        finally:
+            self.depth -= 1
+            self.scope.positional = before
+
+    def inner(self, fields: list[Value], line: int) -> bool:
+        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        texts = [value.text for value in fields]
+        if texts[0] == "eval":
+            at, text = 0, " ".join(texts[1:])
+        else:
+            shells = [i for i, word in enumerate(texts) if re.fullmatch(r"(.*/)?(ba|z)?sh", word)]
+            options = [i for i in shells if len(texts) > i + 2 and re.fullmatch(r"-[a-z]*c", texts[i + 1])]
+            if not options:
+                return False
+            at, text = options[0], texts[options[0] + 2]
+        if self.depth >= _DEEPEST or len(text) > LARGEST:
+            return False
+        start = len(self.commands)
+        self.depth += 1
+        try:
+            self.block(parse_shell(text, self.name, line))
+        finally:
+            self.depth -= 1
+        prefix = fields[:at]
+        self.commands[start:] = [found._replace(words=prefix + found.words) for found in self.commands[start:]]
+        return True
+
+    # --- tests ---------------------------------------------------------------------------------------------------------
+
+    def arithmetic(self, node: Simple) -> Outcome:
+        """(( ... )): an assignment or a comparison."""
+        text = self.expand.text(node.words[0].text[2:-2], node.line)
+        self.blame = self.scope.why(text) or "its arithmetic has no value"
+        return let(self.scope, text)
+
+    def test(self, node: Simple) -> Outcome:
+        """[ ... ], [[ ... ]] and test."""
+        words = node.words[1:]
+        if words and words[-1].text in {"]", "]]"}:
+            words = words[:-1]
+        expand = self.expand
+        operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
+        self.blame = self.scope.why(" ".join(operands)) or "it looks at files"
+        return answer(operands, self.scope)

@@ -1,0 +1,38 @@
+"""What `3dtrn validate` and `3dtrn diff` take where a training log is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+KIND = "a log is of this framework: megatron, torchtitan, nemo"
+UNMODELLED = "estimate a log without its flags that are not modelled"
+
+
+def add_to_validate(made: argparse.ArgumentParser) -> None:
+    """The options of `3dtrn validate` that read logs in place of rows."""
+    logs = made.add_argument_group("a training log in place of rows: its own plan, measured beside predicted")
+    logs.add_argument(
+        "--log", nargs="+", action="extend", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip"
+    )
+    logs.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the log's plan"
+    )
+    logs.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
+    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row that --measurements reads")
+    logs.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)
+
+
+def add_to_diff(made: argparse.ArgumentParser) -> None:
+    """All that `3dtrn diff` takes."""
+    for name in ("A", "B"):
+        made.add_argument(
+            name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
+        )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of both"
+    )
+    made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
+    made.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)

@@ -1,0 +1,26 @@
+"""Whether a file is a training log, by what is in it and not by its name."""
+
+from __future__ import annotations
+
+from steptime.document import MAX_BYTES
+from steptime.launch.log import BEGINS, open_log, pieces
+from steptime.launch.log_lines import Iteration, said
+
+
+def is_log(path: str) -> bool:
+    """Whether a file holds an argument dump or logged iterations, or is larger than any config; False if it cannot be read."""
+    if path == "-":
+        return False
+    read = 0
+    try:
+        with open_log(path) as file:
+            for lines in pieces(file):
+                for line in lines:
+                    if BEGINS in line or any(isinstance(entry, Iteration) for entry in said(line)):
+                        return True
+                read += sum(map(len, lines))
+                if read > MAX_BYTES:
+                    return True
+    except (OSError, ValueError, EOFError):
+        return False
+    return False

@@ -1,0 +1,258 @@
+"""A training log and the job that wrote it: measured beside predicted, from the log alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from steptime.config import ConfigError
+from steptime.job import Hardware, Job
+from steptime.launch import megatron
+from steptime.launch.log import Log, Progress, read_log
+from steptime.launch.read import KINDS
+from steptime.launch.reading import Reading, to_job
+from steptime.launch.steady import Steady, steady
+from steptime.sections import put, read_setting
+from steptime.step import Estimate, estimate
+from steptime.validation.conventions import Counted, counted
+from steptime.validation.hardware import hardware_of
+from steptime.validation.measurements import Row, SkipRowError
+
+CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
+"""Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""
+ANY_MACHINE = "dgx-h100"
+"""Stands for an unknown machine while the other problems of a plan are looked for."""
+BRIDGE = re.compile(rb"Task Configuration|ConfigContainer")
+"""Megatron-Bridge logs iterations as Megatron-LM does, and prints a config of its own."""
+
+
+class Run(NamedTuple):
+    """A job and what its logs measured."""
+
+    job: Job
+    reading: Reading
+    config: dict[str, Any]
+    """The plan as a YAML would hold it: the log's, and what was set over it."""
+    log: Log
+    steady: Steady
+    notes: list[str]
+    """What was taken from the log or assumed to bring both together."""
+
+
+class RankMemory(NamedTuple):
+    """Peaks of one rank beside those of its stage [B]; None where the log does not say."""
+
+    rank: int
+    """-1: the log does not say whose."""
+    stage: int | None
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    predicted_allocated_bytes: float
+    predicted_reserved_bytes: float
+
+
+class RankParameters(NamedTuple):
+    """Parameters of one model-parallel rank, as logged and as the plan has them."""
+
+    tp_rank: int
+    stage: int
+    logged: int
+    predicted: int
+
+
+class Compared(NamedTuple):
+    """Measured beside predicted."""
+
+    run: Run
+    estimate: Estimate
+    memory: list[RankMemory]
+    parameters: list[RankParameters]
+    counted: Counted | None
+    """The log's FLOPs by convention; None where it prints no TFLOP/s."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a step, all devices."""
+        return float(self.run.job.data.gbs) * self.run.job.data.seqlen
+
+    @property
+    def flops_per_step(self) -> float:
+        """FLOPs of a step by the convention that reproduces the log's figure, else by ours (causal attention halved)."""
+        if self.counted is not None and self.counted.matches:
+            return self.counted.matches[0].flops_per_step
+        return self.estimate.flops.model_per_step
+
+
+def read_run(
+    paths: Sequence[str],
+    sets: Sequence[str] = (),
+    *,
+    kind: str | None = None,
+    allow_unmodelled: bool = False,
+    hardware: Hardware | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
+
+    `hardware` is taken where neither the logs nor `sets` say what it ran on.
+
+    Raises:
+        ConfigError: one line per problem: no iterations, no or a cut argument dump, dumps of different jobs, a layout that
+            cannot run, flags that are not modelled.
+    """
+    log = read_log(paths, progress)
+    changes = dict(map(read_setting, sets))
+    reading = _reading(log, kind, changes)
+    notes, problems = _name_machine(reading, log, changes, hardware)
+    try:
+        job = to_job(
+            reading, changes | ({"hardware": ANY_MACHINE} if problems else {}), allow_unmodelled=allow_unmodelled
+        )
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
+    found = steady(log, tokens)
+    if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
+        notes.append(f"data.gbs: {found.batch:,} as the lines used have it, not the {job.data.gbs:,} of the arguments")
+        changes["data.gbs"] = found.batch
+        job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
+    config = {key: value for key, value in reading.config.items() if key != "notes"}
+    for path, value in changes.items():
+        put(config, path, value)
+    return Run(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
+
+
+def compare(run: Run) -> Compared:
+    """The estimate of a run beside its measured figures."""
+    found = estimate(run.job)
+    work = run.steady.flops_per_device * found.devices
+    return Compared(
+        run, found, _memory(run, found), _parameters(run, found), counted(found.assembly, work) if work else None
+    )
+
+
+def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
+    """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
+    if kind in {None, "megatron"} and log.arguments is not None:
+        reading = _plan_of(log, log.arguments, log.arguments_file)
+        _check_same_job(log, reading)
+        return reading
+    if log.cut_dump is not None and kind in {None, "megatron"}:
+        raise log.cut_dump
+    chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
+    if chosen is None or chosen == "megatron":
+        raise ConfigError(
+            f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations; give the log "
+            "from its beginning, or the log of the node that printed it beside this one"
+        )
+    module, function = KINDS[chosen]
+    text = bytes(log.head).decode("utf-8", "replace")
+    found: Reading = getattr(import_module(module), function)(log.files[0], text, {}, sets)
+    return found
+
+
+def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:
+    """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
+    vocabulary = log.vocabulary.size if log.vocabulary is not None else None
+    return megatron.from_arguments(arguments, name, vocab_size=vocabulary)
+
+
+def _check_same_job(log: Log, reading: Reading) -> None:
+    """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
+    first = log.arguments or {}
+    for name, changed in log.contradictions:
+        try:
+            other = _plan_of(log, first | changed, name).config
+        except ConfigError as error:
+            raise ConfigError(f"{name}: another job than {log.arguments_file}: {error.problems[0]}") from None
+        if path := _first_difference(reading.config, other):
+            raise ConfigError(
+                f"{name}: another job than {log.arguments_file}: {path[0]} is {path[2]}, not {path[1]}; give the logs of "
+                "one job"
+            )
+
+
+def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Dotted path and both values of the first difference of two configs; a note is none."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = [key for key in {**a, **b} if path or key != "notes"]
+        found = (_first_difference(a.get(key), b.get(key), f"{path}.{key}".lstrip(".")) for key in keys)
+        return next((one for one in found if one is not None), None)
+    return None if a == b else (path, a, b)
+
+
+def _name_machine(
+    reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None
+) -> tuple[list[str], list[str]]:
+    """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one.
+
+    What was done, and what is wrong: nobody says what accelerator it was, or it is none that is known.
+    """
+    said = reading.config.get("hardware")
+    known = said if isinstance(said, str) else (said or {}).get("node_type")
+    if known or "hardware.node_type" in changes or "hardware" in changes:
+        return [], []
+    if not log.device and other is not None:
+        changes["hardware"] = other.model_dump(exclude_defaults=True)
+        return [f"hardware: {other.machine.name}, as the other side has it: the log does not name its accelerator"], []
+    fix = "add --set hardware.node_type=NAME (3dtrn machines lists them)"
+    if not log.device:
+        return [], [f"{log.files[0]}: does not name its accelerator; {fix}"]
+    try:
+        found = hardware_of(Row({"gpu": log.device}, "", 0))
+    except SkipRowError as error:
+        return [], [f"{log.files[0]}: {error}; {fix}"]
+    changes["hardware.node_type"] = found.section["node_type"]
+    return [f"hardware.node_type: {found.section['node_type']} for the log's {log.device!r}"], []
+
+
+def stage_of(rank: int, run: Run) -> int | None:
+    """The pipeline stage of a rank, by Megatron's order tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp where it was asked for; None unknown.
+
+    Source: megatron/core/parallel_state.py, initialize_model_parallel (RankGenerator); torchtitan's mesh has pp outermost too.
+    """
+    p, arguments = run.job.parallelism, run.log.arguments or {}
+    if p.pp == 1:
+        return 0
+    several_nodes = p.devices > run.job.machine.devices_per_node
+    if not 0 <= rank < p.devices or (run.log.local_ranks and several_nodes):
+        return None
+    if arguments.get("use_tp_pp_dp_mapping") == "True":
+        return rank // (p.tp * p.cp) % p.pp
+    return rank // (p.tp * p.cp * p.dp)
+
+
+def _memory(run: Run, found: Estimate) -> list[RankMemory]:
+    """Every rank that reports a peak, beside the prediction of its stage; of an unknown stage the largest."""
+    rows = []
+    for rank in sorted({*run.log.allocated, *run.log.reserved}):
+        stage = stage_of(rank, run)
+        memory = found.memory
+        ours = None if stage is None else memory.stages[stage]
+        rows.append(
+            RankMemory(
+                rank,
+                stage,
+                run.log.allocated.get(rank),
+                run.log.reserved.get(rank),
+                memory.peak_allocated_bytes if ours is None else ours.allocated_bytes,
+                memory.peak_reserved_bytes if ours is None else ours.reserved_bytes,
+            )
+        )
+    return rows
+
+
+def _parameters(run: Run, found: Estimate) -> list[RankParameters]:
+    """Every model-parallel rank whose parameters the log counts, beside the plan's."""
+    stages = [sum(map(found.assembly.local_params, chunks)) for chunks in found.assembly.stages]
+    return [
+        RankParameters(tp_rank, stage, logged, stages[stage])
+        for (tp_rank, stage), logged in sorted(run.log.parameters.items())
+        if stage < len(stages)
+    ]

@@ -1,0 +1,286 @@
+"""The shell reader against bash itself, and what it says of what it does not run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steptime.config import ConfigError
+from steptime.launch.shell import read_script
+from steptime.launch.shell_arithmetic import arithmetic
+
+
+def words(text: str, **env: str) -> list[str]:
+    """The words after the program of the one launch command."""
+    script = read_script(text, "run.sh", env)
+    assert not script.problems, script.problems
+    return [word.text for word in script.arguments]
+
+
+def bash(text: str, **env: str) -> list[str]:
+    """What bash passes: torchrun is a function that prints its words."""
+    shown = 'torchrun() { shift; for w in "$@"; do printf "%s\\0" "$w"; done; }\n' + text
+    done = subprocess.run(
+        ["bash", "--norc", "-c", shown],
+        capture_output=True,
+        env={"PATH": "/usr/bin:/bin", **env},
+        check=True,
+        timeout=20,
+    )
+    return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
+
+
+SAME_AS_BASH = [
+    "A=1\ntorchrun t.py --a $A --b \"$A x\" --c '$A'",
+    "A='a b'\ntorchrun t.py $A \"$A\"",
+    "A=( --x 1 # comment\n  --y 'a  b'\n)\nA+=( --z )\ntorchrun t.py ${A[@]} \"${A[@]}\"",
+    'A=( "--split 99,1,0" )\ntorchrun t.py ${A[@]}',
+    'A=()\ntorchrun t.py "${A[@]}" end',
+    'A=(1 2 3)\ntorchrun t.py ${#A[@]} ${A[1]} ${A[-1]} "${A[*]}"',
+    "torchrun t.py --a 1 \\\n  --b 2 \\\n  # gone\n",
+    "A=8; B=$((A * 4 / 3)); C=$(( $A % 3 )); torchrun t.py $B $C $((-7 / 2)) $((-7 % 2)) $((2**5)) $((A>4?1:0))",
+    "A+=1; A+=2; torchrun t.py $A",
+    'A=" --x 1 \\\n  --y 2 "\nA="$A --z"\nA+=" --w"\ntorchrun t.py $A',
+    "torchrun t.py ${A:-x} ${A-y} ${A:=z} $A ${A:+plus} ${B:+none} ${B-}",
+    'A=""\ntorchrun t.py ${A:-x} "${A-y}" ${A:+no} end',
+    "torchrun t.py ${A:-${B:-'c d'}} \"${A:-e f}\"",
+    'A=8\nif [ "$A" -gt 4 ]; then B=big; elif [ 1 = 1 ]; then B=mid; else B=small; fi\ntorchrun t.py $B',
+    'A=x\nif [[ $A == "x" && ( 1 -eq 1 || 2 -eq 1 ) ]]; then B=yes; fi\ntorchrun t.py $B',
+    'A=abc\nif [[ $A == a* ]]; then B=1; fi\nif [ ! "$A" = abd ]; then B+=2; fi\ntorchrun t.py $B',
+    '[ -z "$N" ] && A=empty\n[ -n "$N" ] || A+=-still\ntorchrun t.py $A',
+    "N=3\n[[ $N -le 2 ]] && A=no || A=yes\ntorchrun t.py $A",
+    "for i in 1 2 'a b'; do A+=\" $i\"; done\ntorchrun t.py $A",
+    "A=7b\ncase $A in 13b) L=40 ;; 7b|8b) L=32 ;; *) L=0 ;; esac\ntorchrun t.py $L",
+    "A=70b\ncase $A in 13b) L=40 ;; *b) L=80 ;; esac\ntorchrun t.py $L",
+    "f() { L=$1; local M=2; }\nf 9 8\ntorchrun t.py $L",
+    "function g {\n  torchrun t.py $1 inside\n}\ng word",
+    "cat <<EOF > /dev/null\ntorchrun other.py it's\nEOF\ntorchrun t.py after",
+    "cat <<-'EOT' >/dev/null\n\t$(false) \"\n\tEOT\ntorchrun t.py after",
+    "read -r -d '' A <<EOF || true\n--x 1\n--y 2\nEOF\ntorchrun t.py $A",
+    "A=$(echo one two)\ntorchrun t.py $A `echo three`",
+    "A=/a/b/c.sh\ntorchrun t.py $(dirname $A) $(basename $A) ${A%/*} ${A##*/} ${A#/a} ${A%%b*} ${A/b/x} ${A//\\//}",
+    "A=Abc\ntorchrun t.py ${A^^} ${A,,} ${A:1} ${A:0:2} ${#A}",
+    'set -- one \'two three\'\ntorchrun t.py $1 "$2" $# "$@"',
+    "while [ $# -gt 0 ]; do shift; done\ntorchrun t.py $#",
+    "unset A\nA=1\nunset A\ntorchrun t.py x${A}y",
+    "A=5\n((A += 2))\nlet B=A*2\n((A++))\nif (( A > 7 )); then C=more; fi\ntorchrun t.py $A $B $C",
+    "export A=1 B='2 3'\ntorchrun t.py $A \"$B\"",
+    'torchrun t.py a\\ b "c\\"d" \'e"f\' "g\'h" "\\$x" $\'i\'',
+    "torchrun t.py a 2>&1 | cat",
+    'torchrun t.py --a=1 --b="x y" > /dev/stdout 2> /dev/null',
+    "X=1 torchrun t.py a",
+    "true && { torchrun t.py grouped; }",
+    "(cd / && torchrun t.py inside)",
+    "if true; then if false; then :; else torchrun t.py nested; fi; fi",
+    "A=1; B=A; torchrun t.py $((B + 1))",
+    "A[0]=x; A[1]=y; torchrun t.py ${A[@]} ${A[0]}",
+    "f() (\n L=inner\n torchrun t.py $1\n)\nf word",
+    "torchrun t.py --a 1 `# a note` \\\n  --b 2",
+    'A=$(cat <<EOF\n--x 1\n--y "two"\nEOF\n)\ntorchrun t.py $A',
+    "A='--x 1'; eval \"torchrun t.py $A\"",
+]
+
+
+@pytest.mark.parametrize("text", SAME_AS_BASH)
+def test_words_are_those_that_bash_passes(text):
+    assert words(text) == bash(text)
+
+
+plain_text = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(plain_text, max_size=4), st.sampled_from(['"${A[@]}"', "${A[@]/q/q}", '"${A[*]}"', "$A"]))
+def test_quoted_arrays_arrive_as_bash_passes_them(items, use):
+    """Any text in quotes; globs of unquoted words are bash's own, so there are none."""
+    items = [item.replace("*", "").replace("?", "").replace("[", "") for item in items]
+    text = f"A=( {' '.join(map(shlex.quote, items))} )\ntorchrun t.py {use}"
+    if not items and use == "$A":
+        return
+    assert words(text) == bash(text)
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20), max_size=6))
+def test_shlex_quoted_words_survive(items):
+    text = "torchrun t.py " + " ".join(map(shlex.quote, items))
+    clean = [item.replace("\ue000", "").replace("\ue001", "") for item in items]
+    assert words(text) == clean
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from(list("ab1 $\"'`\\\n(){}[]<>|&;#=+-*/!:,@%^~?._if then fi do done")), max_size=60))
+def test_any_text_is_read_or_refused_in_words(text):
+    """No text makes it stop with anything but a ConfigError."""
+    try:
+        script = read_script(text, "run.sh", {})
+    except ConfigError:
+        return
+    assert script.program or script.problems
+
+
+numbers = st.recursive(
+    st.integers(0, 50).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "%", "<", "==", "&&", "||"]), inner).map(
+        lambda parts: f"({parts[0]} {parts[1]} {parts[2]})"
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(numbers)
+def test_arithmetic_is_that_of_bash(text):
+    done = subprocess.run(["bash", "-c", f"echo $(({text}))"], capture_output=True, text=True, check=False, timeout=20)
+    expected = int(done.stdout) if done.returncode == 0 else None
+    assert arithmetic(text, {}.get) == expected
+
+
+def test_arithmetic_has_bounds():
+    assert arithmetic("9**99", {}.get) is None
+    assert arithmetic("1 << 200", {}.get) is None
+    assert arithmetic("1 +", {}.get) is None
+    assert arithmetic("(" * 5000 + "1", {}.get) is None
+
+
+# --- the launch command ---
+
+
+OFTEN = "how often it runs is not known"
+
+
+def launch(text, **env):
+    return read_script(text, "run.sh", env)
+
+
+@pytest.mark.parametrize(
+    ("text", "launchers", "nodes", "per_node", "devices", "program"),
+    [
+        ("torchrun --nproc_per_node 8 --nnodes 4 a/train.py --x", ["torchrun"], 4, 8, 32, "a/train.py"),
+        ("torchrun --nproc-per-node=4 train.py", ["torchrun"], 1, 4, 4, "train.py"),
+        ("torchrun --standalone --nproc_per_node=gpu train.py", ["torchrun"], 1, None, None, "train.py"),
+        ("torchrun --nnodes=1:4 --nproc_per_node=8 train.py", ["torchrun"], 4, 8, 32, "train.py"),
+        ("python -m torch.distributed.launch --nproc_per_node 2 --nnodes 3 train.py", ["torchrun"], 3, 2, 6, "train.py"),
+        ("python3 -u -m torch.distributed.run --nproc_per_node 2 -m pkg.train --x", ["torchrun"], 1, 2, 2, "pkg.train"),
+        ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml", ["torchrun"], 1, 8, 8, "torchtitan.train"),
+        ("srun -N 2 --ntasks-per-node=8 python train.py", ["srun"], 2, 8, 16, "train.py"),
+        ("srun -N2 -n16 python train.py", ["srun"], 2, 8, 16, "train.py"),
+        ("#SBATCH --nodes=3 --ntasks-per-node=4\nsrun -l python train.py", ["srun"], 3, 4, 12, "train.py"),
+        ("#SBATCH -N 3\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 train.py",
+         ["srun", "torchrun"], 3, 8, 24, "train.py"),
+        ("#SBATCH --nodes=3\nsrun bash -c 'torchrun --nnodes $SLURM_JOB_NUM_NODES --nproc_per_node 8 train.py'",
+         ["srun", "torchrun"], 3, 8, 24, "train.py"),
+        ("#SBATCH --gpus-per-node=h100:8\nsrun torchrun --nnodes 2 --nproc_per_node $SLURM_GPUS_PER_NODE train.py",
+         ["srun", "torchrun"], 2, 8, 16, "train.py"),
+        ("mpirun -np 16 --npernode 8 python train.py", ["mpirun"], None, 8, 16, "train.py"),
+        ("deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed", ["deepspeed"], 2, 8, 16, "train.py"),
+        ("accelerate launch --num_processes 16 --num_machines 2 train.py", ["accelerate"], 2, 8, 16, "train.py"),
+        ("python train.py --x", [], 1, 1, 1, "train.py"),
+        ("numactl -m 0 nsys profile -o out torchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
+        ("python tool.py -x\npip install train.py\ntorchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
+        ("python prepare.py\npython train.py", [], 1, 1, 1, "train.py"),
+    ],
+)  # fmt: skip
+def test_launchers_say_how_many_devices(text, launchers, nodes, per_node, devices, program):
+    found = launch(text)
+    assert found.problems == []
+    assert (found.launchers, found.program) == (launchers, program)
+    assert (found.nodes, found.devices_per_node, found.devices) == (nodes, per_node, devices)
+
+
+def test_lines_are_where_the_words_stand():
+    found = launch('A=( --a 1\n  --b 2 )\nB=" --c 3"\ntorchrun t.py ${A[@]} \\\n  $B --d\n')
+    assert [(word.text, word.line) for word in found.arguments] == [
+        ("--a", 1), ("1", 1), ("--b", 2), ("2", 2), ("--c", 3), ("3", 3), ("--d", 5),
+    ]  # fmt: skip
+    assert found.line == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("torchrun t.py --a $X", "$X has no value"),
+        ("A=$X\ntorchrun t.py --a ${A}", "$X has no value"),
+        ("torchrun t.py --a $((X * 2))", "$X has no value"),
+        ("torchrun t.py --a $(nvidia-smi -L | wc)", "$(nvidia-smi -L | wc) in line 1 is a command, and commands are not run"),
+        ("N=`nproc`\ntorchrun t.py --a $((N))", "$(nproc) in line 1 is a command, and commands are not run"),
+        ("if [ -f x ]; then A=1; else A=2; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it looks at files)"),
+        ("if grep -q x y; then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (it waits for a command)"),
+        ("[ $N -gt 1 ] && A=1\ntorchrun t.py --a $A", "$A depends on the test in line 1 ($N has no value)"),
+        ("if (( N > 1 )); then A=1; fi\ntorchrun t.py --a $A", "$A depends on the test in line 1 (its arithmetic has no value)"),
+        ('A=$2\nif [ "$A" = 7b ]; then B=1; fi\ntorchrun t.py --b $B', "$B depends on the test in line 2 ($2 has no value)"),
+        ('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py --a $A', "$A depends on the test in line 1 ($M has no value)"),
+        ("for f in $(ls); do A=$f; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
+        ("while read l; do A=$l; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
+        ("case $M in a) A=1 ;; b) A=2 ;; esac\ntorchrun t.py --a $A", "$A depends on the case in line 1 ($M has no value)"),
+        ("source env.sh\ntorchrun t.py --a $X", "$X has no value (line 1 sources env.sh, which is not read)"),
+        ("torchrun t.py --a $1", "$1 has no value"),
+        ("while true; do A+=x; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
+    ],
+)  # fmt: skip
+def test_what_has_no_value_says_why(text, why):
+    found = launch(text)
+    assert found.problems == []
+    assert found.arguments[1].unresolved == (why,)
+
+
+def test_a_variable_that_every_branch_sets_alike_is_known():
+    assert words("if [ -f x ]; then A=1; B=2; else A=1; fi\ntorchrun t.py $A") == ["1"]
+
+
+def test_the_environment_fills_in():
+    assert launch("N=$((M * 2)) O=1\ntorchrun t.py $N ${O:-3} $HOME", M="4", O="2", HOME="/").environment == {"M": "4"}
+    assert words("torchrun t.py ${N:-8} $M", M="x y") == ["8", "x", "y"]
+    assert words("torchrun t.py ${N:-8}", N="4") == ["4"]
+    assert words('if [ "$M" = 7b ]; then A=1; fi\ntorchrun t.py $A', M="7b") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
+        ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
+        ("torchrun train.py --a 1\ntorchrun train.py --a 2",
+         "run.sh: 2 launch commands (lines 1, 2), and which one runs cannot be told; keep one"),
+        ("if [ -f x ]; then torchrun train.py; fi",
+         "run.sh: line 1: whether it is launched depends on line 1: a test that cannot be told"),
+        ("torchrun --nnodes $N --nproc_per_node 8 train.py", "run.sh: line 1: --nnodes: $N has no value"),
+    ],
+)  # fmt: skip
+def test_a_script_without_one_launch_command(text, problem):
+    assert launch(text).problems == [problem]
+
+
+@pytest.mark.parametrize(
+    "text", ['A="b\ntorchrun t.py', "if true; then\ntorchrun t.py", "A=$(b", "fi", "case $x in a)"]
+)
+def test_a_broken_script_is_refused_in_one_line(text):
+    with pytest.raises(ConfigError) as caught:
+        read_script(text, "run.sh", {})
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith("run.sh: line 1: ")
+
+
+def test_nothing_is_executed(tmp_path):
+    """Redirections, substitutions and commands leave no trace."""
+    script = f"touch {tmp_path}/a; $(touch {tmp_path}/b); echo x > {tmp_path}/c; `touch {tmp_path}/d`\ntorchrun t.py"
+    launch(script)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f() { f; f; }\nf\ntorchrun t.py",
+        "A=x\n" + "A=$A$A\n" * 40 + "torchrun t.py $A",
+        "for a in 1 2 3 4 5 6 7 8 9 0; do\n" * 6 + ":\n" + "done\n" * 6 + "torchrun t.py",
+        "eval 'eval \"eval torchrun t.py\"'",
+        "bash -c 'bash -c \"torchrun t.py\"'",
+    ],
+)
+def test_scripts_that_grow_come_to_an_end(text):
+    found = launch(text)
+    assert found.program == "t.py" or found.problems
