@@ -257,8 +257,9 @@ def _close(flag: Word | None, values: list[Word], said: Said) -> None:
         said.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word, why in unresolved:
         found = re.search(r"\$(\w+) has no value", why)
-        setting = f"env {found[1]}" if found and found[1].isdigit() else found[1] if found else ""
-        fix = f"; write {setting}=... before the command" if found else "; write the value into the script"
+        fix = f"; write {found[1]}=... before the command" if found else "; write the value into the script"
+        if found and found[1].isdigit():
+            fix = "; name the script with its words, in one: 'SCRIPT WORD ...'"
         said.problems.append(f"line {word.line}: {flag.text}: {why}{fix}")
 
 

@@ -149,8 +149,23 @@ def test_variables_come_from_the_environment():
     assert load("llama2_70b_srun.sh", TP="8").config["parallelism"]["dp"] == 2
 
 
-def test_positional_words_come_from_the_environment_too():
-    assert read_megatron("run.sh", script("--num-layers $2"), {"2": "4"}).config["model"]["n_layers"] == 4
+def test_a_script_is_named_with_its_words(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text((FOLDER / "pai_llama3.sh").read_text())
+    found = read("megatron", f"{path} dsw 70B 1 128 8192 fp8 4 2 1 true true full '/my data'")
+    assert found.source == str(path)
+    assert (found.config["model"]["n_layers"], found.config["model"]["hidden_sz"]) == (80, 8192)
+    assert found.config["parallelism"] == {"tp": 4, "pp": 2, "dp": 1, "sp": True, "zero_level": 1}
+    assert found.config["performance"]["precision"] == "fp8_delayed"
+    assert found.config["performance"]["recompute"] == {"granularity": "full", "method": "uniform", "n_layers": 1}
+    assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
+    why = "name the script with its words, in one: 'SCRIPT WORD ...'"
+    told = problems(read, "megatron", str(path))
+    assert len(told) > 5
+    assert f"{path}: line 130: --micro-batch-size: $3 has no value; {why}" in told
+    assert any(
+        f"--num-layers: $LAYERS depends on the test in line 38 ($2 has no value); {why}" in line for line in told
+    )
 
 
 def test_the_environment_is_named():
@@ -396,7 +411,7 @@ BAD = [
     (script("--kv-channels $(cat d)"),
      "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
     (script("--tensor-model-parallel-size $3"),
-     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; write env 3=... before the command"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"),
     ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
      "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),
