@@ -108,14 +108,20 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
         if script.devices_per_node and script.nodes:
             nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
             notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
-        if script.environment:
-            values = ", ".join(f"{name}={value}" for name, value in sorted(script.environment.items()))
-            notes.append(f"from the environment: {values}")
+        if outside := _from_outside(script.environment):
+            notes.append(f"from the environment: {outside}")
     reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
     if script is not None and script.problems and reading.left_open and "parallelism.dp" in reading.left_open:
         why = script.problems[0].removeprefix(f"{path}: ")
         reading = reading._replace(left_open={**reading.left_open, "parallelism.dp": f"{why}; {_SET_DP}"})
     return reading if script is None else _on_machine(reading, script)
+
+
+def _from_outside(environment: dict[str, str]) -> str:
+    """Variables of the environment in words: numbers and switches with their values, of all else (it may be secret) the name."""
+    shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
+    names = [name for name in sorted(environment) if not name.isdigit()]
+    return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:

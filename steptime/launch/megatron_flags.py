@@ -149,7 +149,7 @@ class Arguments:
             return None if text is None else Flag(name, shown, "used", known.used[argument]["to"])
         if argument in known.unmodelled:
             entry = known.unmodelled[argument]
-            if text in {None, "[]", "{}", "()"} or any(_same(text, value) for value in entry["neutral"]):
+            if text is None or text in {"[]", "{}", "()"} or any(_same(text, value) for value in entry["neutral"]):
                 return Flag(name, shown, "irrelevant", f"off: {entry['why']}")
             return Flag(name, shown, "unmodelled", entry["why"])
         if argument in known.irrelevant:

@@ -172,6 +172,12 @@ def test_the_environment_is_named():
     assert "from the environment: NUM_NODES=16" in load("gpt3_175b.sh", NUM_NODES="16", HOME="/").config["notes"]
 
 
+def test_values_of_the_environment_stay_secret():
+    text = 'echo $MY_TOKEN $SIZE\nif [ -n "$KEY" ]; then :; fi\n' + script()
+    notes = read_megatron("run.sh", text, {"MY_TOKEN": "hf_abc", "SIZE": "8", "KEY": "1234567"}).config["notes"]
+    assert "from the environment: KEY, MY_TOKEN, SIZE=8" in notes
+
+
 def test_defaults_are_listed_where_they_matter():
     names = {flag.name for flag in reading("--use-distributed-optimizer").of("default")}
     assert {
