@@ -23,6 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens")
+_OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
+"""Programs of Megatron-LM beside pretrain_gpt.py."""
 _SET_DP = "add --set parallelism.dp=N"
 _SET_VOCAB = "add --set model.vocab_sz=N"
 _OTHERS = (
@@ -141,12 +143,16 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
 
 
 def _environment(script: Script, arguments: dict[str, str]) -> list[Flag]:
-    """What variables of the script decide beside its flags."""
+    """What the program and the variables of the script decide beside its flags."""
     values = script.variables
     found: list[Flag] = []
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         arguments.setdefault("attention_backend", "unfused")
         found.append(Flag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+    if _OTHER_MODELS.search(script.program):
+        found.append(
+            Flag(script.program, "", "unmodelled", "another model than a decoder-only transformer: one is counted")
+        )
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
         found.append(Flag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
     return found

@@ -405,6 +405,13 @@ def test_the_environment_of_transformer_engine():
     ]
 
 
+def test_programs_for_other_models_are_not_modelled():
+    found = read_megatron("run.sh", script().replace("pretrain_gpt.py", "pretrain_bert.py"))
+    assert [(flag.name, flag.note) for flag in found.of("unmodelled")] == [
+        ("pretrain_bert.py", "another model than a decoder-only transformer: one is counted")
+    ]
+
+
 # --- bad input ---
 
 BAD = [
