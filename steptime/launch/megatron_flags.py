@@ -75,7 +75,11 @@ class Arguments:
 
     def name(self, argument: str) -> str:
         """An argument as the source spells it."""
-        return self.names.get(argument, argument if not self.names else "--" + argument.replace("_", "-"))
+        known = table()
+        if argument in self.names or not self.names or argument in known.negations.values():
+            return self.names.get(argument, argument)
+        renamed = next((flag for flag, other in known.renames.items() if other == argument), "")
+        return "--" + (renamed or argument.replace("_", "-"))
 
     def text(self, argument: str) -> str | None:
         """What is said of an argument, else its default; None where it is unset. Enums and dtypes are plain words."""

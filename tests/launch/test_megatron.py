@@ -186,7 +186,14 @@ def test_defaults_are_listed_where_they_matter():
         "--normalization",
         "--num-distributed-optimizer-instances",
     } <= names
-    assert not names & {"--fp8-recipe", "--exp-avg-dtype", "--use-distributed-optimizer", "--cp-comm-type"}
+    assert {"bias_gelu_fusion", "--fp16"} <= names  # a flag only turns the former off
+    assert not names & {
+        "--bias-gelu-fusion",
+        "--fp8-recipe",
+        "--exp-avg-dtype",
+        "--use-distributed-optimizer",
+        "--cp-comm-type",
+    }
 
 
 def test_the_machine_of_a_slurm_header():
