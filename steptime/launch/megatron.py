@@ -23,6 +23,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
 _PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens")
+_OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
+"""Programs of Megatron-LM beside pretrain_gpt.py."""
 _SET_DP = "add --set parallelism.dp=N"
 _SET_VOCAB = "add --set model.vocab_sz=N"
 _OTHERS = (
@@ -108,14 +110,20 @@ def _from_words(path: str, words: list[Word], script: Script | None) -> Reading:
         if script.devices_per_node and script.nodes:
             nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
             notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
-        if script.environment:
-            values = ", ".join(f"{name}={value}" for name, value in sorted(script.environment.items()))
-            notes.append(f"from the environment: {values}")
+        if outside := _from_outside(script.environment):
+            notes.append(f"from the environment: {outside}")
     reading = _reading(Arguments(said.arguments, said.names), path, script.devices if script else None, notes, extra)
     if script is not None and script.problems and reading.left_open and "parallelism.dp" in reading.left_open:
         why = script.problems[0].removeprefix(f"{path}: ")
         reading = reading._replace(left_open={**reading.left_open, "parallelism.dp": f"{why}; {_SET_DP}"})
     return reading if script is None else _on_machine(reading, script)
+
+
+def _from_outside(environment: dict[str, str]) -> str:
+    """Variables of the environment in words: numbers and switches with their values, of all else (it may be secret) the name."""
+    shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
+    names = [name for name in sorted(environment) if not name.isdigit()]
+    return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
@@ -135,12 +143,16 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
 
 
 def _environment(script: Script, arguments: dict[str, str]) -> list[Flag]:
-    """What variables of the script decide beside its flags."""
+    """What the program and the variables of the script decide beside its flags."""
     values = script.variables
     found: list[Flag] = []
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
         arguments.setdefault("attention_backend", "unfused")
         found.append(Flag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+    if _OTHER_MODELS.search(script.program):
+        found.append(
+            Flag(script.program, "", "unmodelled", "another model than a decoder-only transformer: one is counted")
+        )
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
         found.append(Flag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
     return found

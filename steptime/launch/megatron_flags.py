@@ -75,7 +75,11 @@ class Arguments:
 
     def name(self, argument: str) -> str:
         """An argument as the source spells it."""
-        return self.names.get(argument, argument if not self.names else "--" + argument.replace("_", "-"))
+        known = table()
+        if argument in self.names or not self.names or argument in known.negations.values():
+            return self.names.get(argument, argument)
+        renamed = next((flag for flag, other in known.renames.items() if other == argument), "")
+        return "--" + (renamed or argument.replace("_", "-"))
 
     def text(self, argument: str) -> str | None:
         """What is said of an argument, else its default; None where it is unset. Enums and dtypes are plain words."""
@@ -149,7 +153,7 @@ class Arguments:
             return None if text is None else Flag(name, shown, "used", known.used[argument]["to"])
         if argument in known.unmodelled:
             entry = known.unmodelled[argument]
-            if text in {None, "[]", "{}", "()"} or any(_same(text, value) for value in entry["neutral"]):
+            if text is None or text in {"[]", "{}", "()"} or any(_same(text, value) for value in entry["neutral"]):
                 return Flag(name, shown, "irrelevant", f"off: {entry['why']}")
             return Flag(name, shown, "unmodelled", entry["why"])
         if argument in known.irrelevant:
@@ -257,8 +261,9 @@ def _close(flag: Word | None, values: list[Word], said: Said) -> None:
         said.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word, why in unresolved:
         found = re.search(r"\$(\w+) has no value", why)
-        setting = f"env {found[1]}" if found and found[1].isdigit() else found[1] if found else ""
-        fix = f"; write {setting}=... before the command" if found else "; write the value into the script"
+        fix = f"; write {found[1]}=... before the command" if found else "; write the value into the script"
+        if found and found[1].isdigit():
+            fix = "; name the script with its words, in one: 'SCRIPT WORD ...'"
         said.problems.append(f"line {word.line}: {flag.text}: {why}{fix}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from importlib import import_module
 from typing import BinaryIO
@@ -27,15 +28,34 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}")
 def read(kind: str, path: str) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
+    A script that takes words is named with them, as one would run it: "run.sh 8B 16".
+
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
     """
     if kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
     module, function = KINDS[kind]
+    path, words = named(path)
     text = read_text(path)
-    found: Reading = getattr(import_module(module), function)(path, text, dict(os.environ))
+    env = {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}
+    found: Reading = getattr(import_module(module), function)(path, text, env)
     return found
+
+
+def named(path: str) -> tuple[str, list[str]]:
+    """A file, and the words that follow its name where they are given in one.
+
+    >>> named("run.sh")
+    ('run.sh', [])
+    """
+    if path == "-" or os.path.lexists(path):
+        return path, []
+    try:
+        first, *words = shlex.split(path)
+    except ValueError:
+        return path, []
+    return (first, words) if os.path.lexists(first) else (path, [])
 
 
 def read_text(path: str) -> str:

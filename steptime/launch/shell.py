@@ -105,13 +105,16 @@ _SBATCH = {
 
 
 def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Script:
-    """The launch command of a shell script; `env` is the environment it would run in.
+    """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
 
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
     text = clean(text)
     scope = Scope(_slurm(text) | (env or {}))
+    if env and "1" in env:
+        count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
+        scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
     walk = Walk(posixpath.basename(name), scope)
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)

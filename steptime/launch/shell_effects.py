@@ -50,3 +50,13 @@ def let(scope: Scope, text: str) -> Outcome:
         return "yes"
     value = scope.arithmetic(text, text)
     return "unknown" if not scope.known(value) else "yes" if int(value) else "no"
+
+
+def text_to_read(words: list[str]) -> tuple[int, str]:
+    """Where eval or `bash -c` stands among the words of a command, and the text that it is given; "" where there is none."""
+    if words[0] == "eval":
+        return 0, " ".join(words[1:])
+    for at, word in enumerate(words[:-2]):
+        if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[at + 1]):
+            return at, words[at + 2]
+    return 0, ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from typing import NamedTuple
 
 from steptime.launch.shell_conditions import Outcome, answer
-from steptime.launch.shell_effects import LARGEST, assign, let
+from steptime.launch.shell_effects import LARGEST, assign, let, text_to_read
 from steptime.launch.shell_expand import Expander, quoted
 from steptime.launch.shell_lex import Token
 from steptime.launch.shell_parse import (
@@ -21,10 +20,11 @@ from steptime.launch.shell_parse import (
     Simple,
     parse_shell,
 )
-from steptime.launch.shell_scope import Scope, Value
+from steptime.launch.shell_scope import Scope, Value, merged
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
+_MOST_ROUNDS = 100
 _DEEPEST = 20
 
 
@@ -49,8 +49,7 @@ class Walk:
         self.commands: list[Command] = []
         self.functions: dict[str, Function] = {}
         self.doubt, self.depth, self.count, self.full = "", 0, 0, False
-        self.blame = ""
-        """Why the last test that could not be told could not."""
+        self.blame = ""  # why the last test that could not be told could not
 
     @property
     def expand(self) -> Expander:
@@ -97,14 +96,13 @@ class Walk:
         """Commands joined by && and ||."""
         outcome = self.node(chain.parts[0][1])
         for operator, node in chain.parts[1:]:
-            wanted = operator == "&&"
             if outcome == "unknown":
                 blame = self.blame
                 before, self.scope = self.scope, self.scope.copy()
                 found = self.perhaps([node], f"line {chain.line}: a test that cannot be told")
-                self.scope = self.merge([before, self.scope], f"the test in line {chain.line} ({blame})")
+                self.scope = merged([before, self.scope], f"the test in line {chain.line} ({blame})")
                 outcome = "unknown" if found != "ran" else "ran"
-            elif (outcome != "no") == wanted:
+            elif (outcome != "no") == (operator == "&&"):
                 outcome = self.node(node)
         return outcome
 
@@ -122,26 +120,9 @@ class Walk:
         finally:
             self.doubt = before
 
-    def merge(self, scopes: list[Scope], cause: str) -> Scope:
-        """One scope of several that may be: a variable keeps its value where all agree."""
-        joined = scopes[0].copy()
-        for name in {name for scope in scopes for name in scope.values}:
-            values = [scope.values.get(name) for scope in scopes]
-            texts = [None if value is None else [item.text for item in value] for value in values]
-            if all(text == texts[0] for text in texts):
-                continue
-            mark = joined.mark(f"${name}", f"${name} depends on {cause}")
-            joined.values[name] = [
-                Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
-            ]
-            if any(name in scope.arrays for scope in scopes):
-                joined.arrays.add(name)
-        return joined
-
     def branches(self, node: If) -> None:
         """The branch whose test holds; where that cannot be told, all of them side by side."""
-        maybe: list[Scope] = []
-        blame = ""
+        maybe, blame = list[Scope](), ""
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
             if outcome == "no":
@@ -160,7 +141,7 @@ class Walk:
             if maybe:
                 maybe.append(self.scope)
         if maybe:
-            self.scope = self.merge(maybe, f"the test in line {node.line} ({blame})")
+            self.scope = merged(maybe, f"the test in line {node.line} ({blame})")
 
     def loop(self, node: Loop) -> None:
         """A for over known words is walked through; another loop may run any number of times."""
@@ -171,11 +152,23 @@ class Walk:
                     self.scope.put(node.name, value.text, value.line)
                     self.block(node.body)
                 return
-        elif node.kind != "for" and self.block(node.condition) == ("no" if node.kind == "while" else "yes"):
+        elif node.kind != "for" and self.repeated(node):
             return
         before, self.scope = self.scope, self.scope.copy()
         self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
-        self.scope = self.merge([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
+        self.scope = merged([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
+
+    def repeated(self, node: Loop) -> bool:
+        """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
+        ends: Outcome = "no" if node.kind == "while" else "yes"
+        for _ in range(_MOST_ROUNDS):
+            outcome = self.block(node.condition)
+            if outcome not in {"yes", "no"}:
+                return False
+            if outcome == ends:
+                return True
+            self.block(node.body)
+        return False
 
     def case(self, node: Case) -> None:
         """The first arm that fits; all of them side by side where the word has no value."""
@@ -193,7 +186,7 @@ class Walk:
             self.perhaps(body, f"line {node.line}: a case that cannot be told")
             scopes.append(self.scope)
             self.scope = start
-        self.scope = self.merge(scopes, f"the case in line {node.line} ({self.scope.why(text)})")
+        self.scope = merged(scopes, f"the case in line {node.line} ({self.scope.why(text)})")
 
     # --- one command ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +232,8 @@ class Walk:
         elif first == "let":
             for value in rest:
                 let(self.scope, value.text)
+        elif first == "shift" and self.scope.positional:
+            self.scope.positional = self.scope.positional[int(rest[0].text) if rest and rest[0].text.isdigit() else 1 :]
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:
@@ -263,16 +258,8 @@ class Walk:
 
     def inner(self, fields: list[Value], line: int) -> bool:
         """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
-        texts = [value.text for value in fields]
-        if texts[0] == "eval":
-            at, text = 0, " ".join(texts[1:])
-        else:
-            shells = [i for i, word in enumerate(texts) if re.fullmatch(r"(.*/)?(ba|z)?sh", word)]
-            options = [i for i in shells if len(texts) > i + 2 and re.fullmatch(r"-[a-z]*c", texts[i + 1])]
-            if not options:
-                return False
-            at, text = options[0], texts[options[0] + 2]
-        if self.depth >= _DEEPEST or len(text) > LARGEST:
+        at, text = text_to_read([value.text for value in fields])
+        if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False
         start = len(self.commands)
         self.depth += 1

@@ -132,3 +132,20 @@ class Scope:
         if result is not None:
             return str(result)
         return self.mark(shown, blamed[0] if blamed else f"{shown} is no whole-number arithmetic")
+
+
+def merged(scopes: list[Scope], cause: str) -> Scope:
+    """One scope of several that may be: a variable keeps its value where all agree."""
+    joined = scopes[0].copy()
+    for name in {name for scope in scopes for name in scope.values}:
+        values = [scope.values.get(name) for scope in scopes]
+        texts = [None if value is None else [item.text for item in value] for value in values]
+        if all(text == texts[0] for text in texts):
+            continue
+        mark = joined.mark(f"${name}", f"${name} depends on {cause}")
+        joined.values[name] = [
+            Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
+        ]
+        if any(name in scope.arrays for scope in scopes):
+            joined.arrays.add(name)
+    return joined

@@ -149,12 +149,33 @@ def test_variables_come_from_the_environment():
     assert load("llama2_70b_srun.sh", TP="8").config["parallelism"]["dp"] == 2
 
 
-def test_positional_words_come_from_the_environment_too():
-    assert read_megatron("run.sh", script("--num-layers $2"), {"2": "4"}).config["model"]["n_layers"] == 4
+def test_a_script_is_named_with_its_words(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text((FOLDER / "pai_llama3.sh").read_text())
+    found = read("megatron", f"{path} dsw 70B 1 128 8192 fp8 4 2 1 true true full '/my data'")
+    assert found.source == str(path)
+    assert (found.config["model"]["n_layers"], found.config["model"]["hidden_sz"]) == (80, 8192)
+    assert found.config["parallelism"] == {"tp": 4, "pp": 2, "dp": 1, "sp": True, "zero_level": 1}
+    assert found.config["performance"]["precision"] == "fp8_delayed"
+    assert found.config["performance"]["recompute"] == {"granularity": "full", "method": "uniform", "n_layers": 1}
+    assert found.config["performance"]["overlap"] == {"tp": True, "dp": True, "pp": False}
+    why = "name the script with its words, in one: 'SCRIPT WORD ...'"
+    told = problems(read, "megatron", str(path))
+    assert len(told) > 5
+    assert f"{path}: line 130: --micro-batch-size: $3 has no value; {why}" in told
+    assert any(
+        f"--num-layers: $LAYERS depends on the test in line 38 ($2 has no value); {why}" in line for line in told
+    )
 
 
 def test_the_environment_is_named():
     assert "from the environment: NUM_NODES=16" in load("gpt3_175b.sh", NUM_NODES="16", HOME="/").config["notes"]
+
+
+def test_values_of_the_environment_stay_secret():
+    text = 'echo $MY_TOKEN $SIZE\nif [ -n "$KEY" ]; then :; fi\n' + script()
+    notes = read_megatron("run.sh", text, {"MY_TOKEN": "hf_abc", "SIZE": "8", "KEY": "1234567"}).config["notes"]
+    assert "from the environment: KEY, MY_TOKEN, SIZE=8" in notes
 
 
 def test_defaults_are_listed_where_they_matter():
@@ -165,7 +186,14 @@ def test_defaults_are_listed_where_they_matter():
         "--normalization",
         "--num-distributed-optimizer-instances",
     } <= names
-    assert not names & {"--fp8-recipe", "--exp-avg-dtype", "--use-distributed-optimizer", "--cp-comm-type"}
+    assert {"bias_gelu_fusion", "--fp16"} <= names  # a flag only turns the former off
+    assert not names & {
+        "--bias-gelu-fusion",
+        "--fp8-recipe",
+        "--exp-avg-dtype",
+        "--use-distributed-optimizer",
+        "--cp-comm-type",
+    }
 
 
 def test_the_machine_of_a_slurm_header():
@@ -384,6 +412,13 @@ def test_the_environment_of_transformer_engine():
     ]
 
 
+def test_programs_for_other_models_are_not_modelled():
+    found = read_megatron("run.sh", script().replace("pretrain_gpt.py", "pretrain_bert.py"))
+    assert [(flag.name, flag.note) for flag in found.of("unmodelled")] == [
+        ("pretrain_bert.py", "another model than a decoder-only transformer: one is counted")
+    ]
+
+
 # --- bad input ---
 
 BAD = [
@@ -396,7 +431,7 @@ BAD = [
     (script("--kv-channels $(cat d)"),
      "run.sh: line 1: --kv-channels: $(cat d) in line 1 is a command, and commands are not run; write the value into the script"),
     (script("--tensor-model-parallel-size $3"),
-     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; write env 3=... before the command"),
+     "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"),
     ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
      "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
     (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),

@@ -34,6 +34,17 @@ def bash(text: str, **env: str) -> list[str]:
     return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
 
 
+OPTIONS = """
+set -- --tp 8 --name 'a b'
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --tp) TP=$2; shift 2 ;;
+    --name) N=$2; shift; shift ;;
+    *) shift ;;
+  esac
+done
+torchrun t.py $TP "$N" $#
+"""
 SAME_AS_BASH = [
     "A=1\ntorchrun t.py --a $A --b \"$A x\" --c '$A'",
     "A='a b'\ntorchrun t.py $A \"$A\"",
@@ -66,6 +77,8 @@ SAME_AS_BASH = [
     "A=Abc\ntorchrun t.py ${A^^} ${A,,} ${A:1} ${A:0:2} ${#A}",
     'set -- one \'two three\'\ntorchrun t.py $1 "$2" $# "$@"',
     "while [ $# -gt 0 ]; do shift; done\ntorchrun t.py $#",
+    OPTIONS,
+    'i=0\nuntil [ $i -ge 3 ]; do i=$((i + 1)); A+=" $i"; done\ntorchrun t.py $A',
     "unset A\nA=1\nunset A\ntorchrun t.py x${A}y",
     "A=5\n((A += 2))\nlet B=A*2\n((A++))\nif (( A > 7 )); then C=more; fi\ntorchrun t.py $A $B $C",
     "export A=1 B='2 3'\ntorchrun t.py $A \"$B\"",
@@ -229,6 +242,11 @@ def test_what_has_no_value_says_why(text, why):
 
 def test_a_variable_that_every_branch_sets_alike_is_known():
     assert words("if [ -f x ]; then A=1; B=2; else A=1; fi\ntorchrun t.py $A") == ["1"]
+
+
+def test_words_after_the_name_are_numbered():
+    text = 'A=$1\nshift_me=$#\nfor w in "$@"; do B+=" $w"; done\ntorchrun t.py $A ${2} ${3:-none} $# $B'
+    assert words(text, **{"1": "x", "2": "y z"}) == ["x", "y", "z", "none", "2", "x", "y", "z"]
 
 
 def test_the_environment_fills_in():
