@@ -8,7 +8,7 @@ from steptime.assembly import Assembly, Chunk, Part, local_elements
 from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
 from steptime.performance import EAGER_TORCH
 from steptime.plan import RecomputePlan
-from steptime.schedule import peaks
+from steptime.schedule import in_flight, peaks
 
 
 class Held(NamedTuple):
@@ -142,7 +142,7 @@ def held(assembly: Assembly) -> list[Held]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
     if job.parallelism.pp == 1 and job.microbatches == 1 and job.zero_level < 2 and not job.software.gradients_persist:
-        return [held_once(assembly)]
+        return [held_first(assembly, assembly.chunks[0])]
     memories = PartMemories(assembly)
     walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
     kept_output = 0.0 if job.software.deallocate_pipeline_outputs else assembly.boundary_bytes
@@ -161,8 +161,27 @@ def held(assembly: Assembly) -> list[Held]:
         memory = walked[stage][peak.action.chunk]
         op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
         apart = buffer + kept_dummies(assembly, head=any(c.head for c in assembly.stages[stage]))
-        result.append(Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + apart, op))
+        worst_held = Held(peak.saved_bytes, peak.bytes - peak.saved_bytes + apart, op)
+        result.append(held_before_gradients(assembly, stage, weights[stage], bwd[stage]) or worst_held)
     return result
+
+
+def held_before_gradients(assembly: Assembly, stage: int, weights: list[float], bwd: list[float]) -> Held | None:
+    """The worst moment of a stage whose forwards all precede its first backward, where gradients do not persist.
+
+    Every micro-batch is held then and no gradient is there; from the second backward on all are, beside one micro-batch less.
+    None for other stages: a forward that follows a backward meets full gradients and as many micro-batches.
+    """
+    job = assembly.job
+    p, chunks = job.parallelism, assembly.stages[stage]
+    if p.pp == 1 or len(chunks) > 1 or job.software.gradients_persist:
+        return None
+    if in_flight(job.schedule, p.pp, p.vpp, job.microbatches)[stage] < job.microbatches:
+        return None
+    others = (job.microbatches - 1) * weights[0]
+    first = held_first(assembly, chunks[0], others, weights[0])
+    later = Held(others, bwd[0], "backward of a later micro-batch")
+    return max(first, later, key=lambda held: held.beside_bytes) if job.microbatches > 1 else first
 
 
 def logits_kept(assembly: Assembly) -> float:
@@ -174,17 +193,21 @@ def logits_kept(assembly: Assembly) -> float:
     return 0.0 if saved else assembly.head.sizes[name]
 
 
-def held_once(assembly: Assembly) -> Held:
-    """The worst moment of a single micro-batch on a single stage, whose gradients come into being in its backward."""
+def held_first(assembly: Assembly, chunk: Chunk, others: float = 0.0, own: float | None = None) -> Held:
+    """The worst moment of the micro-batch in whose backward a chunk's gradients come into being.
+
+    `others`: bytes that other micro-batches hold meanwhile; `own`: what this one holds when its forward ends, if that is more
+    than its parts save.
+    """
     memories = PartMemories(assembly, weight_grads_stay=True)
-    chunk = assembly.chunks[0]
     parts = memories.parts(chunk)
     software = assembly.job.software
     stored = software.bytes_of(software.main_grad_dtype)
     due = float(assembly.local_params(chunk)) * stored
     whole = chunk_peaks(parts)
-    worst = Held(whole.saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", due)
-    saved, per_block = whole.saved, assembly.block.n_params * stored
+    saved = others + (whole.saved if own is None else own)
+    worst = Held(saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", due)
+    per_block = assembly.block.n_params * stored
     head = memories.head_gradient * stored / software.itemsize
     for at in range(len(parts) - 1, -1, -1):
         count, part = parts[at]
@@ -192,7 +215,7 @@ def held_once(assembly: Assembly) -> Held:
             moment = Held(saved, part.backward.bytes - part.saved, f"backward of {part.backward.op}", due)
             worst = max(worst, moment, key=lambda held: held.beside_bytes)
             saved -= part.saved
-            ends = at == len(parts) - 1
+            ends = at == len(parts) - 1 and chunk.head
             due -= head if ends else per_block
     return worst
 
