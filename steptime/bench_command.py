@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LOGS = ("startup", "memory", "scaling")
 """First words that read logs instead of running a benchmark."""
 FOLDER = "steptime-bench"
+GIB = 2.0**30
 
 
 def bench(options: Namespace, out: Printer) -> int:
@@ -149,4 +150,29 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
-    return write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
+    run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
+    return _with_rows(run, folder)
+
+
+def _with_rows(run: Run, folder: Path) -> Run:
+    """The measured steps as rows that `3dtrn validate --measurements` reads, each with its prediction."""
+    from steptime.validation.save import append, job_cells
+
+    if not run.raw.steps:
+        return run
+    path = folder / "predicted_vs_measured.csv"
+    path.unlink(missing_ok=True)
+    for step, predicted in zip(run.raw.steps, run.found.estimates, strict=True):
+        row, peaks = step.row, [peak for peak in step.row.allocated_peak_bytes if peak is not None]
+        seconds = getattr(row.timing, run.device.statistic)
+        cells = job_cells(predicted.job, seconds) | {
+            "id": f"{row.layout}-{row.ranks}",
+            "step_time_kind": f"{run.device.statistic.removesuffix('_s')} of {row.timing.reps} steps",
+            "peak_memory_gb": repr(max(peaks) / GIB) if peaks else "",
+            "mem_metric": "allocated, GiB" if peaks else "",
+            "note": run.world_line,
+            "predicted_step_s": repr(predicted.step_s),
+            "predicted_memory_gib": repr(predicted.memory.peak_allocated_bytes / GIB),
+        }
+        append(cells, str(path))
+    return run._replace(files=[*run.files, str(path)])

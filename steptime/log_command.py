@@ -31,9 +31,9 @@ def validate(options: Namespace, out: Printer) -> int:
     refuse(rows_only, "is about rows, not about a log")
     found = compare(run(options.log, options))
     if options.save_csv is not None:
-        from steptime.validation.save import save
+        from steptime.validation.save import append, cells
 
-        name = save(found, options.save_csv)
+        name = append(cells(found), options.save_csv)
         sys.stderr.write(f"{options.save_csv}: row {name}\n")
     if options.json:
         out.json(log_json.to_dict(found))

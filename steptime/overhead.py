@@ -26,10 +26,12 @@ reserved over allocated memory is 1.03 to 1.09."""
 def overhead(job: Job) -> Overhead:
     """Context, and one communicator per process group that talks."""
     p = job.parallelism
+    own = job.machine.accelerator.context_bytes
+    context = CONTEXT_BYTES if own is None else own
     if job.parallelism.devices == 1:
-        return Overhead(CONTEXT_BYTES, 0.0)
+        return Overhead(context, 0.0)
     groups = sum((p.tp > 1, p.pp > 1, p.dp * p.cp > 1, p.cp > 1, job.model.tie_embeddings and p.pp > 1))
-    return Overhead(CONTEXT_BYTES, groups * COMMUNICATOR_BYTES)
+    return Overhead(context, groups * COMMUNICATOR_BYTES)
 
 
 def reserved_bytes(states_bytes: float, moving_bytes: float) -> float:

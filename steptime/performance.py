@@ -74,6 +74,7 @@ class Options(Config):
     master_dtype: Literal["fp32", "remainder", "none"] | None = None
     moment_dtype: Dtype | None = None
     deallocate_pipeline_outputs: bool | None = None
+    clip_grad: bool | None = None
 
 
 class Performance(Options):
@@ -137,7 +138,10 @@ class Software(Config):
     gradients_persist: bool = True
     """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
     optimizer_temp_copies: float = 0.0
-    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1)."""
+    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1),
+    which then runs op by op."""
+    clip_grad: bool = True
+    """Gradients are scaled down to a norm before the optimizer's step."""
     scatter_gather_sends: bool = False
     """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
     (Narayanan et al. 2021, section 4.1)."""

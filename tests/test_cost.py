@@ -9,7 +9,7 @@ from rates import RATES
 
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
-from steptime.cost.optimizer import adam_bytes_per_param, optimizer_s
+from steptime.cost.optimizer import adam_bytes_per_param, clip_bytes_per_param, optimizer_s
 from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
 from steptime.job import Job
 from steptime.machine import Machine
@@ -117,14 +117,25 @@ def test_a_residual_costs_nothing_on_the_way_back():
     [
         ({}, 30),  # gradient 4, master 8, moments 16, parameter 2
         ({"main_grad_dtype": "bf16"}, 28),
-        ({"software": "torch"}, 14),  # gradient 2, parameter read and written, moments 8
-        ({"software": "torch", "precision": "fp32"}, 28),
+        ({"software": "fsdp2"}, 28),  # fused: gradient 4, parameter read and written, moments 16
+        ({"software": "torch"}, 40),  # foreach, 20 accesses of 2 bytes: parameter 4, moments 3 + 5 + 6, gradient 2
+        ({"software": "torch", "precision": "fp32"}, 80),
+        (
+            {"software": "aleph-alpha"},
+            78,
+        ),  # foreach: 18 accesses in fp32, 2 of the bf16 gradient, the bf16 copy written
         ({"param_dtype": "fp32"}, 28),  # its own master: gradient 4, parameter read and written, moments 16
         ({"master_dtype": "remainder"}, 28),  # gradient 4, both halves of the master read and written, moments 16
     ],
 )
 def test_bytes_that_adam_moves(performance, bytes_):
     assert adam_bytes_per_param(llama3_70b(**{"parallelism.pp": 1, "performance": performance})) == bytes_
+
+
+def test_clipping_reads_the_gradient_twice_and_writes_it_or_is_left_out():
+    job = llama3_70b(**{"parallelism.pp": 1})
+    assert clip_bytes_per_param(job) == 12
+    assert clip_bytes_per_param(job.replace(**{"performance.clip_grad": False})) == 0
 
 
 def test_seconds_of_the_optimizer():

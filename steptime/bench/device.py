@@ -25,6 +25,8 @@ class Device(NamedTuple):
     """What a program can have: torch's total of a GPU; what a host had free when it was asked."""
     processors: int
     """Streaming multiprocessors of a GPU; threads that torch uses on a CPU."""
+    context_bytes: float = 0.0
+    """What this process holds of a GPU outside torch's allocator."""
 
     @property
     def statistic(self) -> Literal["min_s", "median_s"]:
@@ -39,8 +41,9 @@ def describe(device: torch.device) -> Device:
 
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
-        _, total = torch.cuda.mem_get_info(device)
-        return Device("cuda", found.name, float(total), float(total), int(found.multi_processor_count))
+        free, total = torch.cuda.mem_get_info(device)
+        outside = float(total - free - torch.cuda.memory_reserved(device))
+        return Device("cuda", found.name, float(total), float(total), int(found.multi_processor_count), outside)
     host = psutil.virtual_memory()
     return Device(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
 

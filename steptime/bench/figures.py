@@ -108,12 +108,19 @@ def _attention(
     """Shares of the dense peak, or of the best product where no data sheet is known."""
     known, top = known_accelerator(device), best(measured.gemms).get(dtype)
     peak = known.peak_flops.get(dtype, 0.0) if known else top.flops / top.timing.min_s if top else 0.0
-    held = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic) if peak else None
-    if held is None:
+    if not peak or not measured.attention:
         return {}
+    over_lengths = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic)
+    if over_lengths is None:
+        return {}
+    ramps = (over_lengths.ramp_tokens,)
+    length = measured.attention[0].seqlen  # the config's own comes first
+    own = [row for row in measured.attention if row.seqlen == length]
+    held = fit.attention(own, dtype, peak, under, statistic=device.statistic, ramps=ramps) or over_lengths
     found: dict[str, Figure] = {}
     for direction, one in (("forward", held.forward), ("backward", held.backward)):
-        what = f"{dtype}, {one.points} lengths, which the model then meets to {_percent(one.error)}"
+        every = over_lengths.forward if direction == "forward" else over_lengths.backward
+        what = f"{dtype}, {length} tokens; over {every.points} lengths one share would be {_percent(every.error)} off"
         source = provenance.measured(what)
         if one.value > 1.0:
             source = f"assumed: 1, though {one.value:.2f} was found; {source}"

@@ -240,13 +240,16 @@ def attention(
     *,
     backend: str = "default",
     statistic: Statistic = "median_s",
+    ramps: Sequence[float] | None = None,
 ) -> AttentionFit | None:
     """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that both agree on best.
 
-    A share above 1 says that the peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
+    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if unsaid. A share above 1 says that the
+    peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
     """
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]
-    ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
+    if ramps is None:
+        ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
     tried: list[AttentionFit] = []
     for tokens in ramps:
 

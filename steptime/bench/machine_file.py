@@ -92,7 +92,11 @@ def _memory(device: Device, provenance: Provenance) -> dict[str, Figure]:
         "usable_memory_bytes": Figure(device.usable_bytes, provenance.measured(usable)),
     }
     if device.kind == "cuda":
+        what = "device memory in use outside torch's allocator, all processes"
+        figures["context_bytes"] = Figure(device.context_bytes, provenance.measured(what))
         figures["sm_count"] = Figure(device.processors, provenance.measured("torch.cuda.get_device_properties"))
+    else:
+        figures["context_bytes"] = Figure(0.0, "a host has no context beside what it runs")
     return figures
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from steptime.job import Job
     from steptime.ops import Param
 
-ACCESSES = 7.0
-"""Of one parameter: its gradient read; it and two moments read and written (`steptime.cost.optimizer.adam_bytes_per_param` of
-states all in one dtype)."""
+FUSED_ACCESSES, FOREACH_ACCESSES = 7.0, 20.0
+"""Of one parameter, states all in one dtype: its gradient read, it and two moments read and written; op by op with temporaries
+as `steptime.cost.optimizer.foreach_bytes_per_param` counts them."""
 SHARE = 0.3
 """Of the free memory that parameter, gradient, moments and temporaries may take."""
 MOST_ON_CPU = 2**24
@@ -65,7 +65,8 @@ def step(
     timing = measure(optimizer.step, device, seconds=seconds, least=3)
     count = sum(map(_elements, shapes))
     name = "adamw_fused" if fused else "adamw"
-    return rows.Move(name, "forward", dtype, ACCESSES * size * count, timing), (
+    accesses = FUSED_ACCESSES if fused else FOREACH_ACCESSES
+    return rows.Move(name, "forward", dtype, accesses * size * count, timing), (
         f"{name} {dtype}: over {count:,} parameters in {len(shapes)} tensors"
     )
 

@@ -114,6 +114,9 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     if device_type == "cpu" and job.model.dropout:
         changes["model.dropout"] = 0.0
         notes.append("model.dropout: 0, since the CPU's flash attention has none")
+    if job.software.clip_grad:
+        changes["performance.clip_grad"] = False
+        notes.append("performance.clip_grad: false, since the steps clip nothing")
     return (job.replace(**changes) if changes else job), notes
 
 

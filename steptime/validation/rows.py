@@ -60,7 +60,7 @@ def to_config(row: Row, *, known_release: bool = True) -> Mapped:
 
 
 def _whole(row: Row) -> Mapped:
-    """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` writes it.
+    """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` and `3dtrn bench` write it.
 
     Raises:
         SkipRowError: it is no such plan, or its machine is unknown.
@@ -70,10 +70,10 @@ def _whole(row: Row) -> Mapped:
     except ValueError:
         config = {}
     hardware = config.get("hardware")
-    if not isinstance(hardware, dict) or not isinstance(hardware.get("node_type"), str):
+    if not isinstance(hardware, dict) or not isinstance(hardware.get("node_type"), str | dict):
         raise SkipRowError("config: expected a plan as JSON, with hardware.node_type")
     try:
-        machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
+        _machine(hardware)
     except (ConfigError, ValueError, TypeError, AttributeError) as error:
         raise SkipRowError(f"config.hardware: {' '.join(str(error).split())}") from None
     return Mapped(config, [], framework_of(row, known=False))
@@ -85,12 +85,17 @@ def to_job(mapped: Mapped) -> Job:
     Raises:
         SkipRowError: the layout cannot run, or a part of it is not modelled; all problems on one line.
     """
-    hardware = mapped.config["hardware"]
-    built: Machine = machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
     try:
-        return build(Job, mapped.config | {"hardware": {"node_type": built}})
+        return build(Job, mapped.config | {"hardware": {"node_type": _machine(mapped.config["hardware"])}})
     except ConfigError as error:
         raise SkipRowError("; ".join(error.problems)) from None
+
+
+def _machine(hardware: dict[str, Any]) -> Machine:
+    """The machine of a `hardware` section: by its name, with overrides, or a whole one as a benchmark writes it."""
+    if isinstance(hardware["node_type"], dict):
+        return build(Machine, hardware["node_type"])
+    return machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
 
 
 def _refuse_what_is_not_modelled(row: Row) -> None:

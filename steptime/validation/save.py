@@ -29,21 +29,32 @@ def cells(compared: Compared) -> dict[str, str]:
     run = compared.run
     job, steady = run.job, run.steady
     memory, metric = _peak(compared)
-    rate = job.data.gbs * job.data.seqlen / steady.step_s / compared.estimate.devices
-    values: dict[str, Any] = {
-        **_dimensions(job),
-        "id": re.sub(r"\W+", "-", Path(run.log.files[0]).name.split(".")[0]) or "log",
-        "framework": run.reading.framework,
-        "step_time_s": steady.step_s,
-        "step_time_kind": f"median of {steady.used} lines of {steady.interval} iterations",
-        "tokens_per_s_per_gpu": rate,
-        "peak_memory_gb": memory,
-        "mem_metric": metric,
-        "tflops_per_gpu_reported": steady.tflops or None,
-        "note": "; ".join([f"from {', '.join(run.log.files)}", *run.notes]),
+    return job_cells(job, steady.step_s) | _texts(
+        {
+            "id": re.sub(r"\W+", "-", Path(run.log.files[0]).name.split(".")[0]) or "log",
+            "framework": run.reading.framework,
+            "step_time_kind": f"median of {steady.used} lines of {steady.interval} iterations",
+            "peak_memory_gb": memory,
+            "mem_metric": metric,
+            "tflops_per_gpu_reported": steady.tflops or None,
+            "note": "; ".join([f"from {', '.join(run.log.files)}", *run.notes]),
+        }
+    )
+
+
+def job_cells(job: Job, step_s: float) -> dict[str, str]:
+    """All columns, with what a job and its measured step [s] say; the others empty."""
+    values = _dimensions(job) | {
+        "framework": job.software.name,
+        "step_time_s": step_s,
+        "tokens_per_s_per_gpu": job.data.gbs * job.data.seqlen / step_s / job.parallelism.devices,
         "config": json.dumps(job.to_config(), separators=(",", ":")),
     }
-    return {name: _text(values.get(name)) for name in COLUMNS}
+    return dict.fromkeys(COLUMNS, "") | _texts(values)
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in values.items()}
 
 
 def _dimensions(job: Job) -> dict[str, Any]:
@@ -101,18 +112,22 @@ def _text(value: Any) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def save(compared: Compared, path: str) -> str:
-    """Append the row to a CSV, which is begun where there is none; the row's id, made unlike those there.
+def append(row: dict[str, str], path: str) -> str:
+    """Append a row to a CSV, which is begun where there is none; the row's id, made unlike those there.
+
+    Args:
+        row: cells by column, `job_cells` with what else is known; columns beyond COLUMNS stand last.
+        path: of the CSV.
 
     Raises:
         ConfigError: the file cannot be read or written, or its header lacks a column that the row needs.
     """
-    row, target = cells(compared), Path(path)
+    target = Path(path)
     try:
         text = target.read_bytes().decode("utf-8-sig") if target.exists() else ""
         rows = list(csv.reader(io.StringIO(text, newline="")))
-        header = [name.strip().lower() for name in rows[0]] if rows else list(COLUMNS)
-        if missing := [name for name in COLUMNS if row[name] and name not in header]:
+        header = [name.strip().lower() for name in rows[0]] if rows else list(row)
+        if missing := [name for name in row if row[name] and name not in header]:
             raise ConfigError(f"{path}: has no column {missing[0]}; give a new file, or one that --save-csv began")
         row["id"] = _unlike(
             row["id"], {line[header.index("id")] for line in rows[1:] if len(line) > header.index("id")}

@@ -50,7 +50,10 @@ def test_one_process(tmp_path):
     assert row.rss_peak_bytes[0] > row.allocated_peak_bytes[0]
     assert row.last_loss < row.first_loss < 1.1 * math.log(96)  # 96 words, little known of them yet
     assert row.ddp is None
-    assert row.notes == ["performance.norm_impl: composite, as F.rms_norm runs on cpu"]
+    assert row.notes == [
+        "performance.norm_impl: composite, as F.rms_norm runs on cpu",
+        "performance.clip_grad: false, since the steps clip nothing",
+    ]
     assert steps_in(tmp_path / "rank0.json") == {"ProfilerStep#1", "ProfilerStep#2"}
 
 
