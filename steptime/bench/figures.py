@@ -54,12 +54,23 @@ def figures(measured: Measured, device: Device, dtype: str, provenance: Provenan
     share = float(memory["memory_efficiency"].value) if memory else 1.0
     gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
     under = fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
-    return (
-        _products(measured.gemms, dtype, device.statistic, under, provenance)
-        | memory
-        | _attention(measured, device, dtype, under, provenance)
-        | kernels
-    )
+    products = _products(measured.gemms, dtype, device.statistic, under, provenance)
+    known = known_accelerator(device)
+    peaks = {} if known else _peaks(products)
+    peak = known.peak_flops.get(dtype, 0.0) if known else float(peaks[f"peak_flops.{dtype}"].value)
+    return peaks | products | memory | _attention(measured, device, dtype, peak, under, provenance) | kernels
+
+
+def _peaks(products: dict[str, Figure]) -> dict[str, Figure]:
+    """What stands for the dense peak where no data sheet is known: the best shape, or the asymptote if that is higher."""
+    found: dict[str, Figure] = {}
+    for path, figure in products.items():
+        field, _, dtype = path.partition(".")
+        known = found.get(f"peak_flops.{dtype}")
+        if field in {"best_flops", "sustained_flops"} and (known is None or figure.value > known.value):  # type: ignore[operator]
+            source = f"no data sheet is known, so the best figure stands for the peak; {figure.source}"
+            found[f"peak_flops.{dtype}"] = Figure(figure.value, source)
+    return found
 
 
 def _products(
@@ -103,11 +114,9 @@ def _memory(
 
 
 def _attention(
-    measured: Measured, device: Device, dtype: str, under: fit.Device, provenance: Provenance
+    measured: Measured, device: Device, dtype: str, peak: float, under: fit.Device, provenance: Provenance
 ) -> dict[str, Figure]:
-    """Shares of the dense peak, or of the best product where no data sheet is known."""
-    known, top = known_accelerator(device), best(measured.gemms).get(dtype)
-    peak = known.peak_flops.get(dtype, 0.0) if known else top.flops / top.timing.min_s if top else 0.0
+    """Shares of `peak` [FLOP/s] at the config's own length, and the ramp over all lengths."""
     if not peak or not measured.attention:
         return {}
     over_lengths = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic)

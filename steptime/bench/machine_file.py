@@ -62,12 +62,12 @@ def machine_document(
     known = known_accelerator(device)
     name = normalise(device.name.replace("(R)", "").replace("(TM)", "").replace("@", "at"))
     accelerator: dict[str, Any] = {"name": f"measured-{name}"}
-    for path, figure in {**_memory(device, provenance), **_data_sheet(known, figures), **figures}.items():
+    for path, figure in {**_memory(device, provenance), **_data_sheet(known), **figures}.items():
         node = accelerator
         *parents, leaf = path.split(".")
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[leaf] = figure._asdict()
+        node[leaf] = _plain(figure)
     network = [{key: _plain(figure) for key, figure in tier.items()} for tier in tiers] or _assumed_network(known)
     return {
         "name": f"measured-{name}",
@@ -81,8 +81,11 @@ def machine_document(
 
 
 def _plain(figure: Figure) -> Any:
-    """A word alone, a number with its source."""
-    return figure.value if isinstance(figure.value, str) else figure._asdict()
+    """A word alone, a number with its source; of what is no whole number six digits, more than any clock here tells."""
+    if isinstance(figure.value, str):
+        return figure.value
+    whole = float(figure.value).is_integer()
+    return {"value": figure.value if whole else float(f"{figure.value:.6g}"), "source": figure.source}
 
 
 def _memory(device: Device, provenance: Provenance) -> dict[str, Figure]:
@@ -100,16 +103,10 @@ def _memory(device: Device, provenance: Provenance) -> dict[str, Figure]:
     return figures
 
 
-def _data_sheet(known: Accelerator | None, figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Dense peaks and the like of a known part; else the best that was measured stands for the peak."""
+def _data_sheet(known: Accelerator | None) -> dict[str, Figure]:
+    """Dense peaks and the like of a known part."""
     if known is None:
-        best = {path: figure for path, figure in figures.items() if path.startswith("best_flops.")}
-        return {
-            path.replace("best_flops", "peak_flops"): figure._replace(
-                source=f"no data sheet is known: the best shape stands for the peak; {figure.source}"
-            )
-            for path, figure in best.items()
-        }
+        return {}
     sheet = {
         f"peak_flops.{dtype}": Figure(value, f"data sheet, as {known.name}")
         for dtype, value in known.peak_flops.items()

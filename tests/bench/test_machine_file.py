@@ -76,9 +76,7 @@ def written(tmp_path, device=CPU, network=()):
 def test_the_file_says_what_was_measured(tmp_path):
     machine = written(tmp_path)
     device = machine.accelerator
-    assert device.peak_flops == pytest.approx(
-        {"fp32": 100e9, "bf16": 400e9}
-    )  # the best shape, since no data sheet is known
+    assert device.peak_flops == pytest.approx({"fp32": 100e9, "bf16": 400e9}, rel=0.06)  # no data sheet is known
     assert device.sustained_flops["fp32"] == pytest.approx(100e9, rel=0.06)  # wgrad's 5 % and kernels' 4 us aside
     assert device.memory_bytes_per_s * device.memory_efficiency == pytest.approx(10e9)
     assert device.kernels.model_dump() == {
