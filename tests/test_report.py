@@ -136,7 +136,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
         ],
         "run": {"days": 34.2, "checkpoint_bytes": 9.8e11, "checkpoint_write_s": 33.2, "goodput": 0.97, "note": None},
     }
-    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12))
+    fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, gemm_overhead_k=None))
     block, head = ([Gemm(name, params=(Param(f"{name}.weight", (1280, 8192)),))] for name in ("attn.qkv", "head"))
     fields["assembly"] = SimpleNamespace(block=SimpleNamespace(ops=block), head=SimpleNamespace(ops=head))
     return SimpleNamespace(**fields | changes)
