@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from steptime.config import ConfigError
@@ -34,7 +34,12 @@ _OTHERS = (
 )
 
 
-def read_megatron(path: str, text: str, env: dict[str, str] | None = None) -> Reading:
+def read_megatron(
+    path: str,
+    text: str,
+    env: dict[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,  # noqa: ARG001  the readers' common signature: nothing here needs them
+) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags alone, as a config.
 
     A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as Megatron-LM's own functional

@@ -6,10 +6,12 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from importlib import import_module
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from steptime.config import ConfigError, near
+from steptime.launch.pyconfig import split_path
 from steptime.launch.reading import Reading
 
 KINDS = {
@@ -18,17 +20,21 @@ KINDS = {
     "nemo": ("steptime.launch.nemo", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
-"""Kind of launch file -> module and function (path, text, env) that read it; a module is imported when it is asked for."""
+"""Kind of launch file -> module and function (path, text, env, sets) that read it; a module is imported when it is asked for."""
 
 MAX_BYTES = 8_000_000
 """Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
-_DUMP = re.compile(rb"-{8,} arguments -{8,}")
+_DUMP = re.compile(
+    rb"-{8,} arguments -{8,}|Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+"
+)
+"""Where a log's config begins: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
 
-def read(kind: str, path: str) -> Reading:
+def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
-    A script that takes words is named with them, as one would run it: "run.sh 8B 16".
+    A script that takes words is named with them, as one would run it: "run.sh 8B 16"; a config function as FILE.py:FUNCTION.
+    `sets`: dotted keys that the user sets, for what no file tells (a model, data-parallel ranks).
 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
@@ -37,9 +43,9 @@ def read(kind: str, path: str) -> Reading:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
     module, function = KINDS[kind]
     path, words = named(path)
-    text = read_text(path)
+    text = read_text(split_path(path)[0])
     env = {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}
-    found: Reading = getattr(import_module(module), function)(path, text, env)
+    found: Reading = getattr(import_module(module), function)(path, text, env, sets)
     return found
 
 
