@@ -37,7 +37,7 @@ def layout_section(arguments: Arguments, devices: int | None) -> dict[str, Any]:
     if (group := a.whole("microbatch_group_size_per_vp_stage")) is not None and group != pp:
         a.leave_out("microbatch_group_size_per_vp_stage", f"groups of pp = {pp} micro-batches are counted")
     elif group is not None:
-        a.said.pop("microbatch_group_size_per_vp_stage")
+        a.without_effect("microbatch_group_size_per_vp_stage", "what is counted")
     return section
 
 

@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import sys
+import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from steptime.config import ConfigError, near
+from steptime.launch.log import PRINTED, open_log
 from steptime.launch.pyconfig import split_path
 from steptime.launch.reading import Reading
 
@@ -24,10 +26,17 @@ KINDS = {
 
 MAX_BYTES = 8_000_000
 """Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
-_DUMP = re.compile(
-    rb"-{8,} arguments -{8,}|Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+"
-)
+_DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 """Where a log's config begins: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
+
+
+_MARKS = {
+    "megatron": r"-{8,} arguments -{8,}|--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
+    "torchtitan": r"^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|Trainer\.Config\b",
+    "nemo": r"_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|^ConfigContainer:|\[NeMo [IW] ",
+    "deepspeed": r"\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+}
+"""Kind -> what a file of it holds, for a word on a file that another kind's reader cannot read."""
 
 
 def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading:
@@ -44,9 +53,36 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading
     module, function = KINDS[kind]
     path, words = named(path)
     text = read_text(split_path(path)[0])
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty; give a launch script, a config or a log")
     env = {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}
-    found: Reading = getattr(import_module(module), function)(path, text, env, sets)
+    try:
+        found: Reading = getattr(import_module(module), function)(path, text, env, sets)
+    except ConfigError:
+        if other := another(kind, text):
+            raise ConfigError(f"{path}: {other}") from None
+        raise
     return found
+
+
+def another(kind: str, text: str) -> str:
+    """What to say of a text that is not of this kind: another kind's, or no text at all; "" where neither can be told.
+
+    >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
+    ("is torchtitan's; try --from torchtitan", '')
+    """
+    kinds = [other for other, marks in _MARKS.items() if re.search(marks, text, re.MULTILINE)]
+    if kind in kinds:
+        return ""
+    if kinds:
+        return f"is {kinds[0]}'s; try --from {kinds[0]}"
+    return "is no text; give a launch script, a config or a log" if _garbled(text) else ""
+
+
+def _garbled(text: str) -> bool:
+    """Whether one letter in ten of the beginning is none."""
+    head = text[:4096]
+    return 10 * sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in head) > len(head)
 
 
 def named(path: str) -> tuple[str, list[str]]:
@@ -65,7 +101,7 @@ def named(path: str) -> tuple[str, list[str]]:
 
 
 def read_text(path: str) -> str:
-    """The text of a launch file or the beginning of a log, in bounded memory; what is not UTF-8 is replaced.
+    """The text of a launch file or the beginning of a log, plain or gzip, in bounded memory; what is not UTF-8 is replaced.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -75,12 +111,14 @@ def read_text(path: str) -> str:
             raise ConfigError("standard input: is closed; pipe a launch file into it")
         return _decoded(_beginning(sys.stdin.buffer))
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
+        with open_log(path) as file:
             return _decoded(_beginning(file))
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a directory; give a file") from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except (EOFError, zlib.error):
+        raise ConfigError(f"{path}: damaged gzip file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
