@@ -22,7 +22,8 @@ def layout_section(arguments: Arguments, devices: int | None) -> dict[str, Any]:
         dp, rest = divmod(devices, tp * pp * cp)
         if rest or dp == 0:
             words = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
-            a.problems.append(f"world size {devices} is no multiple of {words} = {tp * pp * cp}")
+            fix = "" if "world_size" in a.said else "; for other nodes than the script's add --set parallelism.dp=N"
+            a.problems.append(f"world size {devices} is no multiple of {words} = {tp * pp * cp}{fix}")
         section["dp"] = max(dp, 1)
         said = a.whole("data_parallel_size") if "data_parallel_size" in a.said else None
         if said is not None and said != dp and not rest:

@@ -140,3 +140,26 @@ def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp
     notes = [note for note in json.loads(out)["assumptions"] if note.startswith("left out, not modelled")]
     assert [note.split(": ")[1] for note in notes] == ["--optimizer sgd", "--bogus 1"]
     assert Job.load(json.dumps(json.loads(out)["config"])).notes
+
+
+def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_path):
+    """tp 2 x pp 2 on a script's one node of 2: refused; with dp 4 it is a job of 16."""
+    script = tmp_path / "run.sh"
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --bf16"
+    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --vocab-size 512"
+    script.write_text(
+        f"torchrun --nnodes 1 --nproc-per-node 2 pretrain_gpt.py {flags} {layout} --global-batch-size 8\n"
+    )
+    command = ("--from", "megatron", script, *H100)
+    fix = "for other nodes than the script's add --set parallelism.dp=N"
+    assert refused(capsys, *command) == [f"{script}: world size 2 is no multiple of tp 2 x pp 2 = 4; {fix}"]
+    code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
+    assert (code, json.loads(out)["devices"]) == (0, 16)
+
+
+def test_a_log_behind_a_container_runtimes_prefix_is_the_log(tmp_path):
+    """kubectl logs and containerd write a time, a stream and a mark before every line."""
+    prefixed = tmp_path / "pod.log"
+    lines = MEGATRON.read_text().splitlines()
+    prefixed.write_text("".join(f"2025-05-27T15:23:07.123456789Z stdout F {line}\n" for line in lines))
+    assert read("megatron", str(prefixed)).config == read("megatron", str(MEGATRON)).config
