@@ -50,12 +50,22 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading
     """
     if kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
-    module, function = KINDS[kind]
     path, words = named(path)
     text = read_text(split_path(path)[0])
     if not text.strip():
         raise ConfigError(f"{path}: is empty; give a launch script, a config or a log")
-    env = {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}
+    return read_as(
+        kind, path, text, {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}, sets
+    )
+
+
+def read_as(kind: str, path: str, text: str, env: Mapping[str, str], sets: Mapping[str, Any] | None) -> Reading:
+    """A text by the reader of its kind, one of KINDS; `path` is for messages.
+
+    Raises:
+        ConfigError: it is no launch file of that framework, with the one whose it seems to be.
+    """
+    module, function = KINDS[kind]
     try:
         found: Reading = getattr(import_module(module), function)(path, text, env, sets)
     except ConfigError:
