@@ -52,6 +52,7 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
     path, words = named(path)
     text = read_text(split_path(path)[0])
+    path = "standard input" if path == "-" else path
     if not text.strip():
         raise ConfigError(f"{path}: is empty; give a launch script, a config or a log")
     return read_as(
@@ -72,6 +73,8 @@ def read_as(kind: str, path: str, text: str, env: Mapping[str, str], sets: Mappi
         if other := another(kind, text):
             raise ConfigError(f"{path}: {other}") from None
         raise
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found
 
 

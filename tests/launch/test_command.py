@@ -87,6 +87,13 @@ def test_what_is_no_launch_file_is_one_line(capsys, tmp_path, kind):
     assert refused(capsys, "--from", kind, tmp_path / "x.sh") == [f"{tmp_path / 'x.sh'}: no such file"]
 
 
+def test_what_is_nested_too_deep_is_one_line(capsys, tmp_path):
+    for kind, content in (("megatron", "x=${a:-" * 20_000), ("torchtitan", "[a]\nb = " + "[" * 20_000)):
+        path = tmp_path / kind
+        path.write_text(content)
+        assert refused(capsys, "--from", kind, path) == [f"{path}: is nested too deep to be read"]
+
+
 def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("mine")
