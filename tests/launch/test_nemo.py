@@ -290,6 +290,15 @@ def test_the_user_names_what_the_file_does_not():
     assert found.config["model"]["vocab_sz"] == 1000
 
 
+def test_a_residual_in_kernels_of_its_own_costs_where_there_is_bias_or_dropout():
+    """torch's dropout of probability 0 returns its input, so that without bias both ways add the residual alone."""
+    name, key = "nemo/gpt3_175b_fp8.yaml", "model.bias_dropout_add_fusion"
+    apart = ("  hidden_dropout: 0.1", "  bias_dropout_add_fusion: false\n  hidden_dropout: 0.1")
+    assert status(changed(name, apart), key) == "unmodelled"
+    bare = ("  hidden_dropout: 0.1", "  bias_dropout_add_fusion: false\n  bias: false\n  hidden_dropout: 0.0")
+    assert status(changed(name, bare, ("attention_dropout: 0.1", "attention_dropout: 0.0")), key) == "irrelevant"
+
+
 def test_an_override_of_a_recipe_is_no_plan_whatever_the_user_sets():
     """Precision, states and overlap are the recipe's own: with a model alone the plan would be of another job."""
     named = {"model": "llama3-8b", "parallelism.dp": 8, "data.seqlen": 4096}
