@@ -24,8 +24,9 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     Raises:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
-    reading = read(options.kind, options.config)
-    job = to_job(reading, dict(map(read_setting, options.sets)), allow_unmodelled=options.allow_unmodelled)
+    sets = dict(map(read_setting, options.sets))
+    reading = read(options.kind, options.config, sets)
+    job = to_job(reading, sets, allow_unmodelled=options.allow_unmodelled)
     if options.save is not None:
         save(options.save, job)
     return job, reading

@@ -68,6 +68,8 @@ def read_deepspeed(
     elif told(sets, "parallelism.bucket_size_mb") is None and bucket != "auto":
         itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
         parallelism["bucket_size_mb"] = values.whole("zero_optimization.reduce_bucket_size") * itemsize / 1e6
+    if parallelism["tp"] == 1:
+        changes["activation_checkpointing.partition_activations"] = ("irrelevant", "only with tensor parallelism")
     if str(values.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         changes["optimizer.type"] = ("unmodelled", "states of another optimizer; taken as Adam's")
     config = {

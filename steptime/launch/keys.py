@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, near, show
+from steptime.config import ConfigError, show
 from steptime.document import parse_mapping, read_source
 from steptime.launch.reading import Flag, Status
 
@@ -137,8 +138,8 @@ def sort_keys(
         if entry is None and dump and value in (None, False, "", [], {}):
             entry = Entry("irrelevant", "unknown, and switched off")
         if entry is None:
-            hint = near(name, _like(name, table))
-            hint = hint if "did you mean" in hint else "; remove it"
+            close = get_close_matches(name, _like(name, table), n=1, cutoff=0.8)  # keys of a section begin alike
+            hint = f"; did you mean {close[0]!r}?" if close else "; remove it"
             problems.append(f"{source}: {name}: unknown key of {table.framework} (got {show(value)}){hint}")
             continue
         if entry.status == "used" and not (value is None and key in values):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ PAUSES = 100_000
 
 BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
 """Marks of Megatron's argument dump (megatron/training/arguments.py, _print_args)."""
+
+PRINTED = re.compile(rb"Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+")
+"""Where torchtitan, Megatron-Bridge and NeMo print their config."""
 
 Progress = Callable[[str, float], None]
 """Told the file and the share of it that is read."""
@@ -73,7 +77,7 @@ class Log:
         self.cut_dump: ConfigError | None = None
         """A dump that began and did not end."""
         self.head = bytearray()
-        """The beginning of the first file."""
+        """The beginning of the first file; of one that prints its config later, what begins there."""
         self.notes: list[str] = []
 
     def take(self, entry: Said, file: FileState) -> None:
@@ -161,14 +165,27 @@ def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
 def _read_file(log: Log, name: str, progress: Progress | None) -> None:
     state = FileState()
     for state.line, line in enumerate(_lines(name, log, progress), 1):
-        if len(log.head) < HEAD and len(log.files) == 1:
-            log.head += line + b"\n"
+        if len(log.files) == 1:
+            _hold(log, line)
         if state.dump is not None or BEGINS in line:
             _dump_line(log, state, line, name)
         for entry in said(line):
             log.take(entry, state)
     if state.dump is not None:
         log.dump(state.dump, name, state.begin)
+
+
+def _hold(log: Log, line: bytes) -> None:
+    """Hold a line of the beginning; past it, begin anew where the config is printed."""
+    if (
+        len(log.head) >= HEAD
+        and (b"onfig" in line or b" args: {" in line)
+        and PRINTED.search(line)
+        and not PRINTED.search(log.head)
+    ):
+        log.head.clear()
+    if len(log.head) < HEAD:
+        log.head += line + b"\n"
 
 
 def _dump_line(log: Log, state: FileState, line: bytes, name: str) -> None:

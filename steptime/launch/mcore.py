@@ -115,6 +115,11 @@ def model_of(values: Values, sets: Mapping[str, Any] | None, changes: Changes) -
         "dropout": dropout_of(values, changes),
         "source": values.source,
     }
+    if not bias and not model["dropout"]:  # torch's dropout of probability 0 returns its input
+        changes["model.bias_dropout_fusion"] = (
+            "irrelevant",
+            "without bias and dropout both ways add the residual alone",
+        )
     rotary = values.word("model.position_embedding_type", _POSITIONS)
     if str(values.get("model.position_embedding_type")) == "learned_absolute":
         return model | {"learned_positions": True, "rotary_embeds": False}

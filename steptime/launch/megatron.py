@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from steptime.config import ConfigError
 from steptime.document import parse
+from steptime.launch.devices import told_whole
 from steptime.launch.megatron_flags import OLD_RELEASE, Arguments, arguments_of, plain, read_words, table
 from steptime.launch.megatron_layout import layout_section
 from steptime.launch.megatron_model import data_section, model_section
@@ -18,7 +19,7 @@ from steptime.machine import Machine
 
 _BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")
-_LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*) (\.*) (.*)$")
+_LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{47,}) (\.*) (.*)$")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
@@ -34,11 +35,17 @@ _OTHERS = (
 )
 
 
-def read_megatron(path: str, text: str, env: dict[str, str] | None = None) -> Reading:
+def read_megatron(
+    path: str,
+    text: str,
+    env: dict[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags alone, as a config.
 
     A file of flags is the words of a command line, or a mapping `MODEL_ARGS: {--flag: value}` as Megatron-LM's own functional
-    tests have it. Variables of a script are filled in from `env`.
+    tests have it. Variables of a script are filled in from `env`. `sets`: dotted keys that the user sets; parallelism.dp goes
+    before the processes that a script starts.
 
     Raises:
         ConfigError: one line per problem.
@@ -56,7 +63,7 @@ def read_megatron(path: str, text: str, env: dict[str, str] | None = None) -> Re
             return _from_words(path, read_words(text), None)
         except ConfigError as error:
             raise _located(error, path) from None
-    return _from_script(path, read_script(text, path, env))
+    return _from_script(path, read_script(text, path, env), told_whole(sets, "parallelism.dp"))
 
 
 def _located(error: ConfigError, path: str) -> ConfigError:
@@ -82,7 +89,7 @@ def _yaml_words(text: str, path: str) -> list[Word]:
     return words
 
 
-def _from_script(path: str, script: Script) -> Reading:
+def _from_script(path: str, script: Script, dp: int | None) -> Reading:
     if not script.program:
         raise ConfigError(script.problems or [f"{path}: no launch command"])
     flags = {word.text.partition("=")[0] for word in script.arguments}
@@ -94,6 +101,8 @@ def _from_script(path: str, script: Script) -> Reading:
         raise ConfigError(
             f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}"
         )
+    if dp is not None:  # the user tells the devices: a script may leave them to be edited
+        script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script)
 
 

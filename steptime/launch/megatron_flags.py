@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, near
+from steptime.config import ConfigError
 from steptime.document import parse_mapping, read_source
 from steptime.launch.reading import Flag
 from steptime.launch.shell import Word
+from steptime.launch.shell_scope import way_out
 
 _TABLE = Path(__file__).parents[1] / "data" / "launch" / "megatron.yaml"
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
@@ -72,6 +74,8 @@ class Arguments:
         """They are of 2021 or 2022: before Megatron-Core."""
         self.left_out: dict[str, str] = {}
         """Arguments whose value no config expresses, and why."""
+        self.moot: dict[str, str] = {}
+        """Arguments that change nothing beside the others, and why."""
 
     def name(self, argument: str) -> str:
         """An argument as the source spells it."""
@@ -128,6 +132,10 @@ class Arguments:
         """Note that what an argument says changes cost and is not in the config."""
         self.left_out[argument] = why
 
+    def without_effect(self, argument: str, why: str) -> None:
+        """Note that what an argument says changes nothing in this job."""
+        self.moot[argument] = why
+
     def flags(self) -> list[Flag]:
         """Every argument said, and the defaults of those that are used and unsaid."""
         found = [flag for argument in self.said if (flag := self._flag(argument)) is not None]
@@ -149,6 +157,8 @@ class Arguments:
         shown = "true" if name[2:] in known.negations else _shown(text or "")
         if argument in self.left_out:
             return Flag(name, shown, "unmodelled", self.left_out[argument])
+        if argument in self.moot:
+            return Flag(name, shown, "irrelevant", self.moot[argument])
         if argument in known.used:
             return None if text is None else Flag(name, shown, "used", known.used[argument]["to"])
         if argument in known.unmodelled:
@@ -162,10 +172,8 @@ class Arguments:
             return Flag(name, shown, "irrelevant", f"off; unknown to {known.release}")
         if argument.startswith(known.prefixes):
             return Flag(name, shown, "irrelevant", f"by its name; unknown to {known.release}")
-        names = {*known.used, *known.unmodelled, *known.irrelevant}
-        hint = near(argument, names)
-        spelt = hint.replace("'", "").split(" ")[-1].rstrip("?") if "did you mean" in hint else ""
-        said = f"; did you mean {self.name(spelt)}?" if spelt else ""
+        close = get_close_matches(argument, {**known.used, **known.unmodelled, **known.irrelevant}, n=1, cutoff=0.8)
+        said = f"; did you mean {self.name(close[0])}?" if close else ""
         return Flag(name, shown, "unmodelled", f"unknown to {known.release}{said}")
 
 
@@ -260,11 +268,8 @@ def _close(flag: Word | None, values: list[Word], said: Said) -> None:
     if not switch and not values:
         said.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word, why in unresolved:
-        found = re.search(r"\$(\w+) has no value", why)
-        fix = f"; write {found[1]}=... before the command" if found else "; write the value into the script"
-        if found and found[1].isdigit():
-            fix = "; name the script with its words, in one: 'SCRIPT WORD ...'"
-        said.problems.append(f"line {word.line}: {flag.text}: {why}{fix}")
+        fix = way_out(why, "write the value into the script")
+        said.problems.append(f"line {word.line}: {flag.text}: {why}; {fix}")
 
 
 def read_words(text: str) -> list[Word]:

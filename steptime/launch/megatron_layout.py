@@ -22,7 +22,8 @@ def layout_section(arguments: Arguments, devices: int | None) -> dict[str, Any]:
         dp, rest = divmod(devices, tp * pp * cp)
         if rest or dp == 0:
             words = f"tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
-            a.problems.append(f"world size {devices} is no multiple of {words} = {tp * pp * cp}")
+            fix = "" if "world_size" in a.said else "; for other nodes than the script's add --set parallelism.dp=N"
+            a.problems.append(f"world size {devices} is no multiple of {words} = {tp * pp * cp}{fix}")
         section["dp"] = max(dp, 1)
         said = a.whole("data_parallel_size") if "data_parallel_size" in a.said else None
         if said is not None and said != dp and not rest:
@@ -37,7 +38,7 @@ def layout_section(arguments: Arguments, devices: int | None) -> dict[str, Any]:
     if (group := a.whole("microbatch_group_size_per_vp_stage")) is not None and group != pp:
         a.leave_out("microbatch_group_size_per_vp_stage", f"groups of pp = {pp} micro-batches are counted")
     elif group is not None:
-        a.said.pop("microbatch_group_size_per_vp_stage")
+        a.without_effect("microbatch_group_size_per_vp_stage", "what is counted")
     return section
 
 

@@ -44,6 +44,8 @@ def model_section(arguments: Arguments, tp: int, notes: list[str]) -> dict[str, 
         "dropout": _dropout(a),
     }
     section["norm_bias"] = section["norm"] == "layernorm"
+    if not section["bias"] and not section["dropout"]:  # torch's dropout of probability 0 returns its input
+        a.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
     if not section["bias"] and a.on("add_qkv_bias"):
         section["qkv_bias"] = True
     section |= _positions(a)

@@ -50,7 +50,8 @@ def read_nemo(
     model, trainer = tree.get("model"), tree.get("trainer")
     if kind.endswith("ConfigContainer") or isinstance(tree.get("ConfigContainer"), dict):
         return _bridge(path, tree, devices, sets, release)
-    if isinstance(model, dict) and class_of(model).startswith("megatron.bridge"):
+    bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
+    if isinstance(model, dict) and trainer is None and bridge:
         return _bridge(path, tree, devices, sets, release)
     if (
         isinstance(trainer, dict)
@@ -116,10 +117,11 @@ def _unflatten(flat: list[re.Match[str]]) -> Tree:
 def _bridge(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] | None, release: str) -> Reading:
     """A ConfigContainer."""
     tree = tree.get("ConfigContainer") or tree
-    if not isinstance(tree.get("model"), dict) or ("num_layers" not in tree["model"] and told(sets, "model") is None):
+    if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
+        # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(
             f"{path}: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
-            "Task Configuration, or add --set model=NAME"
+            "Task Configuration, or the run_config.yaml of a checkpoint"
         )
     table = load_table("megatron_bridge")
     said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section is not None})

@@ -6,10 +6,14 @@ import os
 import re
 import shlex
 import sys
+import zlib
+from collections.abc import Mapping
 from importlib import import_module
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from steptime.config import ConfigError, near
+from steptime.launch.log import PRINTED, open_log
+from steptime.launch.pyconfig import split_path
 from steptime.launch.reading import Reading
 
 KINDS = {
@@ -18,29 +22,80 @@ KINDS = {
     "nemo": ("steptime.launch.nemo", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
-"""Kind of launch file -> module and function (path, text, env) that read it; a module is imported when it is asked for."""
+"""Kind of launch file -> module and function (path, text, env, sets) that read it; a module is imported when it is asked for."""
 
 MAX_BYTES = 8_000_000
 """Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
-_DUMP = re.compile(rb"-{8,} arguments -{8,}")
+_DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
+"""Where a log's config begins: Megatron-LM's, torchtitan's, NeMo's and Megatron-Bridge's."""
 
 
-def read(kind: str, path: str) -> Reading:
+_MARKS = {
+    "megatron": r"-{8,} arguments -{8,}|--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
+    "torchtitan": r"^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|Trainer\.Config\b",
+    "nemo": r"_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|^ConfigContainer:|\[NeMo [IW] ",
+    "deepspeed": r"\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+}
+"""Kind -> what a file of it holds, for a word on a file that another kind's reader cannot read."""
+
+
+def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
-    A script that takes words is named with them, as one would run it: "run.sh 8B 16".
+    A script that takes words is named with them, as one would run it: "run.sh 8B 16"; a config function as FILE.py:FUNCTION.
+    `sets`: dotted keys that the user sets, for what no file tells (a model, data-parallel ranks).
 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
     """
     if kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
-    module, function = KINDS[kind]
     path, words = named(path)
-    text = read_text(path)
-    env = {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}
-    found: Reading = getattr(import_module(module), function)(path, text, env)
+    text = read_text(split_path(path)[0])
+    path = "standard input" if path == "-" else path
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty; give a launch script, a config or a log")
+    return read_as(
+        kind, path, text, {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}, sets
+    )
+
+
+def read_as(kind: str, path: str, text: str, env: Mapping[str, str], sets: Mapping[str, Any] | None) -> Reading:
+    """A text by the reader of its kind, one of KINDS; `path` is for messages.
+
+    Raises:
+        ConfigError: it is no launch file of that framework, with the one whose it seems to be.
+    """
+    module, function = KINDS[kind]
+    try:
+        found: Reading = getattr(import_module(module), function)(path, text, env, sets)
+    except ConfigError:
+        if other := another(kind, text):
+            raise ConfigError(f"{path}: {other}") from None
+        raise
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep to be read") from None
     return found
+
+
+def another(kind: str, text: str) -> str:
+    """What to say of a text that is not of this kind: another kind's, or no text at all; "" where neither can be told.
+
+    >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
+    ("is torchtitan's; try --from torchtitan", '')
+    """
+    kinds = [other for other, marks in _MARKS.items() if re.search(marks, text, re.MULTILINE)]
+    if kind in kinds:
+        return ""
+    if kinds:
+        return f"is {kinds[0]}'s; try --from {kinds[0]}"
+    return "is no text; give a launch script, a config or a log" if _garbled(text) else ""
+
+
+def _garbled(text: str) -> bool:
+    """Whether one letter in ten of the beginning is none."""
+    head = text[:4096]
+    return 10 * sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in head) > len(head)
 
 
 def named(path: str) -> tuple[str, list[str]]:
@@ -59,7 +114,7 @@ def named(path: str) -> tuple[str, list[str]]:
 
 
 def read_text(path: str) -> str:
-    """The text of a launch file or the beginning of a log, in bounded memory; what is not UTF-8 is replaced.
+    """The text of a launch file or the beginning of a log, plain or gzip, in bounded memory; what is not UTF-8 is replaced.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
@@ -69,12 +124,14 @@ def read_text(path: str) -> str:
             raise ConfigError("standard input: is closed; pipe a launch file into it")
         return _decoded(_beginning(sys.stdin.buffer))
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
+        with open_log(path) as file:
             return _decoded(_beginning(file))
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a directory; give a file") from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except (EOFError, zlib.error):
+        raise ConfigError(f"{path}: damaged gzip file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 

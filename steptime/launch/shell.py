@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime.launch.shell_parse import parse_shell
 from steptime.launch.shell_run import Command, Walk
-from steptime.launch.shell_scope import Scope, Value, clean
+from steptime.launch.shell_scope import Scope, Value, clean, way_out
 
 
 class Word(NamedTuple):
@@ -196,7 +196,8 @@ def _the_launch(walk: Walk, name: str) -> tuple[_Launch | None, list[str]]:
         return None, [f"{name}: {len(trains)} launch commands ({where}), and which one runs cannot be told; keep one"]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
-        return None, [f"{name}: line {launch.command.line}: whether it is launched depends on {launch.command.doubt}"]
+        doubt = f"{launch.command.doubt}; {way_out(launch.command.doubt, 'give the flags alone (args.txt)')}"
+        return None, [f"{name}: line {launch.command.line}: whether it is launched depends on {doubt}"]
     return launch, []
 
 

@@ -99,7 +99,7 @@ class Walk:
             if outcome == "unknown":
                 blame = self.blame
                 before, self.scope = self.scope, self.scope.copy()
-                found = self.perhaps([node], f"line {chain.line}: a test that cannot be told")
+                found = self.perhaps([node], f"the test in line {chain.line} ({blame})")
                 self.scope = merged([before, self.scope], f"the test in line {chain.line} ({blame})")
                 outcome = "unknown" if found != "ran" else "ran"
             elif (outcome != "no") == (operator == "&&"):
@@ -132,7 +132,7 @@ class Walk:
                 self.block(body)
                 return
             start, self.scope = self.scope, self.scope.copy()
-            self.perhaps(body, f"line {node.line}: a test that cannot be told")
+            self.perhaps(body, f"the test in line {node.line} ({blame})")
             maybe.append(self.scope)
             self.scope = start
             if outcome == "yes":
@@ -155,7 +155,7 @@ class Walk:
         elif node.kind != "for" and self.repeated(node):
             return
         before, self.scope = self.scope, self.scope.copy()
-        self.perhaps(node.body, f"line {node.line}: a loop whose length cannot be told")
+        self.perhaps(node.body, f"the loop in line {node.line} (how often it runs is not known)")
         self.scope = merged([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
 
     def repeated(self, node: Loop) -> bool:

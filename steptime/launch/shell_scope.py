@@ -149,3 +149,17 @@ def merged(scopes: list[Scope], cause: str) -> Scope:
         if any(name in scope.arrays for scope in scopes):
             joined.arrays.add(name)
     return joined
+
+
+def way_out(why: str, otherwise: str) -> str:
+    """What the user can do about a value that is not known.
+
+    >>> way_out("$RANK has no value", "write it out")
+    'write RANK=... before the command'
+    """
+    found = re.search(r"\$(\w+) has no value", why)
+    if found is None:
+        return otherwise
+    if found[1].isdigit():
+        return "name the script with its words, in one: 'SCRIPT WORD ...'"
+    return f"write {found[1]}=... before the command"

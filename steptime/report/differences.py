@@ -21,8 +21,8 @@ RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute
 def sections(
     found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
 ) -> list[Section]:
-    """The change as measured beside the change as predicted, then the cost of each difference."""
-    return [outcome(found, measured, labels), costs(found, labels)]
+    """The change as measured beside the change as predicted, then the cost of each difference if there are any."""
+    return [outcome(found, measured, labels), *([costs(found, labels)] if found.each else [])]
 
 
 def outcome(found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]) -> Table:
@@ -86,9 +86,8 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
     beyond = "less the sum" if alike else "over the product"
     told = [f"each alone put into {labels[0]}; interaction: all together {beyond} of each alone"]
     told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
-    title = "what each difference costs by the model" if found.each else "no setting differs"
     header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
-    return Table(title, header, rows, told)
+    return Table("what each difference costs by the model", header, rows, told)
 
 
 def _cells(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.table import Fact, Facts, Table
+from steptime.report.table import Fact, Facts
 
 if TYPE_CHECKING:
     from steptime.launch.reading import Flag, Reading
     from steptime.report.table import Section
+
+_VALUE = 8
+"""Longer values do not widen their column."""
+_LONGEST = 40
+"""Longer values are cut."""
 
 
 def sections(reading: Reading) -> list[Section]:
@@ -22,20 +27,29 @@ def document(reading: Reading) -> dict[str, Any]:
     return {"source": reading.source, "framework": reading.framework, "flags": flags}
 
 
-def _used(reading: Reading) -> Table | None:
-    rows = [[flag.name, flag.value, flag.note] for flag in reading.of("used")]
-    header = [f"read from {reading.source}", "value", "became"]
-    return Table("", header, rows, [f"as {reading.framework} takes them"], left=3) if rows else None
+def _used(reading: Reading) -> Facts | None:
+    """Flags, what they say, and the config key that it became; facts, since a table would cut long names."""
+    used = reading.of("used")
+    width = min(max((len(flag.value) for flag in used), default=0), _VALUE)
+    facts = [Fact(flag.name, [f"{_cut(flag.value):<{width}}  {flag.note}"]) for flag in used]
+    return Facts(f"read from {reading.source}, as {reading.framework} takes it", facts) if used else None
 
 
 def _others(reading: Reading) -> Facts | None:
     kinds = (
-        ("left out, not modelled", [_with_note(flag) for flag in reading.of("unmodelled")]),
-        ("filled in from its defaults", [_with_value(flag) for flag in reading.of("default")]),
-        ("irrelevant to cost", [flag.name for flag in reading.of("irrelevant")]),
+        ("left out", [_with_note(flag) for flag in reading.of("unmodelled")]),
+        ("defaults", [_with_value(flag) for flag in reading.of("default")]),
+        ("no cost", [flag.name for flag in reading.of("irrelevant")]),
     )
     facts = [Fact(f"{label}, {len(words)}", [", ".join(words)]) for label, words in kinds if words]
-    return Facts("other flags", facts) if facts else None
+    return (
+        Facts("other flags: left out (not modelled), the framework's defaults, without cost", facts) if facts else None
+    )
+
+
+def _cut(value: str) -> str:
+    """A value that is not too long for a line."""
+    return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
 
 
 def _with_value(flag: Flag) -> str:

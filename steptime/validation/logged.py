@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from steptime.config import ConfigError
 from steptime.job import Hardware, Job
 from steptime.launch import megatron
 from steptime.launch.log import Log, Progress, read_log
-from steptime.launch.read import KINDS
+from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
 from steptime.sections import put, read_setting
@@ -151,10 +150,7 @@ def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
             f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations; give the log "
             "from its beginning, or the log of the node that printed it beside this one"
         )
-    module, function = KINDS[chosen]
-    text = bytes(log.head).decode("utf-8", "replace")
-    found: Reading = getattr(import_module(module), function)(log.files[0], text, {}, sets)
-    return found
+    return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
 
 
 def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:

@@ -178,6 +178,17 @@ def test_other_files_are_one_line(text, words):
     assert words in one_line(read_deepspeed, text, sets=MODEL)
 
 
+def test_what_a_key_costs_depends_on_the_job():
+    """Checkpoints are shared out over tensor-parallel ranks; DeepSpeed's own limit of gathered parameters is no news."""
+    shared = {"activation_checkpointing": {"partition_activations": True}}
+    key = "activation_checkpointing.partition_activations"
+    assert status(config(shared), key) == "irrelevant"
+    assert status(config(shared, {"parallelism.tp": 2}), key) == "unmodelled"
+    for limit, found in ((1e9, "irrelevant"), ("auto", "irrelevant"), (3e9, "unmodelled")):
+        third = config({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": limit}})
+        assert status(third, "zero_optimization.stage3_max_live_parameters") == found
+
+
 def test_the_table_has_no_key_twice():
     table = load_table("deepspeed")
     raw = table.raw

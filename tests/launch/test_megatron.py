@@ -394,7 +394,8 @@ def test_what_costs_and_is_not_modelled_is_one_line(flags, line):
     [
         "--optimizer adam",
         "--mtp-num-layers 0",
-        "--rotary-percent 1",
+        "--rotary-percent 0.5",
+        "--no-bias-dropout-fusion --disable-bias-linear --hidden-dropout 0 --attention-dropout 0",
         "--softmax-type vanilla",
         "--empty-unused-memory-level 0",
     ],
@@ -421,10 +422,11 @@ def test_programs_for_other_models_are_not_modelled():
 
 # --- bad input ---
 
+OTHER_NODES = "; for other nodes than the script's add --set parallelism.dp=N"
 BAD = [
-    (script("--tensor-model-parallel-size 3"), "run.sh: world size 8 is no multiple of tp 3 x pp 1 = 3"),
+    (script("--tensor-model-parallel-size 3"), f"run.sh: world size 8 is no multiple of tp 3 x pp 1 = 3{OTHER_NODES}"),
     (script("--context-parallel-size 4 --pipeline-model-parallel-size 4"),
-     "run.sh: world size 8 is no multiple of tp 1 x pp 4 x cp 4 = 16"),
+     f"run.sh: world size 8 is no multiple of tp 1 x pp 4 x cp 4 = 16{OTHER_NODES}"),
     (script("--world-size 16"), "run.sh: --world-size 16 contradicts the launch command, which starts 8 processes"),
     (script("--tensor-model-parallel-size $TP"),
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
@@ -466,7 +468,7 @@ def test_bad_input_is_one_line(text, problem):
 def test_the_public_example_contradicts_itself():
     """examples/gpt3/train_gpt3_175b_distributed.sh says one node, and tp 8 x pp 16."""
     assert problems(load, "gpt3_175b.sh", NUM_NODES="1") == [
-        "gpt3_175b.sh: world size 8 is no multiple of tp 8 x pp 16 = 128"
+        f"gpt3_175b.sh: world size 8 is no multiple of tp 8 x pp 16 = 128{OTHER_NODES}"
     ]
 
 

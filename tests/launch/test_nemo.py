@@ -256,7 +256,7 @@ def test_uneven_stages():
             [],
             (
                 "job: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
-                "Task Configuration, or add --set model=NAME"
+                "Task Configuration, or the run_config.yaml of a checkpoint"
             ),
         ),
     ],
@@ -288,10 +288,25 @@ def test_the_user_names_what_the_file_does_not():
         "nemo/nemotron4_15b.yaml", ("/stage/nemotron_2_256k.model", "/my.model"), sets={"model.vocab_sz": 1000}
     )
     assert found.config["model"]["vocab_sz"] == 1000
-    found = changed("nemo/override.yaml", ("train_iters: 25", "global_batch_size: 8\n    micro_batch_size: 1"),
-                    sets={"model": "llama3-8b", "parallelism.dp": 8, "data.seqlen": 4096})  # fmt: skip
-    assert found.config["model"] == "llama3-8b"
-    assert found.config["data"] == {"gbs": 8, "seqlen": 4096, "microbatch_sz": 1}
+
+
+def test_a_residual_in_kernels_of_its_own_costs_where_there_is_bias_or_dropout():
+    """torch's dropout of probability 0 returns its input, so that without bias both ways add the residual alone."""
+    name, key = "nemo/gpt3_175b_fp8.yaml", "model.bias_dropout_add_fusion"
+    apart = ("  hidden_dropout: 0.1", "  bias_dropout_add_fusion: false\n  hidden_dropout: 0.1")
+    assert status(changed(name, apart), key) == "unmodelled"
+    bare = ("  hidden_dropout: 0.1", "  bias_dropout_add_fusion: false\n  bias: false\n  hidden_dropout: 0.0")
+    assert status(changed(name, bare, ("attention_dropout: 0.1", "attention_dropout: 0.0")), key) == "irrelevant"
+
+
+def test_an_override_of_a_recipe_is_no_plan_whatever_the_user_sets():
+    """Precision, states and overlap are the recipe's own: with a model alone the plan would be of another job."""
+    named = {"model": "llama3-8b", "parallelism.dp": 8, "data.seqlen": 4096}
+    assert "an override of a recipe" in problem("nemo/override.yaml", sets=named)
+    bare = (
+        "model: {tensor_model_parallel_size: 4}\ntrain: {global_batch_size: 8}\nddp: {check_for_nan_in_grad: false}\n"
+    )
+    assert "an override of a recipe" in one_line(read_nemo, bare, sets=named)
 
 
 def fields_of(path, name):

@@ -264,7 +264,11 @@ def test_the_environment_fills_in():
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
          "run.sh: 2 launch commands (lines 1, 2), and which one runs cannot be told; keep one"),
         ("if [ -f x ]; then torchrun train.py; fi",
-         "run.sh: line 1: whether it is launched depends on line 1: a test that cannot be told"),
+         ("run.sh: line 1: whether it is launched depends on the test in line 1 (it looks at files); "
+          "give the flags alone (args.txt)")),
+        ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",
+         ("run.sh: line 1: whether it is launched depends on the test in line 1 ($RANK has no value); "
+          "write RANK=... before the command")),
         ("torchrun --nnodes $N --nproc_per_node 8 train.py", "run.sh: line 1: --nnodes: $N has no value"),
     ],
 )  # fmt: skip

@@ -1,0 +1,172 @@
+"""`3dtrn --from` as a user runs it: every kind, the saved plan, what is no launch file, and where the flags went."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from launch_logs import MEGATRON
+from launch_readings import DATA
+
+from steptime import cli
+from steptime.job import Job
+from steptime.launch.read import MAX_BYTES, read
+from steptime.report.table import WIDTH
+
+H100 = "--set", "hardware.node_type=dgx-h100"
+DEEPSPEED = "--set", "model=llama3-8b", "--set", "data.seqlen=4096"
+KINDS = {
+    "megatron": (DATA / "megatron" / "gpt3_175b.sh", ()),
+    "torchtitan": (f"{DATA / 'torchtitan' / 'config_registry.py'}:llama3_8b", ("--set", "parallelism.dp=8")),
+    "nemo": (DATA / "nemo" / "llama3_70b_container.yaml", ("--set", "parallelism.dp=4")),
+    "deepspeed": (DATA / "deepspeed" / "zero3_bf16.json", DEEPSPEED),
+}
+FILES = {
+    "megatron": DATA / "megatron" / "gpt3_175b.sh",
+    "torchtitan": DATA / "torchtitan" / "llama3_8b.toml",
+    "nemo": DATA / "nemo" / "llama3_70b_container.yaml",
+    "deepspeed": DATA / "deepspeed" / "zero3_bf16.json",
+}
+
+
+def run(capsys, *args):
+    code = cli.main([*map(str, args)])
+    return (code, *capsys.readouterr())
+
+
+def refused(capsys, *args):
+    """The lines of a command that is refused."""
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    return err.splitlines()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_plan_gives_the_report_of_its_source(capsys, tmp_path, kind):
+    path, sets = KINDS[kind]
+    plan = tmp_path / "plan.yaml"
+    command = ("--from", kind, path, *H100, *sets, "--allow-unmodelled")
+    code, out, _ = run(capsys, *command, "--save", plan, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found.pop("launch")["flags"]
+    code, out, err = run(capsys, plan, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == found
+
+
+def test_what_the_user_sets_reaches_the_reader():
+    """A ds_config.json names neither model nor sequence: both come from --set, and dp from the batch: 256 / (2 * 2)."""
+    found = read("deepspeed", str(FILES["deepspeed"]), {"model": "llama3-8b", "data.seqlen": 4096})
+    assert found.config["model"] == "llama3-8b"
+    assert found.config["data"] == {"gbs": 256, "seqlen": 4096, "microbatch_sz": 2}
+    assert found.config["parallelism"]["dp"] == 64
+
+
+@pytest.mark.parametrize("other", FILES)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_of_another_framework_is_told_by_its_name(capsys, kind, other):
+    if kind != other:
+        assert refused(capsys, "--from", kind, FILES[other]) == [f"{FILES[other]}: is {other}'s; try --from {other}"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_no_launch_file_is_one_line(capsys, tmp_path, kind):
+    what = "give a launch script, a config or a log"
+    for name, content, problem in (
+        ("empty", b"", f"is empty; {what}"),
+        ("noise", bytes(range(256)) * 40, f"is no text; {what}"),
+        ("cut.gz", gzip.compress(MEGATRON.read_bytes())[:2000], "damaged gzip file"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert refused(capsys, "--from", kind, path) == [f"{path}: {problem}"]
+    assert refused(capsys, "--from", kind, tmp_path) == [f"{tmp_path}: is a directory; give a file"]
+    assert refused(capsys, "--from", kind, tmp_path / "x.sh") == [f"{tmp_path / 'x.sh'}: no such file"]
+
+
+def test_what_is_nested_too_deep_is_one_line(capsys, tmp_path):
+    for kind, content in (("megatron", "x=${a:-" * 20_000), ("torchtitan", "[a]\nb = " + "[" * 20_000)):
+        path = tmp_path / kind
+        path.write_text(content)
+        assert refused(capsys, "--from", kind, path) == [f"{path}: is nested too deep to be read"]
+
+
+def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("mine")
+    command = ("--from", "megatron", FILES["megatron"], *H100, "--allow-unmodelled", "--save")
+    assert refused(capsys, *command, plan) == [f"--save {plan}: is there already; remove it, or give another name"]
+    assert plan.read_text() == "mine"
+    nowhere = tmp_path / "no" / "plan.yaml"
+    assert refused(capsys, *command, nowhere) == [f"--save {nowhere}: cannot be written (No such file or directory)"]
+
+
+@pytest.mark.parametrize("name", ["megatron-llama3-8b.log", "torchtitan-llama3-8b.log"])
+def test_a_config_that_is_printed_late_in_a_long_log_is_found(capsys, tmp_path, name):
+    text = (DATA / "logs" / name).read_bytes()
+    line = b"INFO: nothing to see here\n"
+    late = tmp_path / "late.log"
+    late.write_bytes(line * (MAX_BYTES // len(line) + 1) + text)
+    kind = name.partition("-")[0]
+    assert read(kind, str(late)).config == read(kind, str(DATA / "logs" / name)).config
+    assert run(capsys, "validate", "--log", late, *H100)[0] == 0
+
+
+def test_a_packed_log_is_the_log(tmp_path):
+    packed = tmp_path / "log.gz"
+    packed.write_bytes(gzip.compress(MEGATRON.read_bytes()))
+    assert read("megatron", str(packed)).config == read("megatron", str(MEGATRON)).config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_report_fits_the_page_and_cuts_no_name_of_a_flag(capsys, kind):
+    path, sets = KINDS[kind]
+    command = ("--from", kind, path, *H100, *sets, "--allow-unmodelled")
+    _, out, _ = run(capsys, *command, "--json")
+    flags = json.loads(out)["launch"]["flags"]
+    _, out, _ = run(capsys, *command)
+    flags_part = out[out.index("\nread from") :]
+    assert not [flag["name"] for flag in flags if flag["name"] not in flags_part]
+    assert max(len(row) for row in flags_part.splitlines()[2:]) <= WIDTH
+
+
+def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp_path):
+    script = tmp_path / "run.sh"
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --bf16"
+    script.write_text(
+        f"torchrun --nproc-per-node 2 pretrain_gpt.py {flags} --vocab-size 512 --optimizer sgd --bogus 1\n"
+    )
+    command = ("--from", "megatron", script, *H100)
+    lines = refused(capsys, *command)
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["--optimizer sgd", "--bogus 1"]
+    assert all(line.endswith("not modelled; --allow-unmodelled leaves it out of the estimate") for line in lines)
+    _, out, _ = run(capsys, *command, "--allow-unmodelled", "--json")
+    notes = [note for note in json.loads(out)["assumptions"] if note.startswith("left out, not modelled")]
+    assert [note.split(": ")[1] for note in notes] == ["--optimizer sgd", "--bogus 1"]
+    assert Job.load(json.dumps(json.loads(out)["config"])).notes
+
+
+def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_path):
+    """tp 2 x pp 2 on a script's one node of 2: refused; with dp 4 it is a job of 16."""
+    script = tmp_path / "run.sh"
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --bf16"
+    layout = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --vocab-size 512"
+    script.write_text(
+        f"torchrun --nnodes 1 --nproc-per-node 2 pretrain_gpt.py {flags} {layout} --global-batch-size 8\n"
+    )
+    command = ("--from", "megatron", script, *H100)
+    fix = "for other nodes than the script's add --set parallelism.dp=N"
+    assert refused(capsys, *command) == [f"{script}: world size 2 is no multiple of tp 2 x pp 2 = 4; {fix}"]
+    code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
+    assert (code, json.loads(out)["devices"]) == (0, 16)
+
+
+def test_a_log_behind_a_container_runtimes_prefix_is_the_log(tmp_path):
+    """kubectl logs and containerd write a time, a stream and a mark before every line."""
+    prefixed = tmp_path / "pod.log"
+    lines = MEGATRON.read_text().splitlines()
+    prefixed.write_text("".join(f"2025-05-27T15:23:07.123456789Z stdout F {line}\n" for line in lines))
+    assert read("megatron", str(prefixed)).config == read("megatron", str(MEGATRON)).config
