@@ -75,6 +75,7 @@ class Options(Config):
     moment_dtype: Dtype | None = None
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
+    recompute_stops_early: bool | None = None
 
 
 class Performance(Options):

@@ -203,15 +203,22 @@ def kernels_of(values: Values, degrees: Degrees, changes: Changes) -> dict[str, 
 
 
 def checkpointing_of(said: Said, changes: Changes) -> dict[str, Any]:
-    """Activation checkpointing: none, full, every n-th block, or by op."""
+    """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file tells."""
+    early = said.values.get("activation_checkpoint.early_stop")
+    plan = recomputed_of(said, changes)
+    if early is None or plan == {"activation_checkpointing_type": "none"}:
+        if early is not None:
+            changes["activation_checkpoint.early_stop"] = ("irrelevant", "nothing is checkpointed")
+        return plan
+    changes["activation_checkpoint.early_stop"] = ("used", "performance.recompute_stops_early")
+    return plan | {"recompute_stops_early": bool(early)}
+
+
+def recomputed_of(said: Said, changes: Changes) -> dict[str, Any]:
+    """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
     values = said.values
     option = str(values.get("activation_checkpoint.selective_ac_option"))
     mode = str(values.get("activation_checkpoint.mode")).lower()
-    if values.get("activation_checkpoint.early_stop") is False and mode != "none":
-        why = "recomputation runs to a block's end; taken as ending with the last saved tensor"
-        changes["activation_checkpoint.early_stop"] = ("unmodelled", why)
-    elif values.get("activation_checkpoint.early_stop") is not None:
-        changes["activation_checkpoint.early_stop"] = ("irrelevant", "as modelled, or nothing is checkpointed")
     if mode != "selective":
         changes["activation_checkpoint.selective_ac_option"] = ("irrelevant", "only with mode selective")
     if mode in {"none", "full"}:
