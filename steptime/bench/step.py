@@ -7,6 +7,7 @@ DDP's own logging and the trace come from steps of their own, which are not time
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.bench.layouts import Laid, lay_out
+from steptime.bench.operands import release
 from steptime.bench.probes import LiveBytes
 from steptime.bench.runnable import as_run
 from steptime.bench.timing import Timing, summary, synchronize
@@ -93,7 +95,7 @@ def run_steps(
         ValueError: the loss is not finite, or did not change.
     """
     job, notes = as_run(job, device.type)
-    laid = lay_out(job, device, seed)
+    laid = laid_out(job, device, seed)
     trainer = Trainer(laid, seed)
     mark("build")
     for i in range(warmup):
@@ -112,6 +114,14 @@ def run_steps(
         profile(trainer, trace)
     mine = {"samples": samples, "peaks": peaks, "rss": rss_peak(), "params": laid.n_params}
     return row(laid, gathered(mine), (first, last), ddp, notes)
+
+
+def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
+    """This rank's part, alone in the allocator: no earlier layout, nor what drew the weights, counts as reserved."""
+    gc.collect()  # modules that refer to each other
+    laid = lay_out(job, device, seed)
+    release(device)
+    return laid
 
 
 def row(

@@ -129,7 +129,7 @@ def peak(job: Job) -> list[Truth]:
     trainer.step()
     found, _ = allocated(trainer)
     assert found is not None
-    return [Truth("peak of a step, small copy of the model", "B", estimate(small).memory.peak_allocated_bytes, found)]
+    return [Truth("peak of a step, the model in small", "B", estimate(small).memory.peak_allocated_bytes, found)]
 
 
 def shrunk(job: Job) -> Job:

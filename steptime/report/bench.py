@@ -27,6 +27,8 @@ TITLES = {
     "collective": "collectives",
 }
 _UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
+STEADY = 1.15
+"""A machine that changes its pace by more tells little of the steps between."""
 _EACH = ("step", "block", "memory", "attention")
 """Kinds of figures of which every one is shown; of the others the errors, and the widest."""
 
@@ -36,13 +38,14 @@ def sections(run: Run) -> list[Section]:
     from steptime.bench.beside import summarise
 
     found = run.found
+    notes = [*run.raw.notes, *found.notes]
     held: list[Section] = [
         head(run),
         each([row for row in found.beside if row.what in _EACH]),
         errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
         counts([row for row in found.beside if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
-        *([Facts("notes", [Fact("-", [note]) for note in run.raw.notes])] if run.raw.notes else []),
+        *([Facts("notes", [Fact("-", [note]) for note in notes])] if notes else []),
         written(run),
     ]
     return [section for section in held if getattr(section, "rows", True)]
@@ -59,15 +62,17 @@ def written(run: Run) -> Facts:
 def head(run: Run) -> Facts:
     """What was measured where, and whether the machine kept its pace."""
     device, drift = run.device, run.raw.drift
-    kind = "threads" if device.kind == "cpu" else "processors"
+    kind = ("thread" if device.kind == "cpu" else "processor") + "s" * (device.processors != 1)
     facts = [
         Fact("process", [run.world_line]),
         Fact("device", [f"{device.name}, {device.processors} {kind}, {quantity(device.memory_bytes, BINARY)}"]),
     ]
     if drift is not None:
-        facts.append(
-            Fact("drift", [f"after the steps the same products took {drift:.2f} times as long as before them"])
-        )
+        told = f"after the steps the same products took {drift:.2f} times as long as before them"
+        steady = 1.0 / STEADY < drift < STEADY
+        facts.append(Fact("drift", [told if steady else f"{told}: measure again when nothing else runs here"]))
+    if not run.found.machine:
+        facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
     return Facts("measured on", facts)
 
 

@@ -228,7 +228,12 @@ def test_emit_repeats_the_arguments(capsys):
         (["bench", "configs/llama3_70b.yaml"], "tp 8 x pp 4 x cp 1 does not divide 1 process; start a multiple of 32"),
         (["bench", "configs/llama2_7b_1gpu.yaml", "--set", "performance.software=megatron-core"], "is not plain torch"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "dpp"], "--layouts: unknown layout (got 'dpp')"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "ddp"], "--layouts ddp: one process has nothing to share"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--device", "cuda"], "cuda"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--steps", "0"], "--steps: at least 1 (got 0)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "-1"], "--seconds: 0 or more, and an end to it (got -1)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "inf"], "--seconds: 0 or more, and an end to it (got inf)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--set", "data.microbatch_sz=4096", "--set", "data.gbs=4096"], "single needs "),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
@@ -237,11 +242,18 @@ def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     for name in [name for name in os.environ if name.startswith(("RANK", "WORLD", "LOCAL_", "MASTER_", "SLURM_"))]:
         monkeypatch.delenv(name)
-    more = ["--out", str(tmp_path)] if args[1] != "startup" and len(args) < 4 else []
+    more = ["--out", str(tmp_path)] if args[1] != "startup" and args[2:] != ["b.yaml"] else []
     assert cli.main([*args, *more]) == 2
     said = capsys.readouterr().err
     assert problem in said
     assert "Traceback" not in said
+
+
+def test_the_document_is_alone_on_standard_output(tmp_path):
+    done = bench(CONFIG, *SMALL, "--only", "block", "--json", "--out", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicted_on"] == "cpu-2core"
+    assert "phase init" in done.stderr
 
 
 def test_without_torch_it_says_what_to_install(capsys, monkeypatch):
