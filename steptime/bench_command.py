@@ -138,8 +138,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     with progress(stages(chosen, world), "benchmark", shown=world.is_root) as done:
         raw = measure_all(job, world, chosen, phases, done)
     if world.is_root:
-        # the log has them either way; standard output is the document's where one is asked for
-        (sys.stderr if options.json else sys.stdout).writelines(f"{line}\n" for line in phases.lines)
+        sys.stderr.writelines(f"{line}\n" for line in [f"world_size={world.world_size}", *phases.lines])
         found = _concluded(job, raw._replace(notes=[*notes, *raw.notes]), world, folder, options)
         if options.json:
             out.json(found.document)

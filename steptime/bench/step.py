@@ -195,8 +195,8 @@ def check(first: float, last: float, *, changed: bool) -> None:
 def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
     """Peak of allocated and of reserved bytes on this rank.
 
-    CUDA: what the allocator saw in the timed steps. CPU: one more step, all storages watched; tables (rotary, mask) and the
-    batch, which the model leaves out, are taken off.
+    CUDA: what the allocator saw in the timed steps. CPU: one more step, all storages watched, and DDP's buckets; tables
+    (rotary, mask) and the batch, which the model leaves out, are taken off.
     """
     device = trainer.laid.device
     if device.type == "cuda":
@@ -210,15 +210,15 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
 
 
 def watched(trainer: Trainer) -> LiveBytes:
-    """A watch that knows all that lives from step to step: gradients too where DDP keeps their buckets."""
+    """A watch that knows all that lives from step to step: DDP's buckets too, which a first forward and backward shows it."""
     laid = trainer.laid
-    with laid.parallel_loss():
-        trainer.forward_backward()
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     tables = [t for part in laid.parts for t in part.tables]
-    grads = [p.grad for p in laid.params if p.grad is not None]
-    live = LiveBytes([*laid.params, *states, *tables, *trainer.batch, *grads])
+    live = LiveBytes([*laid.params, *states, *tables, *trainer.batch])
+    with live, laid.parallel_loss():
+        trainer.forward_backward()
     trainer.optimizer.zero_grad(set_to_none=True)
+    live.forget()
     return live
 
 

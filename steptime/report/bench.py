@@ -22,7 +22,7 @@ TITLES = {
     "memory": "memory",
     "exact": "counts",
     "gemm": "matrix multiplies",
-    "attention": "attention",
+    "attention": "attention, whose rate was fitted to it",
     "memory_bound": "memory-bound kernels",
     "collective": "collectives",
 }
