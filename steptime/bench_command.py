@@ -154,7 +154,7 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     """The machine file, the estimates, and all files of the results."""
     from steptime.bench.conclude import conclude, results
     from steptime.bench.device import describe, torch_version
-    from steptime.bench.diagnostics import diagnostics
+    from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
     from steptime.bench.write import Run, write
 
@@ -163,6 +163,10 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
+    with (folder / "bench.log").open(
+        "a", encoding="utf-8"
+    ) as log:  # for who reads the log; the screen is for the answer
+        log.write(text(header))
     run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
     return _with_rows(run, folder)
 

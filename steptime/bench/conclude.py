@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from steptime.bench import beside
 from steptime.bench.beside import Beside, of
 from steptime.bench.figures import figures, tiers
+from steptime.bench.links import alpha_beta
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
 from steptime.bench.rows import SCHEMA, to_dict
 from steptime.bench.runnable import alone, peak_differences
@@ -150,6 +151,7 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
         ],
         "beside": [row._asdict() | {"error": row.error} for row in found.beside],
         **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
+        "links": [line._asdict() for line in alpha_beta(joined.collectives)],
         "drift": raw.drift,
         "machine": found.machine,
         "predicted_on": found.predictor,

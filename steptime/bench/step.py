@@ -13,16 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from steptime.bench.host_memory import max_rss
 from steptime.bench.layouts import Laid, lay_out
 from steptime.bench.operands import release
 from steptime.bench.probes import LiveBytes
+from steptime.bench.reduce import gathered, over_ranks
 from steptime.bench.runnable import as_run
 from steptime.bench.timing import Timing, summary, synchronize
 from steptime.bench.training import Trainer
@@ -35,9 +37,6 @@ DDP_TIMES = {
     "overlapped_s": "avg_backward_compute_comm_overlap_time",
 }
 """What torch's DDP logs [ns]: how long its communication took, and how much of that hid under backward."""
-
-
-T = TypeVar("T")
 
 
 class StepRow(NamedTuple):
@@ -60,6 +59,8 @@ class StepRow(NamedTuple):
     """Of the process, all it ever ran included."""
     n_params: list[int]
     """Parameter elements held."""
+    over_ranks: dict[str, dict[str, float]]
+    """min, mean, max and std of step_s (medians), rss_bytes and, where known, allocated_bytes."""
     first_loss: float
     last_loss: float
     """Of the timed steps, on one batch: mean over the global batch."""
@@ -112,8 +113,8 @@ def run_steps(
     ddp = ddp_times(trainer)
     if trace is not None:
         profile(trainer, trace)
-    mine = {"samples": samples, "peaks": peaks, "rss": rss_peak(), "params": laid.n_params}
-    return row(laid, gathered(mine), (first, last), ddp, notes)
+    mine = {"samples": samples, "peaks": peaks, "rss": max_rss().own_bytes, "params": laid.n_params}
+    return row(laid, mine, (first, last), ddp, notes)
 
 
 def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
@@ -125,9 +126,12 @@ def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
 
 
 def row(
-    laid: Laid, ranks: list[dict[str, Any]], losses: tuple[float, float], ddp: dict[str, float] | None, notes: list[str]
+    laid: Laid, mine: dict[str, Any], losses: tuple[float, float], ddp: dict[str, float] | None, notes: list[str]
 ) -> StepRow:
-    """All ranks' figures together."""
+    """All ranks' figures together; every rank calls this with its own."""
+    ranks = gathered(mine)
+    known = {"step_s": median(mine["samples"]), "rss_bytes": mine["rss"], "allocated_bytes": mine["peaks"][0]}
+    spread = over_ranks({name: value for name, value in known.items() if value is not None})
     medians = [median(rank["samples"]) for rank in ranks]
     data = laid.job.data
     return StepRow(
@@ -141,20 +145,12 @@ def row(
         reserved_peak_bytes=[rank["peaks"][1] for rank in ranks],
         rss_peak_bytes=[rank["rss"] for rank in ranks],
         n_params=[rank["params"] for rank in ranks],
+        over_ranks={name: found._asdict() for name, found in spread.items()},
         first_loss=losses[0],
         last_loss=losses[1],
         ddp=ddp,
         notes=notes,
     )
-
-
-def gathered(mine: T) -> list[T]:
-    """What every rank has, in rank order, on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
 
 
 def timed(trainer: Trainer, steps: int) -> tuple[list[float], list[Tensor | None]]:
@@ -260,15 +256,3 @@ def profile(trainer: Trainer, folder: Path) -> None:
             trainer.step()
             synchronize(device)
             prof.step()
-
-
-def rss_peak() -> int:
-    """Most bytes of this process that ever were resident; 0 where the system does not say."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    import sys
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit

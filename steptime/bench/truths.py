@@ -20,8 +20,9 @@ from steptime.bench.block import OneBlock
 from steptime.bench.layouts import lay_out
 from steptime.bench.modules import whole
 from steptime.bench.probes import Collectives, Saved
+from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
-from steptime.bench.step import allocated, gathered
+from steptime.bench.step import allocated
 from steptime.bench.training import Trainer
 from steptime.config import ConfigError
 from steptime.job import Job

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from steptime.bench.beside import Beside, Summary
     from steptime.bench.machine_file import Figure
+    from steptime.bench.rows import Collective
     from steptime.bench.write import Run
     from steptime.report.table import Section
 
@@ -45,6 +46,7 @@ def sections(run: Run) -> list[Section]:
         errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
         counts([row for row in found.beside if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
+        links(run.raw.before.collectives),
         *([Facts("notes", [Fact("-", [note]) for note in notes])] if notes else []),
         written(run),
     ]
@@ -120,6 +122,30 @@ def errors(found: Sequence[Summary]) -> Table:
     ]
     notes = [f"worst of {TITLES[s.what]}: {s.worst_name}" for s in found]
     return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
+
+
+def links(measured: Sequence[Collective]) -> Table:
+    """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
+    from steptime.bench.links import alpha_beta, bus_bytes_per_s
+
+    rows = []
+    for line in alpha_beta(measured):
+        mine = [row for row in measured if (row.axis, row.kind, row.ranks) == line[:3]]
+        rate = "-" if line.bus_bytes_per_s is None else quantity(line.bus_bytes_per_s, SI, "B/s")
+        best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
+        name = f"{line.kind} over {line.axis}"
+        rows.append(
+            [
+                name,
+                str(line.ranks),
+                seconds(line.alpha_s),
+                rate,
+                quantity(best, SI, "B/s"),
+                quantity(most, BINARY),
+                percent(line.error_median),
+            ]
+        )
+    return Table("", ["bus bandwidth", "ranks", "latency", "of the line", "best", "up to", "error"], rows)
 
 
 def rates(figures: Mapping[str, Figure]) -> Facts:

@@ -62,7 +62,9 @@ def test_it_leaves_the_machine_the_results_and_the_rows(one):
     assert {path.name for path in folder.iterdir()} == {
         "machine.yaml", "results.json", "predicted_vs_measured.csv", "bench.log", "trace"
     }  # fmt: skip
-    assert done.stdout in (folder / "bench.log").read_text(encoding="utf-8").replace("\r", "")
+    log = (folder / "bench.log").read_text(encoding="utf-8").replace("\r", "")
+    assert done.stdout in log
+    assert "\ntorch: version " in log  # the header of the results, for people
     assert (folder / "trace" / "single" / "rank0.json").stat().st_size > 1000
 
 
@@ -171,6 +173,10 @@ def test_two_ranks_run_every_layout(two):
     assert {row["kind"] for row in found["collectives"]} == {
         "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
     }  # fmt: skip
+    assert {line["kind"]: line["points"] > 5 for line in found["links"]}.keys() == {
+        r["kind"] for r in found["collectives"]
+    }
+    assert "bus bandwidth" in two[1].stdout
     assert found["steps"][0]["ddp"]["comm_s"] > 0
     assert all(len(step["allocated_peak_bytes"]) == 2 for step in found["steps"])
 

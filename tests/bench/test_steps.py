@@ -71,6 +71,8 @@ def test_two_ranks(seen, folder, name):
     assert row["slowest_rank"] == row["rank_s"].index(max(row["rank_s"]))
     assert [len(row[key]) for key in ("rank_s", "n_params", "rss_peak_bytes", "allocated_peak_bytes")] == [2] * 4
     assert row["reserved_peak_bytes"] == [None, None]
+    assert row["over_ranks"]["step_s"]["max"] == max(row["rank_s"])
+    assert row["over_ranks"]["allocated_bytes"]["min"] == min(row["allocated_peak_bytes"])
     assert row["last_loss"] < row["first_loss"]
     for rank in range(2):
         assert steps_in(folder / "trace" / name / f"rank{rank}.json") == {"ProfilerStep#1", "ProfilerStep#2"}
