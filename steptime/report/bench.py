@@ -126,13 +126,14 @@ def errors(found: Sequence[Summary]) -> Table:
 
 def links(measured: Sequence[Collective]) -> Table:
     """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
-    from steptime.bench.links import alpha_beta, bus_bytes_per_s
+    from steptime.bench.links import BEYOND, alpha_beta, bus_bytes_per_s
 
     rows = []
     for line in alpha_beta(measured):
         mine = [row for row in measured if (row.axis, row.kind, row.ranks) == line[:3]]
-        rate = "-" if line.bus_bytes_per_s is None else quantity(line.bus_bytes_per_s, SI, "B/s")
         best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
+        steep = line.bus_bytes_per_s  # sizes that latency rules show no asymptote
+        rate = "-" if steep is None or steep > BEYOND * best else quantity(steep, SI, "B/s")
         name = f"{line.kind} over {line.axis}"
         rows.append(
             [
@@ -145,7 +146,7 @@ def links(measured: Sequence[Collective]) -> Table:
                 percent(line.error_median),
             ]
         )
-    return Table("", ["bus bandwidth", "ranks", "latency", "of the line", "best", "up to", "error"], rows)
+    return Table("", ["bus bandwidth", "ranks", "latency", "asymptote", "best", "up to", "error"], rows)
 
 
 def rates(figures: Mapping[str, Figure]) -> Facts:
