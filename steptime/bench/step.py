@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -211,7 +212,8 @@ def watched(trainer: Trainer) -> LiveBytes:
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     tables = [t for part in laid.parts for t in part.tables]
     live = LiveBytes([*laid.params, *states, *tables, *trainer.batch])
-    with live, laid.parallel_loss():
+    reducers = any(isinstance(run, DistributedDataParallel) for run in laid.runs)
+    with live if reducers else nullcontext(), laid.parallel_loss():  # FSDP2 would show what gloo itself copied
         trainer.forward_backward()
     trainer.optimizer.zero_grad(set_to_none=True)
     live.forget()
