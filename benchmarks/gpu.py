@@ -1,7 +1,8 @@
 """Llama 1B to 8B on one GPU: `python benchmarks/gpu.py --out benchmarks/results/h200`.
 
 The machine is measured once; then every plan runs in a process of its own, and the machine predicts it. No constant comes from
-the steps. Plans whose results are there are not run again, so a run that was cut off goes on where it stopped.
+the steps. Plans whose results are there are not run again, so a run that was cut off goes on where it stopped; a plan that fails
+(out of memory, say) is named, and the others run.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def sets(settings: list[str]) -> list[str]:
 
 def measured(out: Path, plan: Plan, machine: Path, steps: int, *, trace: bool) -> dict[str, Any]:
     """One plan's row: its step and its memory, predicted and measured."""
-    settings = sets([*plan.sets, f"hardware.node_type={machine.resolve()}"])
+    settings = sets([*plan.sets, f"hardware.node_type={machine}"])
     found = bench(out / plan.name, "--only", "step", "--steps", str(steps), *settings, *["--trace"] * trace)
     (step,) = found["steps"]
     row = {"plan": plan.name, "step s": step["median_s"], "predicted s": step["predicted_step_s"]}
@@ -108,12 +109,16 @@ def main() -> None:
     options = parser.parse_args()
     bench(options.out / "machine", "--only", "sweeps,block", "--seconds", options.seconds)
     machine = options.out / "machine" / "machine.yaml"
-    rows = []
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
     for plan in (plan for plan in PLANS if options.plans in plan.name):
         trace = plan == Plan("llama3-8b", 4096, 1, "none")
-        rows.append(measured(options.out, plan, machine, options.steps, trace=trace))
+        try:
+            rows.append(measured(options.out, plan, machine, options.steps, trace=trace))
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{plan.name}: failed with {error.returncode}; why: {options.out / plan.name / 'bench.log'}")
         table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".4g")
-        text = "\n".join([f"`{' '.join(sys.argv)}`", "", table, "", *errors(rows), ""])
+        text = "\n".join([f"`{' '.join(sys.argv)}`", "", table, "", *errors(rows), *failed, ""])
         (options.out / "predicted_vs_measured.md").write_text(text, encoding="utf-8")
     print((options.out / "predicted_vs_measured.md").read_text(encoding="utf-8"))
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,21 @@ def bench(options: Namespace, out: Printer) -> int:
         again = _arguments(options)
         out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
         return 0
+    _check(options)
     if missing := [name for name in ("torch", "psutil") if find_spec(name) is None]:
         raise ConfigError(f"bench: needs {' and '.join(missing)}; pip install 'steptime[bench]'")
     return _measured(options, out)
+
+
+def _check(options: Namespace) -> None:
+    """Raise for numbers that no benchmark can run with."""
+    problems = []
+    if not 0.0 <= options.seconds < inf:
+        problems.append(f"--seconds: 0 or more, and an end to it (got {options.seconds:g})")
+    if options.steps < 1:
+        problems.append(f"--steps: at least 1 (got {options.steps}); --only sweeps,block,exact runs none")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _arguments(options: Namespace) -> list[str]:
@@ -125,7 +138,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     with progress(stages(chosen, world), "benchmark", shown=world.is_root) as done:
         raw = measure_all(job, world, chosen, phases, done)
     if world.is_root:
-        sys.stdout.writelines(f"{line}\n" for line in phases.lines)
+        sys.stderr.writelines(f"{line}\n" for line in [f"world_size={world.world_size}", *phases.lines])
         found = _concluded(job, raw._replace(notes=[*notes, *raw.notes]), world, folder, options)
         if options.json:
             out.json(found.document)
@@ -141,7 +154,7 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     """The machine file, the estimates, and all files of the results."""
     from steptime.bench.conclude import conclude, results
     from steptime.bench.device import describe, torch_version
-    from steptime.bench.diagnostics import diagnostics
+    from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
     from steptime.bench.write import Run, write
 
@@ -150,6 +163,10 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
+    with (folder / "bench.log").open(
+        "a", encoding="utf-8"
+    ) as log:  # for who reads the log; the screen is for the answer
+        log.write(text(header))
     run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
     return _with_rows(run, folder)
 

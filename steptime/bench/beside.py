@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 What = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
 
 
+UPDATES = ("adamw", "adamw_fused")
+"""Memory-bound work that has one direction only."""
+
+
 class Beside(NamedTuple):
     """One figure twice, in SI units."""
 
@@ -111,7 +115,7 @@ def moves(found: Estimate, measured: Iterable[rows.Move], dtype: str, statistic:
     return [
         of(
             "memory_bound",
-            f"{row.name} {row.direction}",
+            row.name if row.name in UPDATES else f"{row.name} {row.direction}",
             compute.move_pass(row.bytes, 1.0, rates).time_s,
             row.timing,
             statistic,

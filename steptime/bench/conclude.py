@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from steptime.bench import beside
 from steptime.bench.beside import Beside, of
 from steptime.bench.figures import figures, tiers
+from steptime.bench.links import alpha_beta
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
 from steptime.bench.rows import SCHEMA, to_dict
-from steptime.bench.runnable import alone
+from steptime.bench.runnable import alone, peak_differences
 from steptime.machine import Machine
 from steptime.mesh import group
 from steptime.step import Estimate, estimate
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from steptime.bench.block import BlockRow
     from steptime.bench.device import Device
-    from steptime.bench.fit import Statistic
     from steptime.bench.run import Raw, Step
     from steptime.bench.world import World
     from steptime.job import Job
@@ -40,9 +40,13 @@ class Conclusion(NamedTuple):
     """Of the accelerator that was calibrated; empty where none was."""
     machine: dict[str, Any] | None
     """The machine file's mapping; None where nothing was calibrated."""
+    predictor: str
+    """The machine whose figures predict: the measured one, else the config's."""
     beside: list[Beside]
     estimates: list[Estimate]
     """Of the steps, in their order."""
+    notes: list[str]
+    """Why measured peaks may differ from the estimates, where they do."""
 
 
 def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Provenance, path: Path) -> Conclusion:
@@ -64,8 +68,9 @@ def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Prove
         path.write_text(machine_yaml(document), encoding="utf-8")
         machine = Machine.load(str(path))
     steps = [(step, estimate(step.job.replace(hardware=machine))) for step in raw.steps]
-    rows = beside_all(job.replace(hardware=machine), raw, steps, device.statistic)
-    return Conclusion(found, document, rows, [predicted for _, predicted in steps])
+    rows = beside_all(job.replace(hardware=machine), raw, steps, device)
+    why = [note for step, predicted in steps for note in reasons(step, predicted, device)]
+    return Conclusion(found, document, machine.name, rows, [predicted for _, predicted in steps], why)
 
 
 def crosses(job: Job, axis: str, per_node: int) -> bool:
@@ -76,12 +81,12 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
     return ranks * stride > per_node
 
 
-def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], statistic: Statistic) -> list[Beside]:
+def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], device: Device) -> list[Beside]:
     """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
-    dtype, own = job.software.compute_dtype, estimate(job)
+    dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
     rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
-    rows += [row for block in raw.blocks for row in of_block(job, block, statistic)]
+    rows += [row for block in raw.blocks for row in of_block(job, block, device)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
     rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
     rows += beside.gemms(own, joined.gemms, dtype, statistic)
@@ -96,15 +101,15 @@ def name_of(step: Step) -> str:
     return f"{step.row.layout} on {step.row.ranks}" if step.row.ranks > 1 else step.row.layout
 
 
-def of_block(job: Job, block: BlockRow, statistic: Statistic) -> list[Beside]:
-    """One block by itself, recomputation in backward included."""
-    timing = estimate(alone(job, block.recompute)).timing
+def of_block(job: Job, block: BlockRow, device: Device) -> list[Beside]:
+    """One block by itself, of the kernels that the device runs, recomputation in backward included."""
+    timing = estimate(alone(job, block.recompute, device.kind)).timing
     replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
     again = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, statistic),
-        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, statistic),
+        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, device.statistic),
+        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, device.statistic),
     ]
 
 
@@ -126,6 +131,14 @@ def of_memory(step: Step, predicted: Estimate) -> list[Beside]:
     return rows
 
 
+def reasons(step: Step, predicted: Estimate, device: Device) -> list[str]:
+    """What is known to set a layout's allocated peak apart from the estimate; none where both are equal."""
+    if all(row.predicted == row.measured for row in of_memory(step, predicted) if row.name.startswith("allocated")):
+        return []
+    known = peak_differences(step.job, device.kind) or ["no reason is known: the estimate is off"]
+    return [f"allocated, {name_of(step)}: {reason}" for reason in known]
+
+
 def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
     """results.json without its header: everything measured and predicted, in SI units."""
     joined = raw.before.joined(raw.after)
@@ -138,9 +151,11 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
         ],
         "beside": [row._asdict() | {"error": row.error} for row in found.beside],
         **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
+        "links": [line._asdict() for line in alpha_beta(joined.collectives)],
         "drift": raw.drift,
         "machine": found.machine,
-        "notes": raw.notes,
+        "predicted_on": found.predictor,
+        "notes": [*raw.notes, *found.notes],
     }
 
 

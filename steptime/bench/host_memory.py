@@ -25,8 +25,11 @@ class MaxRss(NamedTuple):
 
 
 def max_rss() -> MaxRss:
-    """High-water marks of resident memory since the process began (getrusage: KiB on Linux, bytes on macOS)."""
-    import resource  # POSIX only
+    """High-water marks of resident memory since the process began (getrusage: KiB on Linux, bytes on macOS); 0 on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return MaxRss(0, 0)
 
     unit = 1 if sys.platform == "darwin" else 1024
     own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

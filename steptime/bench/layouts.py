@@ -221,7 +221,7 @@ def own_part(full: Tensor, param: Tensor) -> Tensor:
 
 
 def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.device) -> nn.Module:
-    """DistributedDataParallel over dp, buckets of the size that the job says, gradients as views of them."""
+    """DistributedDataParallel over dp, buckets of the size that the job says, beside the gradients or in their place."""
     elements = float(sum(p.numel() for p in part.parameters()))
     mib = bucket_size(job, elements) * ITEMSIZE[job.software.main_grad_dtype] / MIB
     ids = None if device.index is None else [device.index]
@@ -230,7 +230,7 @@ def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.dev
         device_ids=ids,
         process_group=mesh["dp"].get_group(),
         bucket_cap_mb=mib,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=not job.software.reducer_buckets,
     )
 
 

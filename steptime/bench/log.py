@@ -88,7 +88,7 @@ def _open(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a", encoding="utf-8", errors="replace", buffering=1)
     except OSError as error:
-        raise ConfigError(f"log: {path} cannot be written ({error.strerror})") from None
+        raise ConfigError(f"{path}: the log cannot be written ({error.strerror}); name another folder") from None
 
 
 @contextmanager

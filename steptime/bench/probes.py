@@ -222,6 +222,10 @@ class LiveBytes(TorchDispatchMode):
         if moment.total > self.peak.total:
             self.peak = moment
 
+    def forget(self) -> None:
+        """Begin anew, knowing what is alive."""
+        self.moments, self.peak = [], Moment("", 0, [])
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum, isnan, nan, sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Spread(NamedTuple):
@@ -33,12 +35,12 @@ def over_ranks(values: Mapping[str, float | None], weights: Mapping[str, float] 
         ValueError: some ranks have not tracked a metric, or its weights are missing on some, negative or all zero; it names
             metrics and ranks, on all of them.
     """
-    ranks = _gather((dict(values), dict(weights or {})))
+    ranks = gathered((dict(values), dict(weights or {})))
     names = list(dict.fromkeys(name for tracked, _ in ranks for name in tracked))
     problems, found = [], {}
     for name in names:
-        column = [tracked.get(name) for tracked, _ in ranks]
-        shares = [given.get(name) for _, given in ranks]
+        column: list[Any] = [tracked.get(name) for tracked, _ in ranks]
+        shares: list[Any] = [given.get(name) for _, given in ranks]
         if all(share is None for share in shares):
             shares = [1.0] * len(ranks)
         problem = _problem(name, column, shares)
@@ -75,15 +77,15 @@ def slowest_rank(samples: Sequence[float]) -> int:
 
 def _columns(samples: Sequence[float]) -> list[tuple[float, ...]]:
     """Of each repetition, the seconds of all ranks."""
-    rows = _gather([float(sample) for sample in samples])
+    rows = gathered([float(sample) for sample in samples])
     counts = [len(row) for row in rows]
     if len(set(counts)) > 1:
         raise ValueError(f"the ranks have different numbers of samples: {', '.join(map(str, counts))}, by rank")
     return list(zip(*rows, strict=True))
 
 
-def _gather(mine: Any) -> list[Any]:
-    """What each rank has, in the order of ranks."""
+def gathered(mine: T) -> list[T]:
+    """What each rank has, in rank order, on every rank."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

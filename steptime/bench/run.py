@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.bench import attention, bandwidth, collectives, gemm, optimizer
+from steptime.bench import attention, bandwidth, collectives, gemm, operands, optimizer
 from steptime.bench.block import BlockRow, run_block
 from steptime.bench.figures import Measured
 from steptime.bench.layouts import lay_out, make_mesh
@@ -16,6 +16,7 @@ from steptime.bench.step import StepRow, run_steps
 from steptime.bench.training import Trainer
 from steptime.bench.truths import Truth, layout_truths, truths
 from steptime.config import ConfigError
+from steptime.step import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ SHARES = {"gemm": 0.4, "attention": 0.2, "moves": 0.15, "optimizer": 0.1, "launc
 """Of the seconds of a calibration."""
 AGAIN = 0.3
 """Share of the seconds for the calibration after the steps, of what the config itself runs."""
+GIB = 2.0**30
 
 
 class Options(NamedTuple):
@@ -104,6 +106,8 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
     jobs = [named(job, name, world.world_size) for name in options.layouts] or [job]
     if options.parts - {"sweeps"}:
         refuse(jobs, world.device.type)
+    if "step" in options.parts:
+        refuse_large(jobs, world)
     before = after = NOTHING
     blocks: list[BlockRow] = []
     steps: list[Step] = []
@@ -151,6 +155,25 @@ def refuse(jobs: list[Job], device_type: str) -> None:
     problems = [problem for job in jobs for problem in unsupported(as_run(job, device_type)[0], device_type)]
     if problems:
         raise ConfigError(f"{problem} (or --only sweeps)" for problem in dict.fromkeys(problems))
+
+
+def refuse_large(jobs: list[Job], world: World) -> None:
+    """Raise for steps that a host has no memory for: it would stop other programs, where CUDA's allocator stops this one.
+
+    Raises:
+        ConfigError: one line per layout.
+    """
+    if world.device.type == "cuda":
+        return
+    ranks, free = -(-world.world_size // world.nodes), operands.free_bytes(world.device)
+    problems = []
+    for job in jobs:
+        needed = ranks * estimate(as_run(job, world.device.type)[0]).memory.peak_allocated_bytes
+        if needed > free:
+            sizes = f"{layout_name(job)} needs {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free here"
+            problems.append(f"memory: {sizes}; --set a smaller data.microbatch_sz or model.n_layers (or --only sweeps)")
+    if problems:
+        raise ConfigError(problems)
 
 
 def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Measured:

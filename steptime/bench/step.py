@@ -7,20 +7,25 @@ DDP's own logging and the trace come from steps of their own, which are not time
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from steptime.bench.host_memory import max_rss
 from steptime.bench.layouts import Laid, lay_out
+from steptime.bench.operands import release
 from steptime.bench.probes import LiveBytes
+from steptime.bench.reduce import gathered, over_ranks
 from steptime.bench.runnable import as_run
 from steptime.bench.timing import Timing, summary, synchronize
 from steptime.bench.training import Trainer
@@ -33,9 +38,6 @@ DDP_TIMES = {
     "overlapped_s": "avg_backward_compute_comm_overlap_time",
 }
 """What torch's DDP logs [ns]: how long its communication took, and how much of that hid under backward."""
-
-
-T = TypeVar("T")
 
 
 class StepRow(NamedTuple):
@@ -58,6 +60,8 @@ class StepRow(NamedTuple):
     """Of the process, all it ever ran included."""
     n_params: list[int]
     """Parameter elements held."""
+    over_ranks: dict[str, dict[str, float]]
+    """min, mean, max and std of step_s (medians), rss_bytes and, where known, allocated_bytes."""
     first_loss: float
     last_loss: float
     """Of the timed steps, on one batch: mean over the global batch."""
@@ -93,7 +97,7 @@ def run_steps(
         ValueError: the loss is not finite, or did not change.
     """
     job, notes = as_run(job, device.type)
-    laid = lay_out(job, device, seed)
+    laid = laid_out(job, device, seed)
     trainer = Trainer(laid, seed)
     mark("build")
     for i in range(warmup):
@@ -110,14 +114,25 @@ def run_steps(
     ddp = ddp_times(trainer)
     if trace is not None:
         profile(trainer, trace)
-    mine = {"samples": samples, "peaks": peaks, "rss": rss_peak(), "params": laid.n_params}
-    return row(laid, gathered(mine), (first, last), ddp, notes)
+    mine = {"samples": samples, "peaks": peaks, "rss": max_rss().own_bytes, "params": laid.n_params}
+    return row(laid, mine, (first, last), ddp, notes)
+
+
+def laid_out(job: Job, device: torch.device, seed: int) -> Laid:
+    """This rank's part, alone in the allocator: no earlier layout, nor what drew the weights, counts as reserved."""
+    gc.collect()  # modules that refer to each other
+    laid = lay_out(job, device, seed)
+    release(device)
+    return laid
 
 
 def row(
-    laid: Laid, ranks: list[dict[str, Any]], losses: tuple[float, float], ddp: dict[str, float] | None, notes: list[str]
+    laid: Laid, mine: dict[str, Any], losses: tuple[float, float], ddp: dict[str, float] | None, notes: list[str]
 ) -> StepRow:
-    """All ranks' figures together."""
+    """All ranks' figures together; every rank calls this with its own."""
+    ranks = gathered(mine)
+    known = {"step_s": median(mine["samples"]), "rss_bytes": mine["rss"], "allocated_bytes": mine["peaks"][0]}
+    spread = over_ranks({name: value for name, value in known.items() if value is not None})
     medians = [median(rank["samples"]) for rank in ranks]
     data = laid.job.data
     return StepRow(
@@ -131,20 +146,12 @@ def row(
         reserved_peak_bytes=[rank["peaks"][1] for rank in ranks],
         rss_peak_bytes=[rank["rss"] for rank in ranks],
         n_params=[rank["params"] for rank in ranks],
+        over_ranks={name: found._asdict() for name, found in spread.items()},
         first_loss=losses[0],
         last_loss=losses[1],
         ddp=ddp,
         notes=notes,
     )
-
-
-def gathered(mine: T) -> list[T]:
-    """What every rank has, in rank order, on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
 
 
 def timed(trainer: Trainer, steps: int) -> tuple[list[float], list[Tensor | None]]:
@@ -185,8 +192,8 @@ def check(first: float, last: float, *, changed: bool) -> None:
 def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
     """Peak of allocated and of reserved bytes on this rank.
 
-    CUDA: what the allocator saw in the timed steps. CPU: one more step, all storages watched; tables (rotary, mask) and the
-    batch, which the model leaves out, are taken off.
+    CUDA: what the allocator saw in the timed steps. CPU: one more step, all storages watched, and DDP's buckets; tables
+    (rotary, mask) and the batch, which the model leaves out, are taken off.
     """
     device = trainer.laid.device
     if device.type == "cuda":
@@ -200,15 +207,16 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
 
 
 def watched(trainer: Trainer) -> LiveBytes:
-    """A watch that knows all that lives from step to step: gradients too where DDP keeps their buckets."""
+    """A watch that knows all that lives from step to step: DDP's buckets too, which a first forward and backward shows it."""
     laid = trainer.laid
-    with laid.parallel_loss():
-        trainer.forward_backward()
     states = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
     tables = [t for part in laid.parts for t in part.tables]
-    grads = [p.grad for p in laid.params if p.grad is not None]
-    live = LiveBytes([*laid.params, *states, *tables, *trainer.batch, *grads])
+    live = LiveBytes([*laid.params, *states, *tables, *trainer.batch])
+    reducers = any(isinstance(run, DistributedDataParallel) for run in laid.runs)
+    with live if reducers else nullcontext(), laid.parallel_loss():  # FSDP2 would show what gloo itself copied
+        trainer.forward_backward()
     trainer.optimizer.zero_grad(set_to_none=True)
+    live.forget()
     return live
 
 
@@ -250,15 +258,3 @@ def profile(trainer: Trainer, folder: Path) -> None:
             trainer.step()
             synchronize(device)
             prof.step()
-
-
-def rss_peak() -> int:
-    """Most bytes of this process that ever were resident; 0 where the system does not say."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    import sys
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit

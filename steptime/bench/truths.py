@@ -20,8 +20,9 @@ from steptime.bench.block import OneBlock
 from steptime.bench.layouts import lay_out
 from steptime.bench.modules import whole
 from steptime.bench.probes import Collectives, Saved
+from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
-from steptime.bench.step import allocated, gathered
+from steptime.bench.step import allocated
 from steptime.bench.training import Trainer
 from steptime.config import ConfigError
 from steptime.job import Job
@@ -129,7 +130,7 @@ def peak(job: Job) -> list[Truth]:
     trainer.step()
     found, _ = allocated(trainer)
     assert found is not None
-    return [Truth("peak of a step, small copy of the model", "B", estimate(small).memory.peak_allocated_bytes, found)]
+    return [Truth("peak of a step, the model in small", "B", estimate(small).memory.peak_allocated_bytes, found)]
 
 
 def shrunk(job: Job) -> Job:

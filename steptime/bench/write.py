@@ -1,4 +1,4 @@
-"""The files of one benchmark's results: results.json, predicted_vs_measured.csv and .txt beside machine.yaml."""
+"""The files of one benchmark's results: results.json beside machine.yaml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 def write(folder: Path, run: Run) -> Run:
-    """Write results.json and the rows for `3dtrn validate`; the run with the names of all files."""
+    """Write results.json; the run with the names of the files so far."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")
     files = ["machine.yaml"] if run.found.machine else []

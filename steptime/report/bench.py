@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from steptime.bench.beside import Beside, Summary
     from steptime.bench.machine_file import Figure
+    from steptime.bench.rows import Collective
     from steptime.bench.write import Run
     from steptime.report.table import Section
 
@@ -22,11 +23,13 @@ TITLES = {
     "memory": "memory",
     "exact": "counts",
     "gemm": "matrix multiplies",
-    "attention": "attention",
+    "attention": "attention, whose rate was fitted to it",
     "memory_bound": "memory-bound kernels",
     "collective": "collectives",
 }
 _UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
+STEADY = 1.15
+"""A machine that changes its pace by more tells little of the steps between."""
 _EACH = ("step", "block", "memory", "attention")
 """Kinds of figures of which every one is shown; of the others the errors, and the widest."""
 
@@ -36,13 +39,15 @@ def sections(run: Run) -> list[Section]:
     from steptime.bench.beside import summarise
 
     found = run.found
+    notes = [*run.raw.notes, *found.notes]
     held: list[Section] = [
         head(run),
         each([row for row in found.beside if row.what in _EACH]),
         errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
         counts([row for row in found.beside if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
-        *([Facts("notes", [Fact("-", [note]) for note in run.raw.notes])] if run.raw.notes else []),
+        links(run.raw.before.collectives),
+        *([Facts("notes", [Fact("-", [note]) for note in notes])] if notes else []),
         written(run),
     ]
     return [section for section in held if getattr(section, "rows", True)]
@@ -59,15 +64,17 @@ def written(run: Run) -> Facts:
 def head(run: Run) -> Facts:
     """What was measured where, and whether the machine kept its pace."""
     device, drift = run.device, run.raw.drift
-    kind = "threads" if device.kind == "cpu" else "processors"
+    kind = ("thread" if device.kind == "cpu" else "processor") + "s" * (device.processors != 1)
     facts = [
         Fact("process", [run.world_line]),
         Fact("device", [f"{device.name}, {device.processors} {kind}, {quantity(device.memory_bytes, BINARY)}"]),
     ]
     if drift is not None:
-        facts.append(
-            Fact("drift", [f"after the steps the same products took {drift:.2f} times as long as before them"])
-        )
+        told = f"after the steps the same products took {drift:.2f} times as long as before them"
+        steady = 1.0 / STEADY < drift < STEADY
+        facts.append(Fact("drift", [told if steady else f"{told}: measure again when nothing else runs here"]))
+    if not run.found.machine:
+        facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
     return Facts("measured on", facts)
 
 
@@ -115,6 +122,31 @@ def errors(found: Sequence[Summary]) -> Table:
     ]
     notes = [f"worst of {TITLES[s.what]}: {s.worst_name}" for s in found]
     return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
+
+
+def links(measured: Sequence[Collective]) -> Table:
+    """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
+    from steptime.bench.links import BEYOND, alpha_beta, bus_bytes_per_s
+
+    rows = []
+    for line in alpha_beta(measured):
+        mine = [row for row in measured if (row.axis, row.kind, row.ranks) == line[:3]]
+        best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
+        steep = line.bus_bytes_per_s  # sizes that latency rules show no asymptote
+        rate = "-" if steep is None or steep > BEYOND * best else quantity(steep, SI, "B/s")
+        name = f"{line.kind} over {line.axis}"
+        rows.append(
+            [
+                name,
+                str(line.ranks),
+                seconds(line.alpha_s),
+                rate,
+                quantity(best, SI, "B/s"),
+                quantity(most, BINARY),
+                percent(line.error_median),
+            ]
+        )
+    return Table("", ["bus bandwidth", "ranks", "latency", "asymptote", "best", "up to", "error"], rows)
 
 
 def rates(figures: Mapping[str, Figure]) -> Facts:

@@ -60,6 +60,8 @@ def startup_command(paths: Sequence[str]) -> Answer:
         return startup.read_stamps(path) if path.endswith(".csv") else [startup.read_log(path)]
 
     rows = [row for each in _all(paths, read) for row in each]
+    if len(paths) == len(rows) > len({row.log for row in rows}):  # alike names in several folders
+        rows = [row._replace(log=path) for row, path in zip(rows, paths, strict=True)]
     started = [row for row in rows if isinstance(row, startup.Startup)]
     never = [row for row in rows if isinstance(row, startup.NeverStarted)]
     unclear = [row for row in rows if isinstance(row, startup.Unclear)]

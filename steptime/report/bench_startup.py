@@ -63,15 +63,17 @@ def _sizes(started: list[Startup]) -> Table:
 
 
 def _rows(started: list[Startup]) -> Table:
-    rows, notes = [], []
+    rows: list[list[str]] = []
+    noted: dict[str, list[str]] = {}
     for row, took in zip(started, _stamped([row.seconds_s for row in started]), strict=True):
         mark = ""
         if row.notes:
             mark = " *"
-            notes.append(f"* {row.log}: {'; '.join(row.notes)}")
+            noted.setdefault("; ".join(row.notes), []).append(row.log)
         size = "-" if row.world_size is None else str(row.world_size)
         when = "-" if row.start is None else row.start.strftime("%Y-%m-%d %H:%M:%S")
         rows.append([row.log, took + mark, size, when])
+    notes = [f"* {', '.join(logs)}: {note}" if len(noted) > 1 else f"* {note}" for note, logs in noted.items()]
     return Table("start-up by log", ["", "s", "ranks", "job start"], rows, notes)
 
 

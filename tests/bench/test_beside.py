@@ -9,7 +9,9 @@ import pytest
 from steptime import Job, estimate
 from steptime.bench import beside, rows
 from steptime.bench.beside import Beside, summarise
-from steptime.bench.conclude import crosses
+from steptime.bench.block import BlockRow
+from steptime.bench.conclude import crosses, of_block
+from steptime.bench.device import Device
 from steptime.bench.spread import LAYOUTS, named, spread
 from steptime.bench.timing import Timing
 from steptime.config import ConfigError
@@ -103,3 +105,12 @@ def test_which_axes_leave_the_node(job):
     wide = job.replace(**{"parallelism.tp": 2, "parallelism.dp": 2, "parallelism.pp": 2, "data.gbs": 8})
     assert [crosses(wide, axis, 4) for axis in ("tp", "dp", "pp")] == [False, False, True]
     assert [crosses(wide, axis, 2) for axis in ("tp", "dp", "pp")] == [False, True, True]
+
+
+def test_a_block_is_predicted_with_the_kernels_of_its_device(job):
+    """RMSNorm is one kernel on a GPU and several on a CPU: three accesses of 4 B against seventeen, say, backward."""
+    timing = Timing(1.0, 1.0, 1.0, 5)
+    block = BlockRow("none", "fp32", 2, 512, timing, timing, 0)
+    cpu = Device("cpu", "a", 1e9, 1e9, 2)
+    ours, other = (of_block(job, block, cpu._replace(kind=kind)) for kind in ("cpu", "cuda"))
+    assert all(fused.predicted < composite.predicted for composite, fused in zip(ours, other, strict=True))

@@ -62,7 +62,9 @@ def test_it_leaves_the_machine_the_results_and_the_rows(one):
     assert {path.name for path in folder.iterdir()} == {
         "machine.yaml", "results.json", "predicted_vs_measured.csv", "bench.log", "trace"
     }  # fmt: skip
-    assert done.stdout in (folder / "bench.log").read_text(encoding="utf-8").replace("\r", "")
+    log = (folder / "bench.log").read_text(encoding="utf-8").replace("\r", "")
+    assert done.stdout in log
+    assert "\ntorch: version " in log  # the header of the results, for people
     assert (folder / "trace" / "single" / "rank0.json").stat().st_size > 1000
 
 
@@ -133,7 +135,7 @@ def test_the_report_names_what_counts(one):
         assert words in out
     assert max(len(line) for line in out.splitlines() if str(one[0]) not in line) <= 80
     assert "\x1b" not in out + one[1].stderr
-    assert "phase first_step" in out
+    assert "phase first_step" in one[1].stderr
 
 
 def test_its_log_tells_the_start_up(one, capsys):
@@ -141,6 +143,7 @@ def test_its_log_tells_the_start_up(one, capsys):
 
     assert cli.main(["bench", "startup", str(one[0] / "bench.log"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["startup"]["started"]
+    assert row["world_size"] == 1
     assert row["phases_s"].keys() >= {"imports", "init", "build", "first_step"}
 
 
@@ -170,6 +173,10 @@ def test_two_ranks_run_every_layout(two):
     assert {row["kind"] for row in found["collectives"]} == {
         "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
     }  # fmt: skip
+    assert {line["kind"]: line["points"] > 5 for line in found["links"]}.keys() == {
+        r["kind"] for r in found["collectives"]
+    }
+    assert "bus bandwidth" in two[1].stdout
     assert found["steps"][0]["ddp"]["comm_s"] > 0
     assert all(len(step["allocated_peak_bytes"]) == 2 for step in found["steps"])
 
@@ -228,7 +235,12 @@ def test_emit_repeats_the_arguments(capsys):
         (["bench", "configs/llama3_70b.yaml"], "tp 8 x pp 4 x cp 1 does not divide 1 process; start a multiple of 32"),
         (["bench", "configs/llama2_7b_1gpu.yaml", "--set", "performance.software=megatron-core"], "is not plain torch"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "dpp"], "--layouts: unknown layout (got 'dpp')"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "ddp"], "--layouts ddp: one process has nothing to share"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--device", "cuda"], "cuda"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--steps", "0"], "--steps: at least 1 (got 0)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "-1"], "--seconds: 0 or more, and an end to it (got -1)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "inf"], "--seconds: 0 or more, and an end to it (got inf)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--set", "data.microbatch_sz=4096", "--set", "data.gbs=4096"], "single needs "),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
@@ -237,11 +249,18 @@ def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     for name in [name for name in os.environ if name.startswith(("RANK", "WORLD", "LOCAL_", "MASTER_", "SLURM_"))]:
         monkeypatch.delenv(name)
-    more = ["--out", str(tmp_path)] if args[1] != "startup" and len(args) < 4 else []
+    more = ["--out", str(tmp_path)] if args[1] != "startup" and args[2:] != ["b.yaml"] else []
     assert cli.main([*args, *more]) == 2
     said = capsys.readouterr().err
     assert problem in said
     assert "Traceback" not in said
+
+
+def test_the_document_is_alone_on_standard_output(tmp_path):
+    done = bench(CONFIG, *SMALL, "--only", "block", "--json", "--out", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predicted_on"] == "cpu-2core"
+    assert "phase init" in done.stderr
 
 
 def test_without_torch_it_says_what_to_install(capsys, monkeypatch):

@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_written_is_one_line(capsys, tmp_path, rank):
     assert guarded(lambda: print("never"), worker(rank), path) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("[rank 1] " * rank + f"log: {path} cannot be written (")
+    assert err.startswith("[rank 1] " * rank + f"{path}: the log cannot be written (")
     assert err.count("\n") == 1
 
 

@@ -81,7 +81,7 @@ def ranks(monkeypatch):
     """Stand in for a process group: what each rank would bring."""
 
     def bring(*rows):
-        monkeypatch.setattr(reduce, "_gather", lambda mine: list(rows))
+        monkeypatch.setattr(reduce, "gathered", lambda mine: list(rows))
 
     return bring
 
