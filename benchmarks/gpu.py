@@ -101,7 +101,7 @@ def errors(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plans", default="", help="only plans with this in their name")
     parser.add_argument("--seconds", default="90", help="of the sweeps that measure the machine")

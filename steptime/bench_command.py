@@ -28,6 +28,8 @@ LOGS = ("startup", "memory", "scaling")
 """First words that read logs instead of running a benchmark."""
 FOLDER = "steptime-bench"
 GIB = 2.0**30
+SAMPLE_S = 2.0
+"""Seconds between samples of the host's memory: each looks through all processes."""
 
 
 def bench(options: Namespace, out: Printer) -> int:
@@ -98,9 +100,8 @@ def _measured(options: Namespace, out: Printer) -> int:
     from steptime.bench.phases import Phases
     from steptime.bench.world import find
 
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # threads that wait should not take the cores of those that work
+    # threads that wait should not take the cores of those that work
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     phases, launch = Phases(), find()
     with alike(launch):
         job, folder = load(options.words[0], options.sets), _folder(options.out)
@@ -123,23 +124,31 @@ def _folder(asked: str | None) -> Path:
 
 def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namespace, out: Printer) -> int:
     """Start, measure, and on the root conclude, write and print."""
+    from steptime.bench.host_memory import Sampler
     from steptime.bench.log import progress
+    from steptime.bench.phases import job_start_s, job_started
     from steptime.bench.run import Options, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
 
     phases.end("imports")
+    if launch.rank == 0 and (began := job_start_s()) is not None:
+        sys.stderr.write(job_started(began) + "\n")
     world = start(launch, options.device)
     phases.end("init")
     job, notes = spread(job, world.world_size)
     chosen = Options(
         folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
     )
-    with progress(stages(chosen, world), "benchmark", shown=world.is_root) as done:
+    with (
+        Sampler(interval_s=SAMPLE_S) as host,
+        progress(stages(chosen, world), "benchmark", shown=world.is_root) as done,
+    ):
         raw = measure_all(job, world, chosen, phases, done)
     if world.is_root:
         sys.stderr.writelines(f"{line}\n" for line in [f"world_size={world.world_size}", *phases.lines])
-        found = _concluded(job, raw._replace(notes=[*notes, *raw.notes]), world, folder, options)
+        raw = raw._replace(notes=[*notes, *raw.notes], host=host.row())
+        found = _concluded(job, raw, world, folder, options)
         if options.json:
             out.json(found.document)
         else:
@@ -163,9 +172,7 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
-    with (folder / "bench.log").open(
-        "a", encoding="utf-8"
-    ) as log:  # for who reads the log; the screen is for the answer
+    with (folder / "bench.log").open("a", encoding="utf-8") as log:  # the screen is for the answer
         log.write(text(header))
     run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
     return _with_rows(run, folder)

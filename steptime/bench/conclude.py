@@ -33,6 +33,9 @@ UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {
 }
 
 
+HOST_KEYS = ("peak_bytes", "average_bytes", "mode_bytes", "total_bytes", "samples", "interval_s")
+
+
 class Conclusion(NamedTuple):
     """What one benchmark found."""
 
@@ -153,6 +156,7 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
         **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
         "links": [line._asdict() for line in alpha_beta(joined.collectives)],
         "drift": raw.drift,
+        "host_memory": raw.host and {key: raw.host._asdict()[key] for key in HOST_KEYS},
         "machine": found.machine,
         "predicted_on": found.predictor,
         "notes": [*raw.notes, *found.notes],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +11,7 @@ from steptime.bench import attention, bandwidth, collectives, gemm, operands, op
 from steptime.bench.block import BlockRow, run_block
 from steptime.bench.figures import Measured
 from steptime.bench.layouts import lay_out, make_mesh
+from steptime.bench.phases import step_line
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.spread import named
 from steptime.bench.step import StepRow, run_steps
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from steptime.bench import rows
     from steptime.bench.phases import Phases
+    from steptime.bench.samples import Memory
     from steptime.bench.world import World
     from steptime.job import Job
 
@@ -67,6 +70,8 @@ class Raw(NamedTuple):
     steps: list[Step]
     truths: list[Truth]
     notes: list[str]
+    host: Memory | None = None
+    """Resident memory of the root's process and its children, sampled."""
 
     @property
     def drift(self) -> float | None:
@@ -210,8 +215,16 @@ def again(job: Job, world: World, seconds: float) -> Measured:
 
 
 def train(job: Job, world: World, options: Options, phases: Phases) -> Step:
-    """The steps of one layout."""
+    """The steps of one layout; the first one's start-up is the job's, and its first step is stamped where nothing ran before."""
     trace = options.out / "trace" / layout_name(job) if options.trace else None
-    mark = str if "build" in phases.seconds else phases.end  # of several layouts the first one starts the job
-    row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark)
+    first = "build" not in phases.seconds
+
+    def mark(name: str) -> None:
+        phases.end(name)
+        if name == "first_step" and world.is_root and not options.parts & {"sweeps", "block"}:
+            sys.stderr.write(step_line(0, {"layout": layout_name(job)}) + "\n")
+
+    row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark if first else str)
+    if first:
+        phases.seconds["steady"] = row.timing.median_s
     return Step(as_run(job, world.device.type)[0], row)

@@ -73,6 +73,9 @@ def head(run: Run) -> Facts:
         told = f"after the steps the same products took {drift:.2f} times as long as before them"
         steady = 1.0 / STEADY < drift < STEADY
         facts.append(Fact("drift", [told if steady else f"{told}: measure again when nothing else runs here"]))
+    if run.raw.host is not None:
+        peak, average = (quantity(size, BINARY) for size in (run.raw.host.peak_bytes, run.raw.host.average_bytes))
+        facts.append(Fact("host memory", [f"peak {peak}, average {average}, this process and its children, sampled"]))
     if not run.found.machine:
         facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
     return Facts("measured on", facts)
