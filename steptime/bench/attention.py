@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -71,9 +71,9 @@ def shapes(job: Job, device: torch.device) -> list[Shape]:
     return [mine, *(other for other in others if other.seqlen != mine.seqlen)]
 
 
-def only(backend: str) -> AbstractContextManager[None]:
+def only(backend: str) -> AbstractContextManager[Any]:
     """Where only this back end may run."""
-    context: AbstractContextManager[None] = nullcontext() if backend == "default" else sdpa_kernel(BACKENDS[backend])
+    context: AbstractContextManager[Any] = nullcontext() if backend == "default" else sdpa_kernel(BACKENDS[backend])
     return context
 
 

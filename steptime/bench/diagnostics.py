@@ -158,9 +158,10 @@ def _world(world: World) -> dict[str, Any]:
 def _torch() -> dict[str, Any]:
     """Versions of torch and of what it was built with, its threads and its GPUs (names, bytes)."""
     import torch
+    from torch.cuda import nccl as library
 
     cuda = torch.cuda.is_available()
-    nccl = _or_none(torch.cuda.nccl.version) if cuda else None
+    nccl = _or_none(library.version) if cuda else None
     visible = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
     return {
         "torch": {

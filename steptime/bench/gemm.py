@@ -101,7 +101,7 @@ def multiply(shape: Shape, dtype: str, left: torch.Tensor, right: torch.Tensor, 
     """
     if dtype == "fp8":
         fast = shape.direction == "forward"
-        scaled: torch.Tensor = torch._scaled_mm(  # noqa: SLF001  the kernel that torchao and torchtitan call
+        scaled: torch.Tensor = torch.ops.aten._scaled_mm(  # noqa: SLF001  the kernel that torchao and torchtitan call
             left, right.t(), scale_a=scale[0], scale_b=scale[0], out_dtype=torch.bfloat16, use_fast_accum=fast
         )
         return scaled

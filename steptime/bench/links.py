@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.bench.fit import Fit, judged
+from steptime.config import build
 from steptime.cost.comm import collective
 from steptime.machine import Tier
 from steptime.mesh import Group
@@ -86,6 +87,7 @@ def _line(axis: str, kind: str, ranks: int, found: Sequence[rows.Collective]) ->
     points = [(row.bytes * share, row.timing.min_s) for row in found]
     weights = [1.0] * len(points)
     alpha = beta = 0.0
+    errors: list[float] = []
     for _ in range(ROUNDS):
         alpha, beta = _weighted(points, weights)
         errors = [abs(alpha + beta * size - t) / t for size, t in points]
@@ -124,7 +126,7 @@ def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit
         return None
 
     def errors(at: tuple[float, float]) -> list[float]:
-        trial = Tier(name=name, latency_s=exp(at[0]), bytes_per_s=exp(at[1]), efficiency=1.0)
+        trial = build(Tier, {"name": name, "latency_s": exp(at[0]), "bytes_per_s": exp(at[1]), "efficiency": 1.0})
         return [log(model_s(row, trial) / row.timing.min_s) for row in measured]
 
     ceiling = log(BEYOND * max(map(bus_bytes_per_s, measured)))

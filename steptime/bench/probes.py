@@ -41,7 +41,7 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         self._alive: list[Any] = []  # a freed storage's address may come back
         super().__init__(self._pack, lambda t: t)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().__enter__()
         return self
 
@@ -120,7 +120,8 @@ def group_size(args: Any) -> int:
     leaves: list[Any] = tree_leaves(args)
     for arg in leaves:
         if isinstance(arg, str) and arg not in {"sum", "avg", "max", "min"}:
-            return int(distributed_c10d._resolve_process_group(arg).size())
+            resolve: Any = distributed_c10d._resolve_process_group  # pyright: ignore[reportPrivateImportUsage]
+            return int(resolve(arg).size())
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(cast("Any", arg)._type()):
             return int(ProcessGroup.unbox(arg).size())
     raise ValueError("no process group among the arguments")
