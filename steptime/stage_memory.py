@@ -89,13 +89,16 @@ class PartMemories:
     def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk in depth order, alike neighbours together.
 
-        A tied head's weight gradient waits in autograd for the embedding's, beside the backward of every block between them.
+        A tied head's weight gradient waits in autograd for the embedding's, beside the backward of every block between them; then
+        both lie beside their sum.
         """
         parts = self.blocks(chunk)
+        embedding = self.embedding
         if chunk.embedding and chunk.head and self.assembly.job.model.tie_embeddings:
             parts = [(count, waiting(part, self.tied_gradient)) for count, part in parts]
+            embedding = waiting(embedding, 2.0 * self.tied_gradient)
         if chunk.embedding:
-            parts = [(1, self.embedding), *parts]
+            parts = [(1, embedding), *parts]
         return [*parts, (1, self.head)] if chunk.head else parts
 
     @property

@@ -6,9 +6,13 @@ import pytest
 import torch
 from bench_jobs import GPT, job
 
+from steptime import estimate
 from steptime.bench.block import OneBlock
+from steptime.bench.layouts import lay_out
 from steptime.bench.modules import Slice, Span, slices, spans_of, whole
 from steptime.bench.runnable import alone, as_run
+from steptime.bench.step import allocated
+from steptime.bench.training import Trainer
 from steptime.bench.truths import truths
 from steptime.config import ConfigError
 from steptime.job import Job
@@ -109,3 +113,17 @@ def test_unfused_attention_is_flash(n_kv_heads):
         module = whole(as_run(job({"n_kv_heads": n_kv_heads}, {"attention_impl": attention}), "cpu")[0])
         losses.append(module(tokens, tokens.roll(-1)))
     torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_tied_weight_has_two_gradients_and_their_sum(batches):
+    """The head's waits for the embedding's; with a wide vocabulary that is the peak of the step."""
+    wide = {"tie_embeddings": True, "vocab_sz": 8192, "n_layers": 1}
+    one = as_run(job(wide, gbs=batches, seqlen=8), "cpu")[0]
+    trainer = Trainer(lay_out(one, torch.device("cpu")))
+    trainer.step()
+    table = 8192 * 64 * 4
+    peak, _ = allocated(trainer)
+    states = 4 * sum(p.numel() for p in trainer.laid.params) * 4  # parameters, gradients, two moments in fp32
+    assert peak - states == pytest.approx((batches + 1) * table, rel=0.02)  # the first sum becomes the gradient
+    assert estimate(one).memory.peak_allocated_bytes == pytest.approx(peak, rel=0.005)
