@@ -136,6 +136,8 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
         sys.stderr.write(job_started(began) + "\n")
     world = start(launch, options.device)
     phases.end("init")
+    if world.is_root:
+        sys.stderr.write(f"world_size={world.world_size}\n")
     job, notes = spread(job, world.world_size)
     chosen = Options(
         folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
@@ -146,7 +148,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     ):
         raw = measure_all(job, world, chosen, phases, done)
     if world.is_root:
-        sys.stderr.writelines(f"{line}\n" for line in [f"world_size={world.world_size}", *phases.lines])
+        sys.stderr.writelines(f"{line}\n" for line in phases.lines)
         raw = raw._replace(notes=[*notes, *raw.notes], host=host.row())
         found = _concluded(job, raw, world, folder, options)
         if options.json:

@@ -45,6 +45,8 @@ class Run(NamedTuple):
     """Peak of the rank that holds most."""
     reserved_peak_bytes: float | None
     predicted_step_s: float | None
+    predictor: str = ""
+    """The machine that the estimate is for; "" where the results do not say."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -98,7 +100,13 @@ def read_runs(path: str) -> list[Run]:
     runs = [_read(path, i, step, problems) for i, step in enumerate(steps)]
     if problems:
         raise ConfigError(problems)
-    return runs
+    return [run._replace(predictor=_predictor(document, run)) for run in runs]
+
+
+def _predictor(document: dict[str, Any], run: Run) -> str:
+    """The machine that the results measured, else the one of the config."""
+    named = _at(document, "machine.name") or _at(run.config, "hardware.node_type")
+    return named if isinstance(named, str) else ""
 
 
 def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:

@@ -221,6 +221,11 @@ def _scaling_table(found: Series) -> Table:
         + (f" / {base.ranks}" if base.ranks > 1 else ""),
         "model: what the estimate says of the efficiency, and of the step; GiB: allocated peak of the rank that holds most",
     ]
+    machines = sorted({str(run.predictor) for run in runs if run.predictor})
+    if len(machines) > 1:
+        notes.append(
+            f"the estimates are for different machines: {', '.join(machines)}; what the model says compares badly"
+        )
     title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
     return Table(title, header, rows, notes)
 

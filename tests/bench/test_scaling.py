@@ -57,6 +57,17 @@ def problems(paths, **options):
     return error.value.problems
 
 
+def test_estimates_for_different_machines_are_told(results):
+    def on(machine):
+        return CONFIG | {"hardware": {"node_type": machine}}
+
+    paths = results([step(1, 1.0, 512, config=on("h100"))], [step(2, 1.25, 1024, config=on("a100"))])
+    (section,) = scaling_command(paths)[1]
+    assert "the estimates are for different machines: a100, h100" in " ".join(section.notes)
+    same = results([step(1, 1.0, 512, config=on("h100"))], [step(2, 1.25, 1024, config=on("h100"))])
+    assert "different machines" not in " ".join(scaling_command(same)[1][0].notes)
+
+
 def test_weak_scaling(results):
     """Twice and four times the batch in 1.25 and 1.6 times the time: 2 / 1.25 = 1.6x of 2, 4 / 1.6 = 2.5x of 4."""
     paths = results([step(4, 1.6, 2048, predicted_step_s=1.25)], [step(1, 1.0, 512)], [step(2, 1.25, 1024)])
