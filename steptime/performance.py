@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from steptime.calibration import Calibration
 from steptime.config import Config, build
@@ -76,6 +76,7 @@ class Options(Config):
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None
+    vocab_multiple: int | None = Field(None, ge=1)
 
 
 class Performance(Options):

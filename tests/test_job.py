@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.assembly import shard_of
 from steptime.config import ConfigError
 from steptime.job import Job
 from steptime.machine import Machine
@@ -313,3 +314,12 @@ def test_replacing_is_fast():
     for tp in (1, 2, 4, 8) * 25:
         base.replace(**{"parallelism.tp": tp})
     assert 100 / (time.process_time() - start) > 300
+
+
+def test_the_vocabulary_is_padded_to_the_multiple_that_is_said():
+    """32,000 rows over tp 8: Megatron's usual 128 pads to 1,024 a time, a multiple of 1 to 8."""
+    usual = job(**{"model.vocab_sz": 32000})
+    assert shard_of(usual).vocab == 32768
+    assert shard_of(usual.replace(**{"performance.vocab_multiple": 1})).vocab == 32000
+    with pytest.raises(ConfigError, match=r"performance\.vocab_multiple: must be at least 1 \(got 0\)"):
+        usual.replace(**{"performance.vocab_multiple": 0})

@@ -233,7 +233,7 @@ def _reading(arguments: Arguments, source: str, devices: int | None, notes: list
             f"{a.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
     layout = layout_section(a, said or devices)
-    model = model_section(a, layout["tp"], notes)
+    model = model_section(a, notes)
     performance = performance_section(a, layout, glu=bool(model["glu"]))
     if "bucket_size_mb" in layout:  # said in elements of the gradient buffer
         layout["bucket_size_mb"] *= (4 if performance["main_grad_dtype"] == "fp32" else 2) / 1e6

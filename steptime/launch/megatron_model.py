@@ -22,7 +22,7 @@ _VOCABULARIES = (
 """Tokenizers whose vocabulary is known: type, what the model's name holds, entries, whose."""
 
 
-def model_section(arguments: Arguments, tp: int, notes: list[str]) -> dict[str, Any]:
+def model_section(arguments: Arguments, notes: list[str]) -> dict[str, Any]:
     """Shapes and kinds; keys that nobody says are left out, for the Job to ask for."""
     a = arguments
     hidden, heads = a.at_least_one("hidden_size"), a.at_least_one("num_attention_heads")
@@ -34,7 +34,7 @@ def model_section(arguments: Arguments, tp: int, notes: list[str]) -> dict[str, 
         "n_q_heads": heads,
         "n_kv_heads": a.at_least_one("num_query_groups") if a.on("group_query_attention") else heads,
         "head_dim": a.at_least_one("kv_channels"),
-        "vocab_sz": _vocabulary(a, tp, notes),
+        "vocab_sz": _vocabulary(a, notes),
         "glu": glu,
         "activation": _activation(a, glu=glu),
         "norm": "rmsnorm" if (a.text("normalization") or "").lower() == "rmsnorm" else "layernorm",
@@ -89,8 +89,8 @@ def _positions(a: Arguments) -> dict[str, Any]:
     return found
 
 
-def _vocabulary(a: Arguments, tp: int, notes: list[str]) -> int | None:
-    """Entries before padding, as far as they are said or the tokenizer tells; padded where the multiple is not the usual."""
+def _vocabulary(a: Arguments, notes: list[str]) -> int | None:
+    """Entries before padding, as far as they are said or the tokenizer tells."""
     if padded := a.at_least_one("padded_vocab_size"):
         return padded
     kind = a.text("tokenizer_type") or ("GPT2BPETokenizer" if a.said.get("merge_file") else "")
@@ -106,14 +106,7 @@ def _vocabulary(a: Arguments, tp: int, notes: list[str]) -> int | None:
                 break
     if size is None:
         return None
-    size += a.whole("vocab_extra_ids") or 0
-    multiple = a.at_least_one("make_vocab_size_divisible_by") or 128
-    if multiple == 128:
-        return size
-    padded = -(-size // (multiple * tp)) * multiple * tp
-    if padded % (128 * tp):
-        a.leave_out("make_vocab_size_divisible_by", f"the vocabulary is padded to a multiple of {128 * tp}")
-    return padded
+    return size + (a.whole("vocab_extra_ids") or 0)
 
 
 def data_section(arguments: Arguments, dp: int | None, notes: list[str]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def performance_section(arguments: Arguments, layout: dict[str, Any], *, glu: bo
     """Everything that Megatron-LM's arguments decide; kernels that they do not name are the profile's."""
     a = arguments
     section: dict[str, Any] = {"software": "megatron-2021" if a.old else "megatron-core"}
+    if multiple := a.at_least_one("make_vocab_size_divisible_by"):
+        section["vocab_multiple"] = multiple
     section |= _precision(a) | _recompute(a) | _states(a, section_precision(a))
     if a.old:
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):

@@ -314,7 +314,7 @@ CASES = [
     (("--tokenizer-type NullTokenizer", "--vocab-size 128256"), "model.vocab_sz", 128257),
     (("--padded-vocab-size 51200",), "model.vocab_sz", 51200),
     # 50257 up to a multiple of 256
-    (("--make-vocab-size-divisible-by 256",), "model.vocab_sz", 50432),
+    (("--make-vocab-size-divisible-by 256",), "performance.vocab_multiple", 256),
     (("--global-batch-size 32", "--micro-batch-size 4"), "data.microbatch_sz", 4),
     (("--num-layers 4", "--num-layers 12"), "model.n_layers", 12),
     (("--hidden-size=2048",), "model.hidden_sz", 2048),
