@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from steptime import rules
 from steptime.assumptions import assumptions
@@ -25,7 +25,7 @@ from steptime.mesh import Parallelism
 from steptime.model.model import Model
 from steptime.performance import Options, Performance, Software, resolve
 from steptime.plan import RecomputePlan, plan_recompute
-from steptime.sections import anchor, apply_setting, mend, put, read_hardware, read_model
+from steptime.sections import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
 from steptime.units import BytesPerS, Seconds
 
 
@@ -126,7 +126,7 @@ class Job(Config):
     hardware: Annotated[Hardware, BeforeValidator(read_hardware)]
     cross_dc: CrossDc | None = None
     run: Run | None = None
-    notes: list[str] = Field(default_factory=list)
+    notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
     not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED

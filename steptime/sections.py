@@ -71,6 +71,15 @@ def read_hardware(value: Any) -> Any:
     return value
 
 
+def one_line(text: str) -> str:
+    """Text without line ends of any kind, which YAML would not give back as they were.
+
+    >>> one_line("left  out ")
+    'left out'
+    """
+    return " ".join(text.split())
+
+
 def anchor(data: dict[str, Any], base: Path) -> None:
     """Make the paths inside a config relative to the folder of its file."""
     model, hardware = data.get("model"), data.get("hardware")

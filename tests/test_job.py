@@ -323,3 +323,10 @@ def test_the_vocabulary_is_padded_to_the_multiple_that_is_said():
     assert shard_of(usual.replace(**{"performance.vocab_multiple": 1})).vocab == 32000
     with pytest.raises(ConfigError, match=r"performance\.vocab_multiple: must be at least 1 \(got 0\)"):
         usual.replace(**{"performance.vocab_multiple": 0})
+
+
+def test_notes_are_lines_that_yaml_gives_back():
+    """A next-line character is a line end to YAML, and would come back as a blank."""
+    noted = job().replace(notes=["left out\x85 here\n and  there"])
+    assert noted.notes == ["left out here and there"]
+    assert Job(**yaml.safe_load(yaml.safe_dump(noted.to_config(), allow_unicode=True))) == noted

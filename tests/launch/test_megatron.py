@@ -10,7 +10,7 @@ from pathlib import Path
 
 import drawn
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from steptime.config import ConfigError
@@ -638,6 +638,7 @@ SAID = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(table().used | table().unmodelled)), SAID, max_size=6), st.booleans())
+@example(changes={"apply_residual_connection_post_layernorm": "0\x850"}, of_a_log=True)
 def test_any_arguments_are_a_job_or_words(changes, of_a_log):
     """Whatever an argument says: a plan, or lines that say what is wrong."""
     usual = read_dump(dump()) if of_a_log else {"num_layers": "8", "hidden_size": "512", "num_attention_heads": "8"}
