@@ -76,7 +76,7 @@ class Options(Config):
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None
-    vocab_multiple: int | None = Field(None, ge=1)
+    vocab_multiple: int | None = Field(default=None, ge=1)
 
 
 class Performance(Options):
