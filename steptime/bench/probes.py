@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import sleep
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -183,6 +184,10 @@ class Moment(NamedTuple):
         return sum(size for storage, size in self.alive if storage.role == role)
 
 
+LET_GO_S = 2e-3
+"""Seconds that a thread of the process group needs, with much to spare, to let go of a finished collective's tensors."""
+
+
 class LiveBytes(TorchDispatchMode):
     """Bytes of all storages alive after each dispatched op; the peak; with `log`, what lived at every moment.
 
@@ -216,12 +221,21 @@ class LiveBytes(TorchDispatchMode):
     def look(self, op: str) -> None:
         """Note what is alive now, as of `op`."""
         self._alive = {key: s for key, s in self._alive.items() if s.ref() is not None}
-        sizes = [(s, s.bytes) for s in self._alive.values()]
-        moment = Moment(op, sum(size for _, size in sizes), sizes)
+        moment = self._moment(op)
+        if moment.total > self.peak.total and distributed_c10d.is_initialized():
+            sleep(
+                LET_GO_S
+            )  # gloo's worker drops what it has sent a moment after its caller goes on: that is nobody's peak
+            moment = self._moment(op)
         if self._log:
             self.moments.append(moment)
         if moment.total > self.peak.total:
             self.peak = moment
+
+    def _moment(self, op: str) -> Moment:
+        """What is alive now."""
+        sizes = [(s, s.bytes) for s in self._alive.values()]
+        return Moment(op, sum(size for _, size in sizes), sizes)
 
     def forget(self) -> None:
         """Begin anew, knowing what is alive."""

@@ -81,18 +81,11 @@ def test_losses_are_those_of_one_process(seen, name):
     assert losses[0] > losses[1] > losses[2]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2, bf16"])
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2, bf16", "hsdp"])
 def test_peaks_of_sharded_steps(seen, name):
     """Every rank holds what the estimate says."""
     stated = estimate(as_on_cpu(CASES[name])).memory.peak_allocated_bytes
     assert set(seen[name]["peaks"]) == {stated}
-
-
-def test_peaks_of_replicated_shards(seen):
-    """No rank holds less; one whose copies' all-reduce is late holds the reduced gradient a little longer."""
-    stated = estimate(as_on_cpu(CASES["hsdp"])).memory.peak_allocated_bytes
-    assert stated <= min(seen["hsdp"]["peaks"])
-    assert max(seen["hsdp"]["peaks"]) <= 1.06 * stated
 
 
 @each_case
