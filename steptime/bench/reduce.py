@@ -59,29 +59,11 @@ def slowest(samples: Sequence[float]) -> list[float]:
     Raises:
         ValueError: the ranks have different numbers of samples.
     """
-    return [max(column) for column in _columns(samples)]
-
-
-def slowest_rank(samples: Sequence[float]) -> int:
-    """The rank that was slowest in most repetitions; the lower one of two that are even.
-
-    Raises:
-        ValueError: the ranks have different numbers of samples, or none.
-    """
-    columns = _columns(samples)
-    if not columns:
-        raise ValueError("no samples to compare ranks by")
-    last = [column.index(max(column)) for column in columns]
-    return max(range(len(columns[0])), key=lambda rank: (last.count(rank), -rank))
-
-
-def _columns(samples: Sequence[float]) -> list[tuple[float, ...]]:
-    """Of each repetition, the seconds of all ranks."""
     rows = gathered([float(sample) for sample in samples])
     counts = [len(row) for row in rows]
     if len(set(counts)) > 1:
         raise ValueError(f"the ranks have different numbers of samples: {', '.join(map(str, counts))}, by rank")
-    return list(zip(*rows, strict=True))
+    return [max(column) for column in zip(*rows, strict=True)]
 
 
 def gathered(mine: T) -> list[T]:

@@ -25,7 +25,7 @@ from steptime.bench.host_memory import max_rss
 from steptime.bench.layouts import Laid, lay_out
 from steptime.bench.operands import release
 from steptime.bench.probes import LiveBytes
-from steptime.bench.reduce import gathered, over_ranks, slowest, slowest_rank
+from steptime.bench.reduce import gathered, over_ranks, slowest
 from steptime.bench.runnable import as_run
 from steptime.bench.timing import Timing, summary, synchronize
 from steptime.bench.training import Trainer
@@ -49,7 +49,7 @@ class StepRow(NamedTuple):
     timing: Timing
     """Of the slowest rank in each step."""
     slowest_rank: int
-    """The rank that was slowest in most steps."""
+    """The rank with the longest median step."""
     rank_s: list[float]
     """Median step."""
     allocated_peak_bytes: list[int | None]
@@ -133,14 +133,15 @@ def row(
     ranks = gathered(mine)
     known = {"step_s": median(mine["samples"]), "rss_bytes": mine["rss"], "allocated_bytes": mine["peaks"][0]}
     spread = over_ranks({name: value for name, value in known.items() if value is not None})
+    medians = [median(rank["samples"]) for rank in ranks]
     data = laid.job.data
     return StepRow(
         layout=laid.name,
         ranks=len(ranks),
         tokens_per_step=data.gbs * data.seqlen,
         timing=summary(slowest(mine["samples"])),
-        slowest_rank=slowest_rank(mine["samples"]),
-        rank_s=[median(rank["samples"]) for rank in ranks],
+        slowest_rank=medians.index(max(medians)),
+        rank_s=medians,
         allocated_peak_bytes=[rank["peaks"][0] for rank in ranks],
         reserved_peak_bytes=[rank["peaks"][1] for rank in ranks],
         rss_peak_bytes=[rank["rss"] for rank in ranks],

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.bench import reduce
-from steptime.bench.reduce import Spread, over_ranks, slowest, slowest_rank
+from steptime.bench.reduce import Spread, over_ranks, slowest
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from steptime.bench.reduce import over_ranks, slowest, slowest_rank
+from steptime.bench.reduce import over_ranks, slowest
 from steptime.bench.world import find, finish, start
 
 world = start(find(), "cpu")
@@ -33,7 +33,6 @@ found = {
     "plain": over_ranks({"loss": [2.0, 4.0][rank]}),
     "weighted": over_ranks({"loss": [2.0, 4.0][rank]}, {"loss": [30, 10][rank]}),
     "slowest": slowest(steps),
-    "rank": slowest_rank(steps),
     "untracked": error([{"loss": 1.0, "time": 1.0}, {"time": None}][rank]),
     "unweighted": error({"loss": 1.0}, [{"loss": 1.0}, {"other": 1.0}][rank]),
     "lengths": error([[1.0], [1.0, 2.0]][rank], call=slowest),
@@ -57,7 +56,6 @@ def test_two_ranks(tmp_path):
         # (30 * 2 + 10 * 4) / 40 = 2.5; variance (30 * 0.25 + 10 * 2.25) / 40 = 0.75
         "weighted": {"loss": [2.0, 2.5, 4.0, 0.75**0.5]},
         "slowest": [2.0, 4.0, 2.5],
-        "rank": 1,
         "untracked": "loss: not tracked on rank 1 of 2; time: not tracked on rank 1 of 2",
         "unweighted": "loss: has no weight on rank 1 of 2",
         "lengths": "the ranks have different numbers of samples: 1, 2, by rank",
@@ -71,7 +69,6 @@ def test_one_process_needs_no_group():
         "none_yet": Spread(0.0, 0.0, 0.0, 0.0),
     }
     assert slowest([1.0, 2.0]) == [1.0, 2.0]
-    assert slowest_rank([1.0]) == 0
     assert over_ranks({}) == {}
     assert slowest([]) == []
 
@@ -109,15 +106,9 @@ def test_what_is_no_number_stays_none(ranks):
     assert all(map(isnan, over_ranks({"loss": 1.0})["loss"]))
 
 
-def test_the_slowest_rank_is_that_of_most_repetitions(ranks):
+def test_a_step_is_as_long_as_that_of_its_slowest_rank(ranks):
     ranks([1.0, 1.0, 9.0], [2.0, 2.0, 1.0])
     assert slowest([1.0]) == [2.0, 2.0, 9.0]
-    assert slowest_rank([1.0]) == 1
-    ranks([1.0, 2.0], [2.0, 1.0])
-    assert slowest_rank([1.0]) == 0
-    ranks([], [])
-    with pytest.raises(ValueError, match="no samples"):
-        slowest_rank([])
 
 
 figure = st.floats(-1e6, 1e6)
