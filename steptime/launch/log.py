@@ -53,6 +53,8 @@ class Log:
         self.files: list[str] = []
         self.framework = ""
         """Of the iterations' lines."""
+        self.titan: dict[bool, str] = {}
+        """The first file with iterations of torchtitan (True), and of Megatron-LM and its kin, which share lines (False)."""
         self.series = Series()
         self.unnumbered = Series()
         """Megatron-Bridge's lines that tell no iteration, by their place."""
@@ -101,6 +103,7 @@ class Log:
                 self.device = self.device or entry.name
 
     def _iteration(self, entry: Iteration, file: FileState) -> None:
+        self.titan.setdefault(entry.framework == "torchtitan", self.files[-1])
         if entry.number < 0:
             self.unnumbered.add(entry, file.unnumbered)
             file.unnumbered += 1
@@ -154,6 +157,10 @@ def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
             raise ConfigError(f"{name}: given twice")
         log.files.append(name)
         _read_file(log, name, progress)
+    if len(log.titan) > 1:
+        raise ConfigError(
+            f"{log.titan[True]}: is torchtitan's, {log.titan[False]} is not: logs of two jobs; give those of one"
+        )
     if not len(log.series) and not len(log.unnumbered):
         if log.cut_dump is not None:
             raise log.cut_dump

@@ -39,6 +39,13 @@ def document(capsys, *args):
 # --- the log alone ---
 
 
+def test_logs_of_two_frameworks_are_no_one_job(capsys):
+    logs = [str(LOGS / f"{name}-llama3-8b.log") for name in ("megatron", "torchtitan")]
+    assert cli.main(["validate", "--log", *logs, "--set", "hardware.node_type=h100"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"{logs[1]}: is torchtitan's, {logs[0]} is not: logs of two jobs; give those of one\n"
+
+
 def test_a_megatron_log_alone_gives_plan_prediction_measurement_and_difference(capsys):
     found = document(capsys, "--log", MEGATRON, *H100)
     plan = Job(
