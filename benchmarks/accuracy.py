@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from steptime.config import build
+from steptime.answer.result import estimate
+from steptime.base.config import build
+from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
-from steptime.document import parse_mapping, read_source
-from steptime.efficiency import FILE, NOTHING_FITTED, efficiency, using
-from steptime.job import Job
+from steptime.job.job import Job
 from steptime.report import analyses
 from steptime.report.figures import cells
 from steptime.report.markdown import markdown
 from steptime.report.table import Table
 from steptime.report.validation import BY, step_time, table, worst
-from steptime.step import estimate
+from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.ablation import SWITCHES, ablation
 from steptime.validation.compare import Judgement, judge_all
 from steptime.validation.groups import headline, leads, memory_errors, step_errors

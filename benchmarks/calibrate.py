@@ -16,8 +16,8 @@ from math import exp, log
 from statistics import mean, median
 from typing import NamedTuple
 
-from steptime.calibration import DOUBT, HIGHEST, LOWEST
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.software.calibration import DOUBT, HIGHEST, LOWEST
 from steptime.validation.compare import judge
 from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job

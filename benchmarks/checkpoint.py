@@ -214,7 +214,7 @@ def main() -> None:
         wall, cpu = min(loads)[0], min(load[1] for load in loads)
         print(f"{'pickle.load of the same':28}{'':18}{'':10} {wall * 1e3:9.2f}{cpu * 1e3:9.2f}")
         start = time.perf_counter()
-        code = "import sys; from steptime.checkpoint.cli import main; sys.exit(main())"
+        code = "import sys; from steptime.commands.summarize_ckpt import main; sys.exit(main())"
         subprocess.run([sys.executable, "-c", code, str(folder / "small.safetensors")], capture_output=True, check=True)
         print(f"{'command, start to end':28}{'':18}{'':10} {(time.perf_counter() - start) * 1e3:9.2f}")
 

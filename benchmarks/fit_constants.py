@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
-from steptime.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.job.job import Job
+from steptime.software.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
 from steptime.validation.compare import judge
 from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job

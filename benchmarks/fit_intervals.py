@@ -25,8 +25,8 @@ from itertools import accumulate
 from math import log, sqrt
 from typing import Any
 
-from steptime.interval import beyond, interval, quantile, weigh
-from steptime.measured import AXES, FILE, Kind, Measured, Run, distances, place_of, scaled
+from steptime.answer.interval import beyond, interval, quantile, weigh
+from steptime.answer.measured import AXES, FILE, Kind, Measured, Run, distances, place_of, scaled
 from steptime.validation.compare import Judgement, judge
 from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job

@@ -15,10 +15,11 @@ from typing import Any
 
 import sympy
 
+from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
+from steptime.model.ops import Attention, Comm, Gemm, Op, Tensor
 from steptime.model.shard import Shard
-from steptime.ops import Attention, Comm, Gemm, Op, Tensor
-from steptime.performance import Performance, Software, resolve
+from steptime.software.performance import Performance, Software, resolve
 
 LETTERS = {"T": 8192, "s": 4096, "h": 8192, "i": 28672, "n": 64, "k": 8, "d": 128, "V": 128256, "t": 2}
 """Letters with the numbers that stand for them wherever the op lists compare: no branch depends on them otherwise."""
@@ -217,10 +218,10 @@ def parts() -> dict[str, tuple[list[Op], Tensor]]:
         return Tensor("x", seen.sequence_tokens * letter("h"), 2.0)
 
     return {
-        "A Llama block in Megatron-Core": (model().block_ops(llama), tokens(llama)),
-        "A GPT block in Megatron-LM of 2021": (model(**gpt, **biases).block_ops(old), tokens(old)),
-        "The embedding in Megatron-Core": (model().embedding_ops(llama), Tensor("ids", 0.0, 0.0)),
-        "Final norm, head and loss in Megatron-Core": (model().head_ops(llama), tokens(llama)),
+        "A Llama block in Megatron-Core": (block_ops(model(), llama), tokens(llama)),
+        "A GPT block in Megatron-LM of 2021": (block_ops(model(**gpt, **biases), old), tokens(old)),
+        "The embedding in Megatron-Core": (embedding_ops(model(), llama), Tensor("ids", 0.0, 0.0)),
+        "Final norm, head and loss in Megatron-Core": (head_ops(model(), llama), tokens(llama)),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 
-from steptime.limits import MODELLED, NOT_MODELLED
+from steptime.job.limits import MODELLED, NOT_MODELLED
 
 GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
 """The value a message quotes; where it is a fixed word, that word."""

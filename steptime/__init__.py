@@ -11,13 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steptime.answer.result import Estimate, estimate
     from steptime.checkpoint import Summary, summarize_checkpoint
-    from steptime.job import Data, Job
-    from steptime.machine import Machine
-    from steptime.mesh import Parallelism
+    from steptime.hardware.machine import Machine
+    from steptime.job.job import Job
+    from steptime.job.mesh import Parallelism
+    from steptime.job.sections import Data
     from steptime.model.model import Model
-    from steptime.performance import Performance
-    from steptime.step import Estimate, estimate
+    from steptime.software.performance import Performance
 
 __version__ = "0.1.0"
 
@@ -35,22 +36,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Data": "steptime.job",
-    "Estimate": "steptime.step",
-    "Job": "steptime.job",
-    "Machine": "steptime.machine",
+    "Data": "steptime.job.sections",
+    "Estimate": "steptime.report.notebook",
+    "Job": "steptime.job.job",
+    "Machine": "steptime.hardware.machine",
     "Model": "steptime.model.model",
-    "Parallelism": "steptime.mesh",
-    "Performance": "steptime.performance",
+    "Parallelism": "steptime.job.mesh",
+    "Performance": "steptime.software.performance",
     "Summary": "steptime.checkpoint",
-    "estimate": "steptime.step",
+    "estimate": "steptime.report.notebook",
     "summarize_checkpoint": "steptime.checkpoint",
 }
-
-# The function `estimate` and the module of that name share one attribute of the package. Python binds the module to it once, when
-# it is first loaded: loaded and unbound here, the attribute is the function's, in whatever order others import.
-import_module("steptime.estimate")
-del globals()["estimate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steptime.job import Job
+from steptime.job.job import Job
 
 ROOT = Path(__file__).parents[1]
 LLAMA = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime import cli
+from steptime.commands import cli
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"

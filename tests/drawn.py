@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 
 
 @st.composite

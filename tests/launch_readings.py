@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"

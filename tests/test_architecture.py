@@ -19,32 +19,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
-    *("num", "config", "units", "precision", "ops", "buckets", "estimate", "document", "efficiency", "mesh", "machine"),
-    *("calibration", "profiles", "performance", "plan"),
-    *("schedule", "recompute", "memory", "model"),
-    *("frameworks", "facts", "limits", "rules", "sections", "overhead", "assumptions", "job"),
-    *("cost.rates", "cost.compute", "cost.comm", "cost.overlap", "cost.parts", "cost.pace"),
-    *("assembly", "states", "flops", "cost.optimizer", "stage_memory", "data_parallel", "fsdp"),
-    *("measured", "interval"),
-    *("parts_of_step", "stage_time", "tables", "verdict", "run", "fixes", "scaling", "step"),
-    *("search", "checkpoint", "launch", "bench", "validation"),
-    *(
-        "report",
-        "console",
-        "launch_command",
-        "log_command",
-        "log_options",
-        "bench_command",
-        "explain_command",
-        "commands",
-        "cli",
-        "bench.__main__",
-    ),
+    *("base", "hardware", "schedule", "software", "model", "job", "cost", "memory", "fsdp", "timing", "answer"),
+    *("checkpoint", "launch", "validation", "bench", "report", "commands"),
 ]
-"""Bottom to top. A module imports from rooms before its own; within a room modules see each other."""
-
-UPWARD = {("fixes", "step"), ("scaling", "step"), ("step", "report")}
-"""Imports inside functions that look up: other jobs are estimated for fixes and scaling, and an estimate shows itself."""
+"""The folders, bottom to top: a module imports from its own folder and from those before it, for types too."""
 
 
 def module_of(path: Path) -> str:
@@ -54,20 +32,16 @@ def module_of(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The room that a module belongs to: its own name, or the longest prefix that is a room."""
-    parts = module.split(".")
-    names = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
-    return next((name for name in names if name in ROOMS), "")
+    """The folder that a module lies in; "" for the package itself. A `__main__` starts the command line from there."""
+    return "commands" if module.endswith("__main__") else module.partition(".")[0]
 
 
 MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(node: ast.AST, *, inside: bool = False):
-    """(module or package name, whether inside a function) of every import that runs; those for type checkers do not."""
+    """(module or package name, whether inside a function) of every import, those for type checkers included."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
         if isinstance(child, ast.Import):
             yield from ((alias.name, inside) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -89,30 +63,32 @@ each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.rel
 # --- rooms ---
 
 
-def test_every_module_has_a_room():
-    assert [module for module in MODULES if module not in {"", "cost"} and not room_of(module)] == []
-    assert len(ROOMS) == len(set(ROOMS))
+def test_every_module_lies_in_a_room():
+    assert {room_of(module) for module in MODULES} == {"", *ROOMS}
+    assert sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py") == ["__init__.py"]
 
 
 @each_file
 def test_imports_point_downward(path):
     module = module_of(path)
-    room = room_of(module)
-    if not room:  # the package itself imports names when they are asked for
+    if not module:  # the package itself imports names when they are asked for
         return
-    for name, inside in imports(tree(path)):
-        if not name.startswith("steptime."):
-            continue
-        other = room_of(name.removeprefix("steptime."))
-        allowed = other == room or ROOMS.index(other) < ROOMS.index(room)
-        assert allowed or (inside and (room, other) in UPWARD), f"{module} looks up to {name}"
+    below = ROOMS[: ROOMS.index(room_of(module)) + 1]
+    names = (name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime."))
+    assert [name for name in names if room_of(name) not in below] == []
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "model").glob("*.py")), ids=lambda path: path.stem)
-def test_blocks_know_nothing_of_a_job(path):
-    """Not even a type: a block sees a Shard."""
-    text = path.read_text(encoding="utf-8")
-    assert not re.search(r"steptime\.(job|assembly|step|stage_\w+|machine|cost)\b", text)
+def test_no_modules_import_each_other():
+    """Taken away again and again, modules whose own imports are all gone leave nothing: there is no circle."""
+    left = {}
+    for module, path in MODULES.items():
+        if module:
+            names = {name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime.")}
+            left[module] = (names & MODULES.keys()) - {module}
+    while ready := [module for module, names in left.items() if not names & left.keys()]:
+        for module in ready:
+            del left[module]
+    assert left == {}
 
 
 ALLOWED = {"pydantic", "pydantic_core", "yaml"}
@@ -138,7 +114,7 @@ def test_importing_and_running_loads_neither_numpy_nor_torch():
         "import sys, steptime\n"
         "heavy = {'numpy', 'torch', 'tabulate', 'pydantic', 'yaml'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
-        "from steptime.cli import main\n"
+        "from steptime.commands.cli import main\n"
         f"for plan in {plans!r}: assert main([plan]) == 0\n"
         "assert not {'numpy', 'torch', 'tabulate'} & sys.modules.keys()\n"
     )
@@ -196,14 +172,14 @@ def test_everything_public_is_documented(path):
 def test_no_leftovers(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|pdb)\b", text)
-    if path.stem != "cli" and room_of(module_of(path)) not in {"report", "console"}:
+    if room_of(module_of(path)) not in {"report", "commands"}:
         words = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
         assert not [word for word in words if isinstance(word, str) and "\x1b" in word]
 
 
 @each_file
 def test_only_the_top_rooms_print(path):
-    if room_of(module_of(path)) in {"report", "console", "commands", "cli", "bench", "checkpoint"}:
+    if room_of(module_of(path)) in {"report", "commands", "bench", "checkpoint"}:
         return
     calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     assert not [call.lineno for call in calls if ast.unparse(call.func) in {"print", "sys.stdout.write"}]

@@ -9,9 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime import Job, cli, estimate
-from steptime.calibration import DOUBT, HIGHEST, LOWEST, Calibration, factor_of, slowdown
-from steptime.config import ConfigError
+from steptime import Job, estimate
+from steptime.base.config import ConfigError
+from steptime.commands import cli
+from steptime.software.calibration import DOUBT, HIGHEST, LOWEST, Calibration, factor_of, slowdown
 from steptime.validation.calibrate import calibrated, runs
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steptime import cli
+from steptime.commands import cli
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -42,7 +42,7 @@ def run(capsys, monkeypatch):
     return call
 
 
-SCRIPT = "import sys; from steptime.cli import main; sys.exit(main())"
+SCRIPT = "import sys; from steptime.commands.cli import main; sys.exit(main())"
 
 
 def process(*args, stdin=None, env=None, command=SCRIPT, **options):
@@ -150,7 +150,7 @@ def test_set_changes_a_setting(run):
 
 
 def test_a_file_named_like_a_subcommand(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("steptime.cli.sys.argv", ["3dtrn"])
+    monkeypatch.setattr("steptime.commands.cli.sys.argv", ["3dtrn"])
     (tmp_path / "diff").write_text(PLAN.read_text())
     monkeypatch.chdir(tmp_path)
     assert cli.main(["./diff", "--brief"]) == 0
@@ -290,7 +290,7 @@ def test_an_interrupt_is_quiet(run, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steptime.commands.load", interrupted)
+    monkeypatch.setattr("steptime.commands.plans.load", interrupted)
     assert run(PLAN) == (130, "", "")
 
 
@@ -334,7 +334,7 @@ def test_help_lists_what_there_is_and_no_more(run):
     _, out, _ = run("--help")
     listed = re.findall(r"^  (\w+)  +\w", out[out.index("subcommands") :], re.MULTILINE)
     assert listed == list(cli.SUBCOMMANDS)
-    assert all(callable(getattr(__import__("steptime.commands", fromlist=["x"]), name)) for name in listed)
+    assert all(callable(getattr(__import__("steptime.commands.plans", fromlist=["x"]), name)) for name in listed)
 
 
 def test_help_fits_eighty_columns():
@@ -344,7 +344,7 @@ def test_help_fits_eighty_columns():
 
 
 def test_machines_and_models_are_all_listed(run):
-    from steptime.machine import machine_names
+    from steptime.hardware.machine import machine_names
     from steptime.model.presets import model_names
 
     for command, names in (("machines", machine_names()), ("models", model_names())):
@@ -355,9 +355,9 @@ def test_machines_and_models_are_all_listed(run):
 
 
 def test_everything_listed_can_be_shown(run):
-    from steptime.machine import machine_names
+    from steptime.hardware.machine import machine_names
     from steptime.model.presets import model_names
-    from steptime.performance import software_names
+    from steptime.software.performance import software_names
 
     for name in [*machine_names()[::9], *model_names()[::9], *software_names()]:
         code, out, _ = run("show", name)
@@ -366,7 +366,7 @@ def test_everything_listed_can_be_shown(run):
 
 
 def test_a_shown_machine_is_a_machine_file(run, tmp_path):
-    from steptime.machine import Machine, machine_names
+    from steptime.hardware.machine import Machine, machine_names
 
     for name in machine_names():
         path = tmp_path / f"{name}.yml"
@@ -384,7 +384,7 @@ def _close(a, b):
 
 
 def test_show_says_where_no_run_was_measured(run):
-    from steptime.machine import Machine, machine_names
+    from steptime.hardware.machine import Machine, machine_names
 
     for name in machine_names():
         assert run("show", name)[1].startswith("# no measured run on this machine") is not Machine.load(name).measured
@@ -441,7 +441,7 @@ def test_explain_names_and_explains(run):
 @pytest.mark.parametrize("args", [[str(PLAN)], ["--help"]])
 def test_a_report_needs_neither_numpy_nor_torch_nor_tabulate(args):
     command = (
-        "import sys; from steptime.cli import main; main(); "
+        "import sys; from steptime.commands.cli import main; main(); "
         "sys.stderr.write(' '.join({'numpy', 'torch', 'tabulate'} & sys.modules.keys()))"
     )
     done = process(*args, command=command)
@@ -449,7 +449,9 @@ def test_a_report_needs_neither_numpy_nor_torch_nor_tabulate(args):
 
 
 def test_the_parser_needs_no_pydantic():
-    done = process(command="import sys; from steptime.cli import parser; parser(); print('pydantic' in sys.modules)")
+    done = process(
+        command="import sys; from steptime.commands.cli import parser; parser(); print('pydantic' in sys.modules)"
+    )
     assert done.stdout == b"False\n"
 
 

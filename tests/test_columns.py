@@ -14,12 +14,13 @@ from steptime.cost.comm import network
 from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context, part_time
-from steptime.machine import Machine
-from steptime.mesh import Group
+from steptime.hardware.machine import Machine
+from steptime.job.mesh import Group
+from steptime.model.blocks import block_ops
+from steptime.model.ops import Attention, Gemm, Param
 from steptime.model.presets import load_model
 from steptime.model.shard import Shard
-from steptime.ops import Attention, Gemm, Param
-from steptime.performance import load_software
+from steptime.software.performance import load_software
 
 RATES = replace(rates.RATES, sm_count=108.0)
 WEIGHT = (Param("w", (2560, 950)),)
@@ -82,7 +83,7 @@ def test_a_block_in_columns_of_batch_sequence_and_tp(table, name, profile, sp):
 
     def seconds(batch, seq, tp):
         shard = Shard(batch, seq, seq, tp, sp=sp, vocab=51200.0, software=software)
-        ops = model.block_ops(shard)
+        ops = block_ops(model, shard)
         sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
         context = Context(RATES, software, {"tp": Group("tp", tp, 1)}, tiers, tp)
         timed = part_time(ops, sizes, context, [])
@@ -112,7 +113,7 @@ def test_a_block_in_columns_of_cp(table, how, profile, share):
         shard = Shard(
             1.0, 32768.0 / cp, 32768.0, tp, sp=True, vocab=51200.0, software=software, cp=cp, cp_comm_type=how
         )
-        ops = model.block_ops(shard)
+        ops = block_ops(model, shard)
         sizes = tensor_bytes_of(ops, shard, model.hidden_sz)
         groups = {"tp": Group("tp", tp, 1), "cp": Group("cp", cp, tp)}
         timed = part_time(ops, sizes, Context(RATES, software, groups, tiers, tp), [])

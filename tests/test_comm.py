@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.cost.comm import ALGORITHMS, FREE, RAMP, collective, network, tree_depth
-from steptime.job import CrossDc
-from steptime.machine import Machine, Tier
-from steptime.mesh import Group, Parallelism, group
+from steptime.hardware.machine import Machine, Tier
+from steptime.job.mesh import Group, Parallelism, group
+from steptime.job.sections import CrossDc
 
 MEASURED = yaml.safe_load((Path(__file__).parent / "data" / "collectives.yaml").read_text(encoding="utf-8"))
 NODE = Tier(name="nvlink", size=8, bytes_per_s=100e9, latency_s=2e-6, efficiency=1.0)

@@ -7,9 +7,9 @@ import time
 import pytest
 import yaml
 
-from steptime.config import Config, ConfigError
-from steptime.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
-from steptime.job import Job
+from steptime.base.config import Config, ConfigError
+from steptime.base.document import MAX_BYTES, MAX_NODES, parse, parse_mapping, read_source
+from steptime.job.job import Job
 
 PLAN = """
 model: {n_layers: 80, hidden_sz: 8192, inter_sz: 28672, n_q_heads: 64, n_kv_heads: 8, vocab_sz: 128256}

@@ -10,18 +10,18 @@ from drawn import plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.assembly import Assembly
-from steptime.config import ConfigError
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.cost.comm import collective
 from steptime.cost.overlap import CONTENTION
 from steptime.cost.parts import neighbour
-from steptime.job import Job
-from steptime.mesh import group
-from steptime.ops import Attention, Comm
-from steptime.recompute import find_segments, kept_names
-from steptime.stage_time import StepTime
-from steptime.states import shard_ranks
-from steptime.step import estimate
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.job.mesh import group
+from steptime.memory.states import shard_ranks
+from steptime.model.ops import Attention, Comm
+from steptime.model.segments import find_segments, kept_names
+from steptime.timing.step_time import StepTime
 
 # h 1024 in 8 heads of 128, 4 key-value heads; 4096 tokens of bf16
 MODEL = {

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from rates import RATES
 
+from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
-from steptime.cost.optimizer import adam_bytes_per_param, clip_bytes_per_param, optimizer_s
 from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
-from steptime.job import Job
-from steptime.machine import Machine
-from steptime.ops import Attention, Gemm, Move, Param, Tensor
-from steptime.step import estimate
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
+from steptime.model.ops import Attention, Gemm, Move, Param, Tensor
+from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param, optimizer_s
 
 WEIGHT = (Param("w", (2560, 950)),)
 

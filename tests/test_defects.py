@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from steptime.config import ConfigError
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.cost.comm import collective, network
-from steptime.job import Job
-from steptime.machine import Machine
-from steptime.mesh import Group, Parallelism
-from steptime.states import shard_ranks
-from steptime.step import estimate
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
+from steptime.job.mesh import Group, Parallelism
+from steptime.memory.states import shard_ranks
 
 ROOT = Path(__file__).parents[1]
 T, H = 8192, 8192
@@ -244,7 +244,13 @@ def test_dlcalc_17_plain_text_in_a_pipe_and_json():
     plan = str(ROOT / "configs" / "llama3_8b.yaml")
 
     def run(*args):
-        command = [sys.executable, "-c", "from steptime.cli import main; raise SystemExit(main())", plan, *args]
+        command = [
+            sys.executable,
+            "-c",
+            "from steptime.commands.cli import main; raise SystemExit(main())",
+            plan,
+            *args,
+        ]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
     text, document, typo = run(), run("--json"), run("--set", "parallelism.tpp=2")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.job import Job
-from steptime.machine import Machine
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
 
 T = 8192
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import sympy
 
-from steptime import Job, Machine, cli, limits
-from steptime.assembly import Assembly
-from steptime.recompute import kept_names
+from steptime import Job, Machine
+from steptime.commands import cli
+from steptime.job import limits
+from steptime.job.assembly import Assembly
+from steptime.model.segments import kept_names
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.job import Job
+from steptime.answer.result import estimate
+from steptime.job.job import Job
 from steptime.schedule import bubble_fraction
-from steptime.step import estimate
 
 SMALL = {"preset": "llama3-8b", "vocab_sz": 128}
 """Next to no embedding and head: stages of equal layers are equal."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steptime import Job, cli, estimate
+from steptime import Job, estimate
+from steptime.commands import cli
 from steptime.report import constants, explain, ops, row
 from steptime.report.table import Style, layout
 from steptime.validation.compare import judge

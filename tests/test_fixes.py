@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
-from steptime.fixes import candidates, word
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.answer.fixes import candidates, word
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 
 CONFIG = """
 model: {model}

@@ -13,9 +13,10 @@ from drawn import plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime import Job, Machine, estimate, interval
-from steptime.interval import beyond, interval_at, quantile, step_interval, weigh
-from steptime.measured import AXES, FILE, Kind, Measured, Place, Run, distances, measured, place_of, scaled
+from steptime import Job, Machine, estimate
+from steptime.answer import interval
+from steptime.answer.interval import beyond, interval_at, quantile, step_interval, weigh
+from steptime.answer.measured import AXES, FILE, Kind, Measured, Place, Run, distances, measured, place_of, scaled
 from steptime.validation import compare, coverage, measurements
 from steptime.validation.summary import headline
 

@@ -10,14 +10,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.assembly import shard_of
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.machine import Machine
-from steptime.mesh import Parallelism
+from steptime.base.config import ConfigError
+from steptime.hardware.machine import Machine
+from steptime.job.assembly import shard_of
+from steptime.job.job import Job
+from steptime.job.mesh import Parallelism
 from steptime.model.model import Model
-from steptime.performance import Performance
-from steptime.plan import RecomputePlan
+from steptime.software.performance import Performance
+from steptime.software.recomputation import RecomputePlan
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
 
@@ -301,7 +301,7 @@ def test_loading_is_cheap_and_lean():
     code = (
         "import sys, time; start = time.process_time(); import pydantic.main, yaml, pydantic.functional_validators\n"
         "base = time.process_time()\n"
-        f"from steptime.job import Job; Job.load({str(DLCALC / 'llama3_70b.yaml')!r}); end = time.process_time()\n"
+        f"from steptime.job.job import Job; Job.load({str(DLCALC / 'llama3_70b.yaml')!r}); end = time.process_time()\n"
         "assert not {'numpy', 'torch'} & set(sys.modules); print((end - base) / (base - start))"
     )
     ratio = min(float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3))

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import steptime
-from steptime.config import ConfigError
-from steptime.machine import Machine, machine_names, normalise
+from steptime.base.config import ConfigError
+from steptime.hardware.machine import Machine, machine_names, normalise
 from steptime.validation.compare import judge
 from steptime.validation.measurements import Row, shipped
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.assembly import Assembly
-from steptime.job import Job
-from steptime.memory import Autograd, PartMemory, Peak, chunk_peaks, walk_part
+from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.op_walk import Autograd, PartMemory, Peak, chunk_peaks, walk_part
+from steptime.memory.stages import PartMemories
+from steptime.model.ops import Gemm, Move, Param, Tensor
 from steptime.model.presets import load_model
-from steptime.ops import Gemm, Move, Param, Tensor
-from steptime.stage_memory import PartMemories
-from steptime.step import estimate
 
 S, B, H, A = 512, 2, 1024, 16
 SBH = S * B * H

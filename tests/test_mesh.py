@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.mesh import Group, Parallelism, group, members_per_domain
+from steptime.job.mesh import Group, Parallelism, group, members_per_domain
 
 degree = st.sampled_from([1, 2, 3, 4, 6, 8])
 

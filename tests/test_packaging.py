@@ -79,7 +79,9 @@ def test_the_installed_command_prints_the_report(user, tmp_path):
 
 
 def here():
-    return run(sys.executable, "-c", f"from steptime.cli import main; main([{str(PLAN)!r}])", PYTHONPATH=str(ROOT))
+    return run(
+        sys.executable, "-c", f"from steptime.commands.cli import main; main([{str(PLAN)!r}])", PYTHONPATH=str(ROOT)
+    )
 
 
 def test_the_installed_commands_find_their_data(user, tmp_path):
@@ -106,7 +108,7 @@ def modules_after(program):
 
 
 def test_a_report_imports_neither_numpy_nor_torch():
-    loaded = modules_after(f"from steptime.cli import main; main([{str(PLAN)!r}])")
+    loaded = modules_after(f"from steptime.commands.cli import main; main([{str(PLAN)!r}])")
     assert "pydantic" in loaded
     assert not HEAVY & loaded
 
@@ -116,7 +118,9 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_the_function_estimate_is_not_hidden_by_the_module():
-    program = "import steptime.step, steptime.estimate; from steptime import estimate; print(callable(estimate))"
+    program = (
+        "import steptime.answer.result, steptime.base.rows; from steptime import estimate; print(callable(estimate))"
+    )
     assert run(sys.executable, "-c", program, PYTHONPATH=str(ROOT)).strip() == "True"
 
 

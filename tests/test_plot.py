@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.report import plot
 from steptime.validation.compare import judge
 from steptime.validation.measurements import shipped
@@ -121,7 +121,7 @@ def test_nothing_to_draw_is_said(judged, tmp_path):
 
 def test_matplotlib_is_loaded_for_a_picture_alone():
     code = (
-        "import sys; from steptime.cli import main; main(['validate', '--source', 'KOR22']); "
+        "import sys; from steptime.commands.cli import main; main(['validate', '--source', 'KOR22']); "
         "assert 'matplotlib' not in sys.modules and 'numpy' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

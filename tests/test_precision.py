@@ -10,20 +10,21 @@ import rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.assembly import Assembly
+from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, gemm_traffic
-from steptime.cost.optimizer import quantise_bytes_per_weight
 from steptime.cost.rates import rates as rates_of
-from steptime.job import Job
-from steptime.memory import quantised
-from steptime.model.quantise import cast_bytes
-from steptime.ops import Comm, Gemm, Move, Op, Param
-from steptime.performance import Performance, resolve
-from steptime.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.op_walk import quantised
+from steptime.memory.states import stage_states
+from steptime.model.blocks import block_ops
+from steptime.model.ops import Comm, Gemm, Move, Op, Param
+from steptime.model.quantize import cast_bytes
 from steptime.report.explain import explain
-from steptime.states import stage_states
-from steptime.step import estimate
+from steptime.software.performance import Performance, resolve
+from steptime.software.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
+from steptime.timing.optimizer import quantise_bytes_per_weight
 from steptime.validation.recipes import recipe_of
 
 NAMES = list(RECIPES)
@@ -216,7 +217,7 @@ def test_a_column_of_batches_equals_its_rows(name):
     rates = rates_of(assembly.job.machine.accelerator, assembly.job.software)
 
     def costs(batch) -> list[object]:
-        ops = assembly.job.model.block_ops(replace(assembly.shard, batch=batch))
+        ops = block_ops(assembly.job.model, replace(assembly.shard, batch=batch))
         sizes = {t.name: t.bytes for op in ops for t in op.made} | {"x": assembly.block.x.bytes * batch}
         passes = [compute.forward(op, rates, sizes).time_s for op in ops if not isinstance(op, Comm)]
         passes += [done.time_s for op in ops if not isinstance(op, Comm) for done in compute.backward(op, rates, sizes)]

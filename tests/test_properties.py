@@ -10,9 +10,10 @@ from drawn import job, plans
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from steptime.job import Job
-from steptime.stage_memory import PartMemories
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.job.job import Job
+from steptime.memory.stages import PartMemories
+from steptime.model.blocks import n_params
 
 patient = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 EPS = 1e-9  # rounding of long sums
@@ -58,7 +59,7 @@ def test_stages_hold_the_model_and_one_more_tied_table(plan):
     answer = estimate(job(plan))
     params, model = answer.params, answer.job.model
     assert sum(params.per_stage) == params.total + params.tied_copies
-    assert params.total == params.active == model.n_params
+    assert params.total == params.active == n_params(model)
     tied = model.tie_embeddings and answer.job.parallelism.pp > 1
     assert params.tied_copies == (model.vocab_sz * model.hidden_sz if tied else 0)
 

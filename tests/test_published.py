@@ -14,10 +14,10 @@ from statistics import mean
 
 import pytest
 
-from steptime import overhead
+from steptime.answer.result import estimate
 from steptime.cost import comm, compute, overlap
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.job.job import Job
+from steptime.memory import overhead
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs" / "published").glob("kor22_*.yaml"))

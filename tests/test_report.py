@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.estimate import (
+from steptime.answer.result import document as to_dict
+from steptime.base.rows import (
     Basis,
     CollectiveRow,
     Fix,
@@ -23,12 +24,11 @@ from steptime.estimate import (
     Time,
     WeakScaling,
 )
-from steptime.job import Job
-from steptime.ops import Gemm, Param
+from steptime.job.job import Job
+from steptime.model.ops import Gemm, Param
 from steptime.report import breakdown, compare, details, explain, html
 from steptime.report.answer import layout_words
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
-from steptime.report.json import to_dict
 from steptime.report.table import Fact, Facts, Style, Table, layout, wants_color
 from steptime.report.text import report, sections
 

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
-from steptime.facts import facts
-from steptime.frameworks import FRAMEWORKS
-from steptime.job import Job
-from steptime.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
-from steptime.performance import load_software, software_names
-from steptime.rules import LAYOUT, RULES, mask, problems
+from steptime.base.config import ConfigError
+from steptime.job.job import Job, facts
+from steptime.job.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
+from steptime.job.rules import LAYOUT, RULES, mask, problems
+from steptime.software.frameworks import FRAMEWORKS
+from steptime.software.performance import load_software, software_names
 
 BASE = Job(
     model={"n_layers": 80, "hidden_sz": 8192, "inter_sz": 28672, "n_q_heads": 64, "n_kv_heads": 8, "vocab_sz": 128256},

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.run import goodput_fraction, whole_run, young_daly_s
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.answer.whole_run import goodput_fraction, whole_run, young_daly_s
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 
 PARAMS = 70_553_706_496
 DEVICES = 1024

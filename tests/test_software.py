@@ -2,9 +2,9 @@
 
 import pytest
 
-from steptime.config import ConfigError
-from steptime.performance import Overlap, Performance, Software, load_software, resolve, software_names
-from steptime.profiles import profile_mapping, profile_releases
+from steptime.base.config import ConfigError
+from steptime.software.performance import Overlap, Performance, Software, load_software, resolve, software_names
+from steptime.software.profiles import profile_mapping, profile_releases
 
 OTHERS = [
     *("aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry"),
@@ -84,7 +84,7 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text(
         "extends: base\nsp: false\noverlap: {tp: true}\nsources: {sp: own}\nreleases:\n  '1.0': {zero: 2}\n  '1.1':\n"
     )
-    monkeypatch.setattr("steptime.profiles._FOLDER", tmp_path)
+    monkeypatch.setattr("steptime.software.profiles._FOLDER", tmp_path)
     expected = {
         "family": "base",
         "name": "own",

@@ -10,10 +10,10 @@ from steptime.cost import compute
 from steptime.cost.comm import collective, one_link
 from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import OLDER_KERNELS, attention_efficiency, plain_share, rates
-from steptime.machine import Machine
-from steptime.mesh import Group, group
-from steptime.ops import Gemm, Param
-from steptime.performance import load_software
+from steptime.hardware.machine import Machine
+from steptime.job.mesh import Group, group
+from steptime.model.ops import Gemm, Param
+from steptime.software.performance import load_software
 from steptime.validation.measurements import Row
 from steptime.validation.rows import to_config
 from steptime.validation.software import framework_of
@@ -116,7 +116,7 @@ def job(software, tp=8, dp=2, **performance):
 def changed(monkeypatch, software, **fields):
     """An estimate under a profile with other fields."""
     whole = load_software(software).model_copy(update=fields)
-    monkeypatch.setattr("steptime.performance.load_software", lambda _: whole)
+    monkeypatch.setattr("steptime.software.performance.load_software", lambda _: whole)
     return estimate(job(software))
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.config import Config, ConfigError
-from steptime.units import BYTE_UNITS, RATE_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
+from steptime.base.config import Config, ConfigError
+from steptime.base.units import BYTE_UNITS, RATE_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 
 
 class Card(Config):

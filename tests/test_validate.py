@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from own_rows import BASE, SHIPPED, own, write
 
-from steptime.config import ConfigError
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.report.validation import sections
-from steptime.step import estimate
 from steptime.validation import compare, measurements, rows, summary
 from steptime.validation.measurements import REQUIRED, Row
 from steptime.validation.select import select
@@ -310,7 +310,7 @@ def test_a_table_must_have_rows(tmp_path):
 
 def test_neither_numpy_nor_torch_is_imported():
     code = (
-        "import sys; from steptime.cli import main; assert main(['validate', '--source', 'KOR22']) == 0; "
+        "import sys; from steptime.commands.cli import main; assert main(['validate', '--source', 'KOR22']) == 0; "
         "assert not {'numpy', 'torch', 'tabulate'} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from own_rows import BASE, SHIPPED, own
 
-from steptime import cli
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.commands import cli
+from steptime.job.job import Job
 from steptime.validation import compare, hardware, rows, software
 from steptime.validation.measurements import Row, SkipRowError
 

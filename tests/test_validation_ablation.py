@@ -4,10 +4,10 @@ import pytest
 from validation_rows import judged
 
 from steptime import Job
-from steptime.assembly import Assembly
+from steptime.answer.result import estimate
 from steptime.cost import compute
-from steptime.stage_time import StepTime
-from steptime.step import estimate
+from steptime.job.assembly import Assembly
+from steptime.timing.step_time import StepTime
 from steptime.validation import ablation
 from steptime.validation.compare import judge
 

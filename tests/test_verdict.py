@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.job import Job
-from steptime.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.job.job import Job
+from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 
 
 def job(

@@ -2,6 +2,6 @@
 
 import sys
 
-from steptime.cli import main
+from steptime.commands.cli import main
 
 sys.exit(main(["bench", *sys.argv[1:]]))

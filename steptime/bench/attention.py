@@ -17,7 +17,7 @@ from steptime.bench.timing import measure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

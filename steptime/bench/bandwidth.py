@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from steptime.answer.result import estimate
 from steptime.bench import operands, rows
 from steptime.bench.attention import gradients
 from steptime.bench.timing import measure
-from steptime.step import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 WIDE, TOKEN_ID = 4.0, 8.0
 """Bytes of an fp32 number, of a token id."""
@@ -62,7 +62,7 @@ def rmsnorm_bytes(tokens: int, width: int, itemsize: float, *, fused: bool) -> t
     """Forward and backward of an RMSNorm of `tokens` vectors.
 
     One kernel each on CUDA (aten's _fused_rms_norm): input, output, weight and a fp32 statistic per vector. Elsewhere several
-    (torch/_refs/nn/functional, rms_norm), in fp32: see `steptime.model.parts.composite_rmsnorm`.
+    (torch/_refs/nn/functional, rms_norm), in fp32: see `steptime.model.sublayers.composite_rmsnorm`.
     """
     elements = float(tokens * width)
     if fused:
@@ -73,7 +73,7 @@ def rmsnorm_bytes(tokens: int, width: int, itemsize: float, *, fused: bool) -> t
 
 
 def loss_bytes(tokens: int, vocab: int, itemsize: float) -> tuple[float, float]:
-    """Forward and backward of cross entropy of the upcast logits: as `steptime.model.ends.torch_loss`."""
+    """Forward and backward of cross entropy of the upcast logits: as `steptime.model.embedding_and_head.torch_loss`."""
     narrow, wide = tokens * vocab * itemsize, tokens * vocab * WIDE
     picked = tokens * (TOKEN_ID + WIDE)
     if itemsize == WIDE:

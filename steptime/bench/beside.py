@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.cost import compute
 from steptime.cost.comm import collective
-from steptime.mesh import Group
-from steptime.ops import Attention
+from steptime.job.mesh import Group
+from steptime.model.ops import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import GemmRow
     from steptime.bench import rows
     from steptime.bench.fit import Statistic
     from steptime.bench.timing import Timing
-    from steptime.estimate import GemmRow
-    from steptime.machine import Machine
-    from steptime.step import Estimate
+    from steptime.hardware.machine import Machine
 
 What = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
 

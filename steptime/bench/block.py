@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from steptime.base.config import ConfigError
 from steptime.bench.modules import Block, building, plan_of, tables
 from steptime.bench.probes import Saved
 from steptime.bench.runnable import RECOMPUTES, Recompute, alone, unsupported
 from steptime.bench.timing import Timing, measure
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.job.job import Job
 
 
 class BlockRow(NamedTuple):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from steptime.bench import operands, rows
 from steptime.bench.timing import Timing, summary, synchronize
-from steptime.ops import Kind
+from steptime.model.ops import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from steptime.answer.result import Estimate, estimate
 from steptime.bench import beside
 from steptime.bench.beside import Beside, of
 from steptime.bench.figures import figures, tiers
@@ -11,9 +12,8 @@ from steptime.bench.links import alpha_beta
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
 from steptime.bench.rows import SCHEMA, to_dict
 from steptime.bench.runnable import alone, peak_differences
-from steptime.machine import Machine
-from steptime.mesh import group
-from steptime.step import Estimate, estimate
+from steptime.hardware.machine import Machine
+from steptime.job.mesh import group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steptime.bench.device import Device
     from steptime.bench.run import Raw, Step
     from steptime.bench.world import World
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 
 UNITS: dict[str, Literal["bytes", "count", "FLOP"]] = {

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from steptime.machine import Accelerator, Machine, machine_names, normalise
+from steptime.hardware.machine import Accelerator, Machine, machine_names, normalise
 
 if TYPE_CHECKING:
     import torch

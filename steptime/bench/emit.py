@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from steptime.base.config import ConfigError, near
 from steptime.bench.phases import JOB_STARTED
-from steptime.config import ConfigError, near
 
 if TYPE_CHECKING:
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 KINDS = ("slurm", "torchrun")
 

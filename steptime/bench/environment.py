@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import chain, repeat
 from typing import Literal, NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 Method = Literal["torchrun", "slurm", "mpi", "single"]
 _LAST_STEP = 0xFFFFFFF0

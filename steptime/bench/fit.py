@@ -11,11 +11,11 @@ from math import exp, log
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from steptime import ops
 from steptime.cost import compute
 from steptime.cost.rates import Rates
-from steptime.machine import Accelerator
-from steptime.precision import recipe
+from steptime.hardware.machine import Accelerator
+from steptime.model import ops
+from steptime.software.precision import recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from steptime.answer.result import estimate
 from steptime.bench import operands, rows
 from steptime.bench.timing import Timing, interleaved, single
-from steptime.ops import Gemm
-from steptime.step import estimate
+from steptime.model.ops import Gemm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 SWEEP = "sweep"
 SLOW = 0.5

@@ -14,10 +14,10 @@ from os import SEEK_END
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from steptime.base.config import ConfigError
 from steptime.bench.samples import MIB, Memory, Tally
 from steptime.bench.stamps import Stamp, dated, following, nearest, of_line, read_lines
 from steptime.bench.startup import step_of
-from steptime.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

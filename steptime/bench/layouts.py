@@ -28,15 +28,15 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from steptime.assembly import Assembly
+from steptime.base.config import ConfigError
 from steptime.bench.modules import DTYPES, INIT_STD, Slice, Transformer, building, plan_of, slices, tables
 from steptime.bench.runnable import layout_name, unsupported
-from steptime.config import ConfigError
 from steptime.fsdp import options
-from steptime.job import Job
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.states import bucket_size
 from steptime.model.model import Model
-from steptime.performance import ITEMSIZE
-from steptime.states import bucket_size
+from steptime.software.performance import ITEMSIZE
 
 MIB = 2**20
 LEARNING_RATE = 3e-4

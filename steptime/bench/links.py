@@ -10,11 +10,11 @@ from math import exp, inf, log
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from steptime.base.config import build
 from steptime.bench.fit import Fit, judged
-from steptime.config import build
 from steptime.cost.comm import collective
-from steptime.machine import Tier
-from steptime.mesh import Group
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol, TextIO
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from steptime.bench.device import known_accelerator
-from steptime.machine import Machine, normalise
+from steptime.hardware.machine import Machine, normalise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from steptime.bench.device import Device
-    from steptime.machine import Accelerator
+    from steptime.hardware.machine import Accelerator
 
 SHEET_ONLY = ("power_w", "microscaling")
 """Fields of a known accelerator that nothing here measures and that hold for the part."""
@@ -119,7 +119,7 @@ def _data_sheet(known: Accelerator | None) -> dict[str, Figure]:
 
 def _assumed_network(known: Accelerator | None) -> list[dict[str, Any]]:
     """What stands for a network that was not measured: that of a shipped machine with the same part, else a placeholder."""
-    from steptime.machine import machine_names
+    from steptime.hardware.machine import machine_names
 
     if known is not None:
         shipped = next(m for name in machine_names() if (m := Machine.load(name)).accelerator.name == known.name)

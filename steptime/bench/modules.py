@@ -15,10 +15,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptime.assembly import Assembly
-from steptime.job import Job
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
 from steptime.model.model import Model
-from steptime.plan import RecomputePlan
+from steptime.software.recomputation import RecomputePlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5

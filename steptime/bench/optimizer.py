@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from steptime.answer.result import estimate
 from steptime.bench import operands, rows
 from steptime.bench.timing import measure, summary, synchronize
-from steptime.step import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.job import Job
-    from steptime.ops import Param
+    from steptime.job.job import Job
+    from steptime.model.ops import Param
 
 FUSED_ACCESSES, FOREACH_ACCESSES = 7.0, 20.0
 """Of one parameter, states all in one dtype: its gradient read, it and two moments read and written; op by op with temporaries
-as `steptime.cost.optimizer.foreach_bytes_per_param` counts them."""
+as `steptime.timing.optimizer.foreach_bytes_per_param` counts them."""
 SHARE = 0.3
 """Of the free memory that parameter, gradient, moments and temporaries may take."""
 MOST_ON_CPU = 2**24

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 JOB_STARTED = "STEPTIME_JOB_STARTED"
 """The variable in which a job script leaves when it began: seconds since 1970, or YYYY-MM-DD-HHMMSS in UTC."""

@@ -90,7 +90,7 @@ class Collective(NamedTuple):
     """One collective over the ranks of a mesh axis; of all ranks the slowest in each repetition."""
 
     kind: str
-    """As `steptime.ops.Kind`: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send_recv."""
+    """As `steptime.model.ops.Kind`: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, send_recv."""
     axis: str
     ranks: int
     bytes: int

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.bench import attention, bandwidth, collectives, gemm, operands, optimizer
 from steptime.bench.block import BlockRow, run_block
 from steptime.bench.figures import Measured
@@ -17,8 +19,6 @@ from steptime.bench.spread import named
 from steptime.bench.step import StepRow, run_steps
 from steptime.bench.training import Trainer
 from steptime.bench.truths import Truth, layout_truths, truths
-from steptime.config import ConfigError
-from steptime.step import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steptime.bench.phases import Phases
     from steptime.bench.samples import Memory
     from steptime.bench.world import World
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 PARTS = ("sweeps", "block", "step", "exact")
 """What a benchmark consists of; --only chooses among them."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
-from steptime.job import Data, Job
-from steptime.mesh import Parallelism
-from steptime.performance import ITEMSIZE, Performance
-from steptime.states import state_bytes
+from steptime.job.job import Job
+from steptime.job.mesh import Parallelism
+from steptime.job.sections import Data
+from steptime.memory.states import state_bytes
+from steptime.software.performance import ITEMSIZE, Performance
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")

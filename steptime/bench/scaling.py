@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.bench.rows import SCHEMA
-from steptime.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"performance.software": "torch", "parallelism.dp": "ranks"},

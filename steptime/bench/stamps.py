@@ -10,7 +10,7 @@ import re
 from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from steptime.bench.reduce import gathered, over_ranks, slowest
 from steptime.bench.runnable import as_run
 from steptime.bench.timing import Timing, summary, synchronize
 from steptime.bench.training import Trainer
-from steptime.job import Job
+from steptime.job.job import Job
 
 DDP_TIMES = {
     "forward_s": "avg_forward_compute_time",

@@ -6,19 +6,19 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.bench.trace_axes import Axes
 from steptime.bench.trace_issuers import with_issuers
 from steptime.bench.trace_names import COMM, WORK
 from steptime.bench.trace_parts import Interval, device_part, host_intervals, share_out
-from steptime.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from steptime.base.rows import Time
     from steptime.bench.trace_events import Trace, Work
     from steptime.bench.trace_parts import Frame
-    from steptime.estimate import Time
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 Seconds = dict[str, float]
 Window = tuple[int, int]

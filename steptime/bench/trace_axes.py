@@ -9,7 +9,7 @@ from steptime.bench.trace_names import group_part
 
 if TYPE_CHECKING:
     from steptime.bench.trace_events import Trace, Work
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 _SENDS = {"send", "recv", "sendrecv", "send_recv", "batch_isend_irecv", "coalesced"}
 _WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}

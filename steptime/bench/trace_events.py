@@ -13,9 +13,9 @@ from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.bench.trace_json import events, unpacked
 from steptime.bench.trace_names import BYTES, DEVICE_WORK, TRANSFERS
-from steptime.config import ConfigError
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from steptime import fsdp
-from steptime.assembly import Assembly
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.bench.block import OneBlock
 from steptime.bench.layouts import lay_out
 from steptime.bench.modules import whole
@@ -24,10 +25,9 @@ from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
 from steptime.bench.step import allocated
 from steptime.bench.training import Trainer
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.stage_memory import PartMemories
-from steptime.step import estimate
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.stages import PartMemories
 
 FEW = 2
 """Layers of a shortened model."""

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steptime.base.config import ConfigError, near
 from steptime.bench.environment import Launch, Method, read_mpi, read_single, read_slurm, read_torchrun
-from steptime.config import ConfigError, near
 
 if TYPE_CHECKING:
     import torch

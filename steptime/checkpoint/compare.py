@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint.architecture import EMBED, HEAD, POSITIONS
+from steptime.model.blocks import params
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,18 +92,18 @@ def load(path: str) -> Plan:
     """The plan in a job file.
 
     Raises:
-        ValueError: one line per problem of the file (`steptime.config.ConfigError`), OSError when it cannot be read.
+        ValueError: one line per problem of the file (`steptime.base.config.ConfigError`), OSError when it cannot be read.
     """
     from steptime import Job, estimate
     from steptime.model.shard import Shard
-    from steptime.performance import load_software
+    from steptime.software.performance import load_software
 
     job = Job.load(path)
     model = job.model
     rows = float(model.max_positions or job.data.seqlen)
     whole = Shard(1.0, 1.0, rows, 1.0, sp=False, vocab=model.vocab_sz, software=load_software("megatron-core"))
     counts: dict[str, int] = {}
-    for param in model.params(whole):
+    for param in params(model, whole):
         kind = _planned(param.name)
         counts[kind] = counts.get(kind, 0) + int(param.elements)
     layout = job.parallelism

@@ -14,15 +14,15 @@ from bisect import bisect_left
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.machine import Tier
-from steptime.mesh import Group, members_per_domain
-from steptime.num import Num, ceil, is_column, maximum, minimum, sqrt, where
+from steptime.base.num import Num, ceil, is_column, maximum, minimum, sqrt, where
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group, members_per_domain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from steptime.job import CrossDc
-    from steptime.machine import Machine
+    from steptime.hardware.machine import Machine
+    from steptime.job.sections import CrossDc
 
 RAMP = 0.6
 """Weight of the ramp, sqrt(tree latency * bandwidth time), fitted to the all-reduce tables in tests/data/collectives.yaml. It

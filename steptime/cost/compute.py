@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from steptime.base.num import Num, ceil, maximum, where
 from steptime.cost.rates import Rates
-from steptime.num import Num, ceil, maximum, where
-from steptime.ops import Attention, Gemm, Move, Op
-from steptime.performance import ITEMSIZE
+from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.software.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
 """Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix

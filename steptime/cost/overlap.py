@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime.machine import Tier
-from steptime.mesh import Group, members_per_domain
-from steptime.num import Num, minimum, where
-from steptime.performance import Share
+from steptime.base.num import Num, minimum, where
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group, members_per_domain
+from steptime.software.performance import Share
 
 CONTENTION = 0.15
 """Share of hidden communication that comes back as slower compute: NVLink collectives take 15 % of the processor

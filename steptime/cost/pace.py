@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from steptime.cost.rates import Rates
-from steptime.machine import Tier
+from steptime.hardware.machine import Tier
 
 
 def slower_rates(rates: Rates, factor: float) -> Rates:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from steptime.base.num import Num, is_column, maximum
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.overlap import beside_s, contention, exchanges_hidden_s, hidden_s
 from steptime.cost.rates import Rates
-from steptime.machine import Tier
-from steptime.mesh import Group
-from steptime.num import Num, is_column, maximum
-from steptime.ops import Attention, Axis, Comm, Gemm, Kind, Op
-from steptime.performance import Software
-from steptime.recompute import Segment, replayed
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group
+from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
+from steptime.model.segments import Segment, replayed
+from steptime.software.performance import Software
 
 
 class CommCall(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from steptime.efficiency import compute_factor, sustained_share
-from steptime.machine import Accelerator
-from steptime.performance import Software
-from steptime.precision import RECIPES, rate_of
+from steptime.hardware.machine import Accelerator
+from steptime.software.efficiency import compute_factor, sustained_share
+from steptime.software.performance import Software
+from steptime.software.precision import RECIPES, rate_of
 
 FALLBACK_SUSTAINED = 0.75
 """Share of the dense peak assumed where a machine states no sustained rate (assumed; A100 0.73-0.82, H100 about 0.7)."""

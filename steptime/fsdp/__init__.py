@@ -11,7 +11,7 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory import held
+from steptime.fsdp.memory_walk import held
 from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
 
 __all__ = [

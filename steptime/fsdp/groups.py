@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.assembly import Assembly
-from steptime.job import Job
-from steptime.mesh import Fsdp
-from steptime.ops import Param
-from steptime.performance import ITEMSIZE
-from steptime.states import States, shard_ranks, state_bytes
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.job.mesh import Fsdp
+from steptime.memory.states import States, shard_ranks, state_bytes
+from steptime.model.ops import Param
+from steptime.software.performance import ITEMSIZE
 
 
 def applies(job: Job) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from steptime.assembly import Assembly
+from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import collective
 from steptime.cost.overlap import contention
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
-from steptime.estimate import CollectiveRow
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
-from steptime.job import Job
-from steptime.machine import Tier
-from steptime.mesh import Group, group
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.job.mesh import Group, group
 
 
 class CommSeconds(NamedTuple):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, show
+from steptime.base.config import ConfigError, show
 from steptime.launch.devices import devices_in, told, told_whole
 from steptime.launch.keys import Values, flatten, load_table, remark, sort_keys
 from steptime.launch.reading import Flag, Reading, Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from steptime.document import scalar
+from steptime.base.document import scalar
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _ROUNDS = 8

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, show
-from steptime.document import parse_mapping, read_source
+from steptime.base.config import ConfigError, show
+from steptime.base.document import parse_mapping, read_source
 from steptime.launch.reading import Flag, Status
 
 FOLDER = Path(__file__).parent.parent / "data" / "launch"

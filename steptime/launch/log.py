@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import BinaryIO
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
 from steptime.launch.megatron import read_dump
 from steptime.launch.series import Series

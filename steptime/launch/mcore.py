@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.devices import data_parallel, told, told_whole
 from steptime.launch.keys import Values
 from steptime.launch.mcore_speed import Changes, performance_of

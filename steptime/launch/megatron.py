@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from steptime.config import ConfigError
-from steptime.document import parse
+from steptime.base.config import ConfigError
+from steptime.base.document import parse
+from steptime.hardware.machine import Machine
 from steptime.launch.devices import told_whole
 from steptime.launch.megatron_flags import OLD_RELEASE, Arguments, arguments_of, plain, read_words, table
 from steptime.launch.megatron_layout import layout_section
@@ -15,7 +16,6 @@ from steptime.launch.megatron_model import data_section, model_section
 from steptime.launch.megatron_run import is_legacy, performance_section
 from steptime.launch.reading import Flag, Reading
 from steptime.launch.shell import Script, Word, read_script
-from steptime.machine import Machine
 
 _BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")

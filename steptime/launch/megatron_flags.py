@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError
-from steptime.document import parse_mapping, read_source
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
 from steptime.launch.reading import Flag
 from steptime.launch.shell import Word
 from steptime.launch.shell_scope import way_out

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.config import ConfigError
-from steptime.document import parse_mapping
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table, remark, sort_keys
 from steptime.launch.mcore import Said, config_of
@@ -133,7 +133,7 @@ def _bridge(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] 
 
 
 def _software(name: str, release: str) -> str:
-    from steptime.profiles import profile_releases
+    from steptime.software.profiles import profile_releases
 
     return f"{name}@{release}" if release in profile_releases(name) else name
 

@@ -14,7 +14,7 @@ from steptime.launch.mcore import Said, config_of
 from steptime.launch.mcore_speed import Changes
 from steptime.launch.pyconfig import Tree
 from steptime.launch.reading import Reading
-from steptime.profiles import profile_releases
+from steptime.software.profiles import profile_releases
 
 _NORMS = {
     "rmsnorm": "RMSNorm",

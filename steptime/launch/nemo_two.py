@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from steptime.config import ConfigError, near
-from steptime.document import parse_mapping, read_source
+from steptime.base.config import ConfigError, near
+from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
 from steptime.launch.keys import FOLDER, flatten, load_table, remark, sort_keys
 from steptime.launch.mcore import Said, config_of
 from steptime.launch.pyconfig import Tree
 from steptime.launch.reading import Flag, Reading
 from steptime.launch.targets import class_of, simplify
-from steptime.profiles import profile_releases
+from steptime.software.profiles import profile_releases
 
 _BUCKET = 128 * 1024 * 1024
 """Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""

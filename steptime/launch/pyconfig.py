@@ -11,7 +11,7 @@ import ast
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, near
+from steptime.base.config import ConfigError, near
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""

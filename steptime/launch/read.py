@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from steptime.config import ConfigError, near
+from steptime.base.config import ConfigError, near
 from steptime.launch.log import PRINTED, open_log
 from steptime.launch.pyconfig import split_path
 from steptime.launch.reading import Reading

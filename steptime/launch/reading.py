@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
-from steptime.config import ConfigError, build
-from steptime.job import Job
-from steptime.sections import put
+from steptime.base.config import ConfigError, build
+from steptime.job.edit import put
+from steptime.job.job import Job
 
 Status = Literal["used", "irrelevant", "default", "unmodelled"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from steptime.document import scalar
-from steptime.job import Job
+from steptime.base.document import scalar
+from steptime.job.job import Job
 from steptime.launch.reading import Reading, to_job
 
 

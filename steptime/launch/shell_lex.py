@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from typing import NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 _OPERATORS = (
     *("<<<", "<<-", "&>>", ";;", "&&", "||", "|&", "<<", ">>", ">&", "<&", "&>", ">|"),

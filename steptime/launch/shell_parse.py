@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, TypeAlias
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.shell_lex import REDIRECTIONS, Lexer, Token
 
 _BREAKS = frozenset({"\n", ";", "&"})

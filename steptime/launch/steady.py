@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import comb, sqrt
 from typing import NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.log import Log
 from steptime.launch.series import Logged
 

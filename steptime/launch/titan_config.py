@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
+from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.keys import Values
 from steptime.launch.reading import Status
-from steptime.sections import read_model
 
 Changes = dict[str, tuple[Status, str]]
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}

@@ -6,12 +6,13 @@ import re
 from functools import cache
 from typing import Any
 
-from steptime.config import ConfigError, build, near
-from steptime.document import parse_mapping, read_source
+from steptime.base.config import ConfigError, build, near
+from steptime.base.document import parse_mapping, read_source
+from steptime.job.edit import read_model
+from steptime.job.limits import BOUNDS
 from steptime.launch.keys import FOLDER, Values
-from steptime.limits import BOUNDS
+from steptime.model.blocks import n_params
 from steptime.model.model import Model
-from steptime.sections import read_model
 
 _BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
 _DIGITS = 12
@@ -75,7 +76,7 @@ def from_log(path: str, text: str) -> dict[str, Any] | None:
         counted = int(size[1].replace(",", ""))
         if "enable_weight_tying=True" in found[3]:
             model["tie_embeddings"] = True
-        ours = build(Model, model).n_params
+        ours = n_params(build(Model, model))
         if counted != ours:
             raise ConfigError(
                 f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from steptime.config import ConfigError, near
+from steptime.base.config import ConfigError, near
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import Table, entry_of, flatten, load_table, remark, sort_keys, spelled
 from steptime.launch.pyconfig import CLASS, Computed, Tree, read_function, split_path

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from steptime.model.context import Local, context_parallel
-from steptime.model.parts import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
-from steptime.model.quantise import Backward, Operand, backward_casts, cast_context, cast_norm
-from steptime.num import is_column, maximum
-from steptime.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.base.num import is_column, maximum
+from steptime.model.context_parallel import Local, context_parallel
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
+from steptime.model.sublayers import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
+    from steptime.base.num import Num
     from steptime.model.model import Model
     from steptime.model.shard import Shard
-    from steptime.num import Num
 
 
 def heads(model: Model, shard: Shard) -> tuple[Num, Num]:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import cast
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
 
 LARGEST_BYTES = 1 << 20

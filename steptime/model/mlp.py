@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.attention import casts, linear_params
-from steptime.model.parts import Made, dropout, enter_tp, leave_tp, linear, norm, residual
-from steptime.model.quantise import Operand, backward_casts, cast, cast_norm
-from steptime.ops import Move, Op, Param, Tensor
+from steptime.model.ops import Move, Op, Param, Tensor
+from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
+from steptime.model.sublayers import Made, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
     from steptime.model.model import Model

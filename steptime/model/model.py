@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from steptime.config import Config
-from steptime.model.attention import attention_ops
-from steptime.model.ends import embedding_ops, head_ops
-from steptime.model.mlp import mlp_ops
-from steptime.model.shard import Shard
-from steptime.ops import Op, Param
-from steptime.performance import load_software
+from steptime.base.config import Config
 
 DROPOUT = 0.1
 """What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
@@ -75,43 +68,3 @@ class Model(Config):
     mtp: int = 0
     source: str = ""
     """Where the figures come from (presets)."""
-
-    def block_ops(self, shard: Shard) -> list[Op]:
-        """One transformer block, from tensor "x" to "y"."""
-        return [*attention_ops(self, shard), *mlp_ops(self, shard)]
-
-    def embedding_ops(self, shard: Shard) -> list[Op]:
-        """Token ids to the first block's "x"."""
-        return embedding_ops(self, shard, self.max_positions or int(shard.kv_seq))
-
-    def head_ops(self, shard: Shard) -> list[Op]:
-        """The last block's "x" to the loss."""
-        return head_ops(self, shard)
-
-    @cached_property
-    def n_params(self) -> int:
-        """Unique parameters of the whole model, vocabulary unpadded, a tied embedding once.
-
-        Learned positions without `max_positions` are counted with none: a Job fills in its sequence length.
-        """
-        whole = Shard(
-            1.0,
-            1.0,
-            float(self.max_positions or 0),
-            1.0,
-            sp=False,
-            vocab=self.vocab_sz,
-            software=load_software("megatron-core"),
-        )
-        return sum(p.elements for p in self.params(whole))
-
-    def params(self, shard: Shard) -> list[Param]:
-        """Every parameter tensor of the model, blocks repeated, a tied head left out."""
-        ends = [*params_of(self.embedding_ops(shard)), *params_of(self.head_ops(shard))]
-        ends = [p for p in ends if not (self.tie_embeddings and p.name == "head.weight")]
-        return ends + params_of(self.block_ops(shard)) * self.n_layers
-
-
-def params_of(ops: list[Op]) -> list[Param]:
-    """The parameters that a list of ops owns, in order."""
-    return [p for op in ops for p in op.params]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from steptime.config import ConfigError, build
+from steptime.base.config import ConfigError, build
 from steptime.model.model import Model
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.num import Num, is_column
-from steptime.performance import Software
+from steptime.base.num import Num, is_column
+from steptime.software.performance import Software
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from steptime.report.format import COUNT, SI, gib, number, percent, quantity, se
 from steptime.report.table import Fact, Facts, Table
 
 if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
     from steptime.report.table import Tone
-    from steptime.step import Estimate
 
 VERDICTS: dict[str, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.config import ConfigError
 from steptime.bench import gpu_memory, scaling, startup
 from steptime.bench.rows import SCHEMA
 from steptime.bench.samples import MIB
-from steptime.config import ConfigError
 from steptime.report import bench_startup
 from steptime.report.format import BINARY, GIB, TIME, column, number, percent, quantity, seconds, unit_for
 from steptime.report.table import Fact, Facts, Section, Table

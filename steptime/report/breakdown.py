@@ -17,8 +17,8 @@ from steptime.report.table import Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from steptime.estimate import StageMemory
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import StageMemory
 
 _BAR = 16
 _MEMORY_ROWS = (

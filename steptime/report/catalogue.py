@@ -6,20 +6,21 @@ from difflib import get_close_matches
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from steptime.config import ConfigError
+from steptime.answer.result import finite
+from steptime.base.config import ConfigError
+from steptime.model.blocks import n_params
 from steptime.report.format import COUNT, number, quantity, whole
-from steptime.report.json import finite
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
-    from steptime.machine import Machine
+    from steptime.hardware.machine import Machine
 
 UNMEASURED = "no measured run on this machine: its figures are data sheets and other people's benchmarks"
 
 
 def machines() -> Table:
     """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device."""
-    from steptime.machine import Machine, machine_names
+    from steptime.hardware.machine import Machine, machine_names
 
     rows = []
     for name in machine_names():
@@ -47,7 +48,7 @@ def models() -> Table:
         model = load_model(name)
         layers, hidden, inner, vocab = map(whole, (model.n_layers, model.hidden_sz, model.inter_sz, model.vocab_sz))
         heads = f"{model.n_q_heads}/{model.n_kv_heads}"
-        rows.append([name, quantity(model.n_params, COUNT), layers, hidden, inner, heads, vocab])
+        rows.append([name, quantity(n_params(model), COUNT), layers, hidden, inner, heads, vocab])
     return Table("models", ["", "parameters", "layers", "hidden", "mlp", "heads q/kv", "vocab"], rows)
 
 
@@ -57,9 +58,9 @@ def show(name: str) -> str:
     Raises:
         ConfigError: nothing has that name, or the file is no machine.
     """
-    from steptime.machine import Machine, machine_names
+    from steptime.hardware.machine import Machine, machine_names
     from steptime.model.presets import load_model, model_names
-    from steptime.performance import load_software, software_names
+    from steptime.software.performance import load_software, software_names
 
     if name.partition("@")[0] in software_names():
         return _profile_head(name) + _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
@@ -76,13 +77,13 @@ def show(name: str) -> str:
         near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: no machine, model or software profile has that name; {hint}") from None
-    return f"# {whole(model.n_params)} parameters\n" + _yaml(model.model_dump(exclude_none=True))
+    return f"# {whole(n_params(model))} parameters\n" + _yaml(model.model_dump(exclude_none=True))
 
 
 def _profile_head(name: str) -> str:
     """What a profile's own fields do not say: its releases, and the factor fitted on its runs."""
-    from steptime.efficiency import compute_factor
-    from steptime.profiles import profile_releases
+    from steptime.software.efficiency import compute_factor
+    from steptime.software.profiles import profile_releases
 
     releases = profile_releases(name.partition("@")[0])
     lines = [f"releases: {', '.join(releases)}"] if releases else []
@@ -136,8 +137,8 @@ def _yaml(data: dict[str, Any], *, inline: bool = True) -> str:
 
 def schema() -> dict[str, Any]:
     """JSON Schema of a config file: the job's own, with the short ways to name a model and a machine."""
-    from steptime.job import Job
-    from steptime.machine import machine_names
+    from steptime.hardware.machine import machine_names
+    from steptime.job.job import Job
     from steptime.model.presets import model_names
 
     document = Job.model_json_schema()

@@ -12,8 +12,8 @@ from steptime.report.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.estimate import StageMemory
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import StageMemory
 
 Pair = tuple[str, float, float]
 _CELL = 17

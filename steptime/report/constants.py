@@ -9,14 +9,14 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.document import parse_mapping, read_source
-from steptime.efficiency import FILE, compute_factor, efficiency
+from steptime.base.document import parse_mapping, read_source
 from steptime.report.table import Table
+from steptime.software.efficiency import FILE, compute_factor, efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from steptime.job import Job
+    from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
 ROOMS = (

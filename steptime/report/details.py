@@ -24,8 +24,8 @@ from steptime.report.table import Fact, Facts, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from steptime.estimate import CollectiveRow, GemmRow, WeakScaling
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
 
 
 def _fine_unit(largest: float) -> Unit:

@@ -11,7 +11,7 @@ from steptime.report.table import Section, Table
 from steptime.validation.differences import rate_of
 
 if TYPE_CHECKING:
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
     from steptime.validation.differences import Differences, Setting
     from steptime.validation.logged import Compared
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
-from steptime.ops import Gemm
+from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, Facts
@@ -16,9 +16,9 @@ from steptime.report.table import Fact, Facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import CollectiveRow, GemmRow
     from steptime.cost.rates import Rates
-    from steptime.estimate import CollectiveRow, GemmRow
-    from steptime.step import Estimate
 
 
 class UnknownNameError(LookupError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.json import config, finite
+from steptime.answer.result import config, finite
 
 if TYPE_CHECKING:
     from steptime.validation.logged import Compared

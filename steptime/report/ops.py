@@ -5,21 +5,23 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime import data_parallel, fsdp, overhead
-from steptime.cost import comm, compute, optimizer, overlap
+from steptime import fsdp
+from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
-from steptime.ops import Attention, Comm, Gemm
+from steptime.memory import overhead
+from steptime.model.ops import Attention, Comm, Gemm
 from steptime.report.format import column, number, percent, whole
 from steptime.report.table import Table
 from steptime.schedule import walk
-from steptime.stage_time import StepTime
+from steptime.timing import data_parallel, optimizer
+from steptime.timing.step_time import StepTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from steptime.assembly import Part
-    from steptime.ops import Op
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
+    from steptime.job.assembly import Part
+    from steptime.model.ops import Op
 
 
 class OpTime(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.validation.summary import headline
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from steptime.report.validation import percent
 from steptime.validation.rows import to_config
 
 if TYPE_CHECKING:
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
     from steptime.validation.compare import Judgement
     from steptime.validation.measurements import Row
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.config import ConfigError
-from steptime.estimate import WeakScaling
+from steptime.base.config import ConfigError
+from steptime.base.rows import WeakScaling
 from steptime.report.details import weak_scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.job import Job
+    from steptime.answer.result import Estimate
+    from steptime.job.job import Job
     from steptime.report.table import Table
-    from steptime.step import Estimate
 
 
 def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakScaling]:

@@ -9,7 +9,7 @@ from steptime.report import answer, breakdown, details
 from steptime.report.table import WIDTH, Section, Style, layout
 
 if TYPE_CHECKING:
-    from steptime.step import Estimate
+    from steptime.answer.result import Estimate
 
 PLAIN = Style()
 

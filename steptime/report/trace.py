@@ -11,8 +11,8 @@ from steptime.report.table import Fact, Facts, Section, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from steptime.base.rows import Time
     from steptime.bench.trace import Attribution, Collective, Row
-    from steptime.estimate import Time
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5

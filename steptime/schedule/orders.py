@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from steptime.num import Num
+from steptime.base.num import Num
 
 Kind: TypeAlias = Literal["F", "B"]
 """Forward, backward (of inputs and weights together)."""

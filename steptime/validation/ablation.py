@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from steptime import fsdp
-from steptime.assembly import Assembly, Chunk, Part
 from steptime.cost import compute
 from steptime.cost.parts import CommCall, PartTime, Work
-from steptime.data_parallel import DataParallel, worst_stage
-from steptime.job import Job
-from steptime.ops import Gemm, Move, Op
-from steptime.stage_time import StepTime
+from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.job.job import Job
+from steptime.model.ops import Gemm, Move, Op
+from steptime.timing.data_parallel import DataParallel, worst_stage
+from steptime.timing.step_time import StepTime
 from steptime.validation.compare import Judgement
 from steptime.validation.groups import headline, leads
 from steptime.validation.rows import to_config, to_job

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from steptime.calibration import Calibration
-from steptime.config import Config, ConfigError, build, show
-from steptime.document import parse, read_source
-from steptime.job import Job
-from steptime.sections import anchor
-from steptime.step import estimate
-from steptime.units import Seconds
+from steptime.answer.result import estimate
+from steptime.base.config import Config, ConfigError, build, show
+from steptime.base.document import parse, read_source
+from steptime.base.units import Seconds
+from steptime.job.edit import anchor
+from steptime.job.job import Job
+from steptime.software.calibration import Calibration
 
 
 class Measured(Config, allow_inf_nan=False):

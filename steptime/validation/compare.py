@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.estimate import Memory
-from steptime.flops import step_flops
-from steptime.interval import interval_at
-from steptime.job import Job
-from steptime.measured import Place, place_of
-from steptime.step import estimate
+from steptime.answer.flops import step_flops
+from steptime.answer.interval import interval_at
+from steptime.answer.measured import Place, place_of
+from steptime.answer.result import estimate
+from steptime.base.rows import Memory
+from steptime.job.job import Job
 from steptime.validation.beside import apart
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.rows import Mapped, to_config, to_job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.assembly import Assembly, padded_vocab
-from steptime.flops import FORWARD_AND_BACKWARD, attention_flops_per_token, linear_flops_per_token
+from steptime.answer.flops import FORWARD_AND_BACKWARD, attention_flops_per_token, linear_flops_per_token
+from steptime.job.assembly import Assembly, padded_vocab
 
 TOLERANCE = 0.01
 """A convention that comes as near as this reproduces the log's figure."""

@@ -11,8 +11,8 @@ from math import exp, log
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.interval import Interval, interval, interval_at
-from steptime.measured import Measured, measured
+from steptime.answer.interval import Interval, interval, interval_at
+from steptime.answer.measured import Measured, measured
 from steptime.validation.compare import Judgement
 from steptime.validation.measurements import shipped
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, build
-from steptime.job import Job
-from steptime.step import Estimate, estimate
+from steptime.answer.result import Estimate, estimate
+from steptime.base.config import ConfigError, build
+from steptime.job.job import Job
 
 LAYOUT = ("tp", "pp", "cp", "dp", "ep", "sp", "replicas")
 PIPELINE = ("vpp", "schedule", "layers_per_stage", "embedding_and_loss_count_as_layers")

@@ -6,7 +6,7 @@ import os
 from difflib import get_close_matches
 from pathlib import PurePath
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.validation.measurements import Row, read, shipped
 
 

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError
-from steptime.document import parse_mapping, read_source
-from steptime.machine import Machine, machine_names, normalise
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
+from steptime.hardware.machine import Machine, machine_names, normalise
 from steptime.validation.measurements import Row, SkipRowError
 
 

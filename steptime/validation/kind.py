@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.document import MAX_BYTES
+from steptime.base.document import MAX_BYTES
 from steptime.launch.log import BEGINS, open_log, pieces
 from steptime.launch.log_lines import Iteration, said
 

@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError
-from steptime.job import Hardware, Job
+from steptime.answer.result import Estimate, estimate
+from steptime.base.config import ConfigError
+from steptime.job.edit import put, read_setting
+from steptime.job.job import Job
+from steptime.job.sections import Hardware
 from steptime.launch import megatron
 from steptime.launch.log import Log, Progress, read_log
 from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
-from steptime.sections import put, read_setting
-from steptime.step import Estimate, estimate
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.hardware import hardware_of
 from steptime.validation.measurements import Row, SkipRowError

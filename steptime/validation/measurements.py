@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
 FILES = ("nvidia", "other", "nvidia_ci", "out_of_memory")

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from steptime.config import ConfigError, build
-from steptime.job import Job
-from steptime.machine import Machine
+from steptime.base.config import ConfigError, build
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
 from steptime.validation.hardware import hardware_of, machine
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.software import Framework, framework_of, performance_of

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 from steptime.validation.logged import Compared
 from steptime.validation.measurements import REQUIRED
 

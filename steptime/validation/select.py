@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.config import ConfigError, near
+from steptime.base.config import ConfigError, near
 from steptime.validation.measurements import Row, read, shipped
 
 

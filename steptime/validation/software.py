@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from steptime.performance import load_software, software_names
-from steptime.profiles import profile_releases
+from steptime.software.performance import load_software, software_names
+from steptime.software.profiles import profile_releases
 from steptime.validation.measurements import Row, SkipRowError
 from steptime.validation.recipes import recipe_of
 

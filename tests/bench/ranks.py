@@ -18,7 +18,7 @@ from steptime.bench.runnable import as_run
 from steptime.bench.step import allocated, gathered, mean_loss, run_steps
 from steptime.bench.training import Trainer
 from steptime.bench.truths import layout_truths
-from steptime.job import Job
+from steptime.job.job import Job
 
 CPU = torch.device("cpu")
 

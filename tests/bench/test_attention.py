@@ -8,7 +8,7 @@ import torch
 from steptime import estimate
 from steptime.bench import attention
 from steptime.bench.attention import Shape
-from steptime.job import Job
+from steptime.job.job import Job
 
 CPU = torch.device("cpu")
 CONFIG = """

@@ -8,9 +8,9 @@ import torch
 from steptime import estimate
 from steptime.bench import bandwidth, optimizer
 from steptime.cost import compute
-from steptime.cost.optimizer import adam_bytes_per_param
-from steptime.job import Job
-from steptime.performance import ITEMSIZE
+from steptime.job.job import Job
+from steptime.software.performance import ITEMSIZE
+from steptime.timing.optimizer import adam_bytes_per_param
 
 CPU = torch.device("cpu")
 CONFIG = """

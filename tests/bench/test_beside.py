@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from steptime import Job, estimate
+from steptime.base.config import ConfigError
 from steptime.bench import beside, rows
 from steptime.bench.beside import Beside, summarise
 from steptime.bench.block import BlockRow
@@ -14,7 +15,6 @@ from steptime.bench.conclude import crosses, of_block
 from steptime.bench.device import Device
 from steptime.bench.spread import LAYOUTS, named, spread
 from steptime.bench.timing import Timing
-from steptime.config import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bench" / "cpu_tiny.yaml"
 

@@ -76,7 +76,7 @@ def test_the_machine_file_drives_the_calculator(one, tmp_path):
     job = Job.load(CONFIG, [f"hardware.node_type={folder / 'machine.yaml'}"])
     assert estimate(job).step_s > 0
     assert machine.source("accelerator.sustained_flops.fp32").startswith("measured: ")
-    code = "import sys; from steptime.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from steptime.commands.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, str(CONFIG), "--set", "hardware.node_type=machine.yaml"]
     done = subprocess.run(command, cwd=folder, env=clean(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr  # a path of --set is relative to where one stands
@@ -139,7 +139,7 @@ def test_the_report_names_what_counts(one):
 
 
 def test_its_log_tells_the_start_up(one, capsys):
-    from steptime import cli
+    from steptime.commands import cli
 
     assert cli.main(["bench", "startup", str(one[0] / "bench.log"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["startup"]["started"]
@@ -148,7 +148,7 @@ def test_its_log_tells_the_start_up(one, capsys):
 
 
 def test_its_trace_is_explained(one, capsys):
-    from steptime import cli
+    from steptime.commands import cli
 
     sets = [*SMALL[:4], "--set", f"hardware.node_type={one[0] / 'machine.yaml'}"]
     trace = str(one[0] / "trace" / "single" / "rank0.json")
@@ -204,7 +204,7 @@ def test_rows_of_several_layouts_have_ids_of_their_own(two):
 
 
 def test_scaling_from_one_to_two(one, two, capsys):
-    from steptime import cli
+    from steptime.commands import cli
 
     paths = [str(folder / "results.json") for folder in (one[0], two[0])]
     assert cli.main(["bench", "scaling", *paths]) == 0
@@ -217,7 +217,7 @@ def test_scaling_from_one_to_two(one, two, capsys):
 
 
 def test_emit_repeats_the_arguments(capsys):
-    from steptime import cli
+    from steptime.commands import cli
 
     args = ["bench", "--emit", "torchrun", str(ROOT / "configs" / "llama3_8b_fsdp.yaml"), "--set", "data.seqlen=4096"]
     assert cli.main([*args, "--only", "step", "--seconds", "5"]) == 0
@@ -244,7 +244,7 @@ def test_emit_repeats_the_arguments(capsys):
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
-    from steptime import cli
+    from steptime.commands import cli
 
     monkeypatch.chdir(ROOT)
     for name in [name for name in os.environ if name.startswith(("RANK", "WORLD", "LOCAL_", "MASTER_", "SLURM_"))]:
@@ -264,7 +264,7 @@ def test_the_document_is_alone_on_standard_output(tmp_path):
 
 
 def test_without_torch_it_says_what_to_install(capsys, monkeypatch):
-    from steptime import bench_command, cli
+    from steptime.commands import bench_command, cli
 
     monkeypatch.setattr(bench_command, "find_spec", lambda name: None if name == "torch" else object())
     assert cli.main(["bench", str(CONFIG)]) == 2

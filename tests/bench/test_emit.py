@@ -9,11 +9,11 @@ import subprocess
 import pytest
 from bench.launch import ROOT
 
+from steptime.base.config import ConfigError
 from steptime.bench.emit import emit
 from steptime.bench.phases import job_start_s
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.machine import Machine
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
 
 PATH = ROOT / "configs" / "llama3_8b_fsdp.yaml"
 

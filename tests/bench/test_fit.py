@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime import ops
 from steptime.bench import fit, links, rows
 from steptime.bench.timing import Timing
 from steptime.cost import compute
 from steptime.cost.comm import ALGORITHMS, collective
-from steptime.machine import Tier
-from steptime.mesh import Group
+from steptime.hardware.machine import Tier
+from steptime.job.mesh import Group
+from steptime.model import ops
 
 KINDS = list(ALGORITHMS)
 

@@ -10,7 +10,7 @@ from steptime import estimate
 from steptime.bench import gemm, operands, rows
 from steptime.bench.gemm import Shape
 from steptime.bench.timing import Timing
-from steptime.job import Job
+from steptime.job.job import Job
 
 CPU = torch.device("cpu")
 CONFIG = """

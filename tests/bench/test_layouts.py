@@ -9,13 +9,13 @@ import pytest
 import torch
 from bench_jobs import config, launch
 
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.bench.layouts import lay_out
 from steptime.bench.runnable import as_run, layout_name
 from steptime.bench.step import mean_loss
 from steptime.bench.training import Trainer
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.job.job import Job
 
 FSDP = {"software": "fsdp2"}
 BF16 = FSDP | {"precision": "bf16"}

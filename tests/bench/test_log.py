@@ -12,18 +12,18 @@ import time
 import pytest
 from bench.launch import clean, torchrun
 
+from steptime.base.config import ConfigError
 from steptime.bench import log, phases
 from steptime.bench.log import alike, guarded, progress, tee
 from steptime.bench.phases import Phases, job_start_s, job_started, process_start_s, step_line
 from steptime.bench.world import Launch
-from steptime.config import ConfigError
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from steptime.bench.log import guarded
 from steptime.bench.world import find, finish, start
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 
 launch, how = find(), sys.argv[2]
 

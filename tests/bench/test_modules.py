@@ -7,6 +7,7 @@ import torch
 from bench_jobs import GPT, job
 
 from steptime import estimate
+from steptime.base.config import ConfigError
 from steptime.bench.block import OneBlock
 from steptime.bench.layouts import lay_out
 from steptime.bench.modules import Slice, Span, slices, spans_of, whole
@@ -14,9 +15,8 @@ from steptime.bench.runnable import alone, as_run
 from steptime.bench.step import allocated
 from steptime.bench.training import Trainer
 from steptime.bench.truths import truths
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.plan import RecomputePlan
+from steptime.job.job import Job
+from steptime.software.recomputation import RecomputePlan
 
 MODELS = {
     "llama": {},

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from steptime.base.config import ConfigError
 from steptime.bench.scaling import _at, read_runs, series
 from steptime.bench.step import StepRow
 from steptime.bench.timing import Timing
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.job.job import Job
 from steptime.report.bench_logs import scaling_command
 from steptime.report.table import Style, layout
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime.base.config import ConfigError
 from steptime.bench.phases import JOB_STARTED, Phases, job_started, step_line
 from steptime.bench.stamps import in_name
 from steptime.bench.startup import (
@@ -25,7 +26,6 @@ from steptime.bench.startup import (
     read_stamps,
     step_of,
 )
-from steptime.config import ConfigError
 from steptime.report.bench_logs import startup_command
 from steptime.report.table import Style, layout
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from bench_jobs import GPT, config, job, launch
 
-from steptime.assembly import Assembly
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
 from steptime.bench.block import run_block
 from steptime.bench.layouts import LEARNING_RATE, lay_out
 from steptime.bench.runnable import alone, as_run, peak_differences, unsupported
 from steptime.bench.step import check, run_steps
 from steptime.bench.training import Trainer, batch_of
-from steptime.config import ConfigError
-from steptime.job import Job
-from steptime.stage_memory import PartMemories
-from steptime.step import estimate
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.stages import PartMemories
 
 CPU = torch.device("cpu")
 PAIRS = {

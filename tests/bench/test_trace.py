@@ -14,12 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime import Job, cli, estimate
+from steptime import Job, estimate
 from steptime.bench import trace_names
 from steptime.bench.trace import attribute
 from steptime.bench.trace_events import Op, read, read_all
 from steptime.bench.trace_names import COMM, WORK, group_part, kernel_part, op_part
 from steptime.bench.trace_parts import ORDER, Interval, own_time, share_out
+from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]
 STEP = Path(__file__).with_name("traced_step.py")

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from bench.launch import clean, torchrun
 
+from steptime.base.config import ConfigError
 from steptime.bench import world
 from steptime.bench.environment import first_host, tasks_per_node
 from steptime.bench.world import Launch, find, finish, start
-from steptime.config import ConfigError
 
 TORCHRUN = {
     "RANK": "9",

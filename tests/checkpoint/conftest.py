@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steptime.checkpoint import cli, html, summarize_checkpoint, text
+from steptime.checkpoint import html, summarize_checkpoint, text
 from steptime.checkpoint.units import Units
+from steptime.commands import summarize_ckpt as cli
 
 
 def llama(layers=4, hidden=64, inter=160, vocab=512, kv=16, tied=False, dtype=torch.bfloat16):

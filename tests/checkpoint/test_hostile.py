@@ -21,7 +21,7 @@ LIMIT_CPU_S, LIMIT_BYTES = 5, 500 << 20
 def run_limited(path, *options):
     """(exit code, document) of the command in a process of its own, with its CPU time and peak memory checked."""
     code = (
-        "import re, sys; from steptime.checkpoint.cli import main; code = main(sys.argv[1:]);"
+        "import re, sys; from steptime.commands.summarize_ckpt import main; code = main(sys.argv[1:]);"
         "status = open('/proc/self/status').read();"  # ru_maxrss would include the parent's, across fork and exec
         "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1], file=sys.stderr); sys.exit(code)"
     )

@@ -9,8 +9,8 @@ import pytest
 from launch_logs import MEGATRON
 from launch_readings import DATA
 
-from steptime import cli
-from steptime.job import Job
+from steptime.commands import cli
+from steptime.job.job import Job
 from steptime.launch.read import MAX_BYTES, read
 from steptime.report.table import WIDTH
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.deepspeed import read_deepspeed
 from steptime.launch.keys import load_table
 from steptime.launch.reading import to_job

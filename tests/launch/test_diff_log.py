@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from launch_logs import MEGATRON, head, iteration, write
 
-from steptime import cli
-from steptime.job import Job
-from steptime.step import estimate
+from steptime.answer.result import estimate
+from steptime.commands import cli
+from steptime.job.job import Job
 from steptime.validation.differences import differences, settings
 from steptime.validation.kind import is_log
 from steptime.validation.logged import read_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime import cli
+from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "launch"

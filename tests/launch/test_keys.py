@@ -2,7 +2,7 @@
 
 import pytest
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.devices import data_parallel, devices_in, told_whole
 from steptime.launch.keys import Entry, Table, Values, entry_of, load_table, remark, sort_keys, spelled
 from steptime.launch.pyconfig import read_function

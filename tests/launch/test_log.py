@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch_logs import MEGATRON, dump, head, iteration, memory, write
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.log import LONGEST, pieces, read_log
 from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Vocabulary, said
 from steptime.launch.series import Series

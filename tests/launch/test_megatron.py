@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
 from steptime.launch.megatron import from_arguments, read_dump, read_megatron
 from steptime.launch.megatron_flags import plain, table
 from steptime.launch.megatron_layout import stages_of

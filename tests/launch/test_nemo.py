@@ -7,7 +7,7 @@ import pytest
 import yaml
 from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.interpolate import resolve
 from steptime.launch.keys import entry_of, load_table, spelled
 from steptime.launch.nemo import read_nemo

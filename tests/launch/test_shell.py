@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.shell import read_script
 from steptime.launch.shell_arithmetic import arithmetic
 

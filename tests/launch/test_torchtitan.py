@@ -3,7 +3,7 @@
 import pytest
 from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
 
-from steptime.config import ConfigError
+from steptime.base.config import ConfigError
 from steptime.launch.keys import entry_of, load_table, spelled
 from steptime.launch.reading import to_job
 from steptime.launch.titan_model import hidden_dim, models

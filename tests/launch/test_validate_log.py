@@ -10,11 +10,11 @@ import json
 import pytest
 from launch_logs import END, LOGS, MEGATRON, dump, head, iteration, memory, write
 
-from steptime import cli
-from steptime.config import ConfigError
-from steptime.job import Job
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
+from steptime.commands import cli
+from steptime.job.job import Job
 from steptime.report.progress import Progress
-from steptime.step import estimate
 from steptime.validation import compare as judging
 from steptime.validation.conventions import conventions, counted
 from steptime.validation.logged import compare, read_run

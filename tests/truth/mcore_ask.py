@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steptime.model.model import Model
 from steptime.model.shard import Shard
-from steptime.performance import load_software
+from steptime.software.performance import load_software
 
 PATIENCE_S = 120.0
 WORLD = Path(__file__).with_name("mcore_world.py")

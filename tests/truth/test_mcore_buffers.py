@@ -15,11 +15,11 @@ from functools import cache
 import pytest
 from mcore_ask import ask, checked, model
 
-from steptime.assembly import Assembly, padded_vocab
-from steptime.buckets import bucket_elements
-from steptime.job import Job
-from steptime.stage_time import StepTime
-from steptime.states import stage_states
+from steptime.job.assembly import Assembly, padded_vocab
+from steptime.job.job import Job
+from steptime.memory.buckets import bucket_elements
+from steptime.memory.states import stage_states
+from steptime.timing.step_time import StepTime
 
 SMALL = {"layers": 4, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 500}
 GPT = {"nkv": 4, "glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True, "tied": True}

@@ -13,9 +13,9 @@ from functools import cache
 import pytest
 from mcore_ask import ask, checked, model
 
-from steptime.assembly import Assembly
-from steptime.job import Job
-from steptime.stage_memory import PartMemories
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.stages import PartMemories
 
 SIZE = {
     "do": "peak",

@@ -19,9 +19,9 @@ from functools import cache
 import pytest
 from mcore_ask import ask, checked, model, part, shard
 
-from steptime.memory import tensor_bytes
-from steptime.ops import Comm, Tensor
-from steptime.recompute import find_segments, kept_names
+from steptime.model.blocks import block_ops, embedding_ops, head_ops, params
+from steptime.model.ops import Comm, Tensor, tensor_bytes
+from steptime.model.segments import find_segments, kept_names
 
 SMALL = {"layers": 2, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 256}
 """Two kv heads: grouped-query attention on one rank, one group per rank on two."""
@@ -108,11 +108,11 @@ def our_parts(c, tp):
     ours, seen = model(c), shard(c, tp)
     modules = frozenset(c.get("recompute", {}).get("modules", ()))
     x = Tensor("x", seen.sequence_tokens * ours.hidden_sz, seen.itemsize)
-    blocks = [(n, ours.block_ops(seen), modules) for n in range(c["layers"])]
+    blocks = [(n, block_ops(ours, seen), modules) for n in range(c["layers"])]
     return x, [
-        ("embedding", ours.embedding_ops(seen), frozenset()),
+        ("embedding", embedding_ops(ours, seen), frozenset()),
         *blocks,
-        ("head", ours.head_ops(seen), frozenset()),
+        ("head", head_ops(ours, seen), frozenset()),
     ]
 
 
@@ -181,7 +181,7 @@ def test_collectives(layout, variant):
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_parameters(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
-    split = [p.elements // tp if p.shard else p.elements for p in model(c).params(shard(c, tp))]
+    split = [p.elements // tp if p.shard else p.elements for p in params(model(c), shard(c, tp))]
     counted = [count(shape) for _, shape in checked(answers(layout)[variant])["params"]]
     assert sum(split) == sum(counted)
 

@@ -14,11 +14,11 @@ from functools import cache
 import pytest
 from mcore_ask import ask, checked, model
 
-from steptime.assembly import Assembly
-from steptime.job import Job
-from steptime.stage_memory import PartMemories, comm_buffer_bytes
-from steptime.stage_time import StepTime
-from steptime.tables import collectives
+from steptime.answer.tables import collectives
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.stages import PartMemories, comm_buffer_bytes
+from steptime.timing.step_time import StepTime
 
 SIZE = {"layers": 8, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 512}
 GPT = {"glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True, "nkv": 4, "dropout": 0.1}

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.tensor.experimental._context_parallel import _attention as cp_attention
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from steptime.answer.result import estimate
 from steptime.bench.probes import Collective, Collectives, LiveBytes
-from steptime.job import Job
-from steptime.ops import Attention
-from steptime.step import estimate
+from steptime.job.job import Job
+from steptime.model.ops import Attention
 
 BATCH, SEQLEN, HEADS, HEAD = 2, 512, 4, 64
 METHODS = {"all_gather": cp_attention._RotateMethod.ALL_GATHER, "p2p": cp_attention._RotateMethod.ALL_TO_ALL}

@@ -15,8 +15,9 @@ from torch_ours import built, replayed, shard_of
 
 from steptime.bench.probes import LiveBytes
 from steptime.cost.compute import FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS
+from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
-from steptime.ops import Attention, Gemm, Op
+from steptime.model.ops import Attention, Gemm, Op
 
 BATCH, SEQLEN = 2, 16
 MODELS = {
@@ -61,9 +62,9 @@ def test_forward_and_backward(model, attention):
     kernels = Kernels(attention=attention)
     shard = shard_of(model, kernels, BATCH, SEQLEN)
     ours = (
-        model.n_layers * flops(model.block_ops(shard))
-        + flops(model.head_ops(shard))
-        + flops(model.embedding_ops(shard))
+        model.n_layers * flops(block_ops(model, shard))
+        + flops(head_ops(model, shard))
+        + flops(embedding_ops(model, shard))
     )
     assert counted(model, kernels) == (ours, 2 * ours)
 
@@ -84,7 +85,7 @@ def test_recomputation_stops_early(name, attention, recompute):
     plain = Kernels(attention=attention)
     shard = shard_of(model, plain, BATCH, SEQLEN)
     extra = counted(model, Kernels(attention=attention, recompute=recompute))[1] - counted(model, plain)[1]
-    assert extra == model.n_layers * flops(replayed(model.block_ops(shard), recompute))
+    assert extra == model.n_layers * flops(replayed(block_ops(model, shard), recompute))
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -102,7 +103,7 @@ def test_a_flash_kernel_is_recomputed_whole(recompute):
 def test_flash_by_torchs_formula(n_q, n_kv):
     """torch counts two matrix products forward and five backward, nothing off for a causal mask."""
     model = Model(n_layers=1, hidden_sz=64, inter_sz=64, n_q_heads=n_q, n_kv_heads=n_kv, head_dim=16, vocab_sz=8)
-    (op,) = [op for op in model.block_ops(shard_of(model, Kernels(), 3, 32)) if isinstance(op, Attention)]
+    (op,) = [op for op in block_ops(model, shard_of(model, Kernels(), 3, 32)) if isinstance(op, Attention)]
     q, k = (3, n_q, 32, 16), (3, n_q, 32, 16)  # keys repeated: the formula takes equal heads
     assert op.full_flops == sdpa_flop_count(q, k, k)
     ratio = FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
@@ -119,4 +120,4 @@ def test_llama3_70b_on_the_meta_device():
         with FlopCounterMode(display=False) as counter:
             module(tokens, tokens).backward()
     shard = shard_of(model, Kernels(), 1, 8192)
-    assert counter.get_total_flops() == 3 * (2 * flops(model.block_ops(shard)) + flops(model.head_ops(shard)))
+    assert counter.get_total_flops() == 3 * (2 * flops(block_ops(model, shard)) + flops(head_ops(model, shard)))

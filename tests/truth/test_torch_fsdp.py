@@ -11,9 +11,9 @@ from torch_blocks import DTYPES, Kernels, Transformer
 from torch_fsdp import Fsdp, padded, run, sharded, world
 from torch_jobs import Layout, job
 
+from steptime.answer.result import estimate
 from steptime.bench.probes import Collectives, LiveBytes, Moment
 from steptime.model.model import Model
-from steptime.step import estimate
 
 DP, SEQLEN, BATCH = 8, 32, 2
 MODEL = Model(n_layers=3, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch_blocks import Kernels, Transformer
 from torch_ours import shard_of
 
-from steptime.model.model import Model, params_of
+from steptime.model.blocks import block_ops, embedding_ops, head_ops, n_params, params_of
+from steptime.model.model import Model
 
 
 def module(model: Model, seqlen: int = 8) -> Transformer:
@@ -51,7 +52,7 @@ def models(draw: st.DrawFn) -> Model:
 @settings(max_examples=150, deadline=None)
 @given(models())
 def test_random_models(model):
-    assert model.n_params == count(module(model))
+    assert n_params(model) == count(module(model))
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,14 +60,14 @@ def test_random_models(model):
 def test_each_part(model):
     """Embedding, one block, and final norm with head, each by itself; the shapes too."""
     torch_model, shard = module(model), shard_of(model, Kernels(), 1, 8)
-    block = params_of(model.block_ops(shard))
+    block = params_of(block_ops(model, shard))
     assert sorted(p.shape for p in block) == sorted(tuple(p.shape) for p in torch_model.blocks[0].parameters())
     embedding = [torch_model.tokens.weight.numel()]
     if torch_model.positions is not None:
         embedding.append(torch_model.positions.weight.numel())
-    assert [p.elements for p in params_of(model.embedding_ops(shard))] == embedding
+    assert [p.elements for p in params_of(embedding_ops(model, shard))] == embedding
     head = count(torch_model.norm) + torch_model.head.weight.numel()
-    assert sum(p.elements for p in params_of(model.head_ops(shard))) == head
+    assert sum(p.elements for p in params_of(head_ops(model, shard))) == head
 
 
 LLAMA3_70B = Model(n_layers=80, hidden_sz=8192, inter_sz=28672, n_q_heads=64, n_kv_heads=8, vocab_sz=128256)
@@ -93,4 +94,4 @@ GPT2_NO_BIAS = GPT2_SMALL.model_copy(update={"bias": False, "qkv_bias": False, "
 )
 def test_known_models(model, parameters):
     assert count(module(model)) == parameters
-    assert model.n_params == parameters
+    assert n_params(model) == parameters

@@ -12,9 +12,9 @@ from torch_blocks import Kernels
 from torch_fsdp import Fsdp
 from torch_jobs import Layout, held, job
 
-from steptime.estimate import StageMemory
+from steptime.answer.result import estimate
+from steptime.base.rows import StageMemory
 from steptime.model.model import Model
-from steptime.step import estimate
 
 SHAPES = {
     "wide mlp": {

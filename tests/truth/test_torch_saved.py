@@ -10,6 +10,7 @@ from torch_blocks import Block, Kernels, tables
 from torch_ours import MODULES, block_input, built, kept, kept_by_model, kept_by_torch, shard_of
 
 from steptime.bench.probes import Saved
+from steptime.model.blocks import block_ops
 from steptime.model.model import Model
 
 SIZES = (
@@ -74,7 +75,7 @@ def test_block(size, kind, kernels):
     model = model_of(size, **KINDS[kind])
     seqlen, batch = size[5:]
     ours = kept(
-        model.block_ops(shard_of(model, kernels, batch, seqlen)),
+        block_ops(model, shard_of(model, kernels, batch, seqlen)),
         block_input(model, shard_of(model, kernels, batch, seqlen)),
         MODULES[kernels.recompute],
     )
@@ -108,4 +109,6 @@ def test_whole_model(kind, kernels, tied):
 def test_llama3_layer(model, gib_per_layer):
     """One layer at 8192 tokens, measured once with fake tensors: T (2 (4h + 2 nq d + 2 nkv d + 4i) + 4 nq + 8) bytes."""
     shard = shard_of(model, Kernels(), 1, 8192)
-    assert sum(size * n for size, n in kept(model.block_ops(shard), block_input(model, shard)).items()) == gib_per_layer
+    assert (
+        sum(size * n for size, n in kept(block_ops(model, shard), block_input(model, shard)).items()) == gib_per_layer
+    )

@@ -9,8 +9,9 @@ from torch_blocks import Kernels
 from torch_jobs import Layout, job
 from torch_ours import built
 
+from steptime.answer.result import estimate
+from steptime.model.blocks import n_params
 from steptime.model.model import Model
-from steptime.step import estimate
 
 SEQLEN = 16
 
@@ -47,4 +48,4 @@ def test_states(precision, kind, tied):
     assert by_kind["Parameter"] == ours.params_bytes
     assert by_kind["Optstate"] - counters == ours.optimizer_bytes
     gradients = sum(p.grad.numel() * p.grad.element_size() for p in module.parameters())
-    assert by_kind["Gradient"] == gradients == model.n_params * kernels.dtype.itemsize
+    assert by_kind["Gradient"] == gradients == n_params(model) * kernels.dtype.itemsize

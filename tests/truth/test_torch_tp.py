@@ -12,9 +12,10 @@ from torch_fsdp import Fsdp, sharded, world
 from torch_ours import kept_by_model, kept_by_torch, replayed, shard_of
 
 from steptime.bench.probes import Collectives, Saved
+from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
+from steptime.model.ops import Comm, Op
 from steptime.model.shard import Shard
-from steptime.ops import Comm, Op
 
 BATCH, SEQLEN = 3, 32
 LLAMA = Model(n_layers=2, hidden_sz=72, inter_sz=160, n_q_heads=8, n_kv_heads=4, head_dim=16, vocab_sz=240)
@@ -42,9 +43,9 @@ CASES = {
 
 def stated(model: Model, kernels: Kernels, shard: Shard) -> Counter[tuple[str, float]]:
     """Kinds and bytes of the collectives of one step, from the op lists."""
-    block = model.block_ops(shard)
+    block = block_ops(model, shard)
     calls: Counter[tuple[str, float]] = Counter()
-    for ops in [model.embedding_ops(shard), *[block] * model.n_layers, model.head_ops(shard)]:
+    for ops in [embedding_ops(model, shard), *[block] * model.n_layers, head_ops(model, shard)]:
         calls += forward(ops) + backward(ops)
     for _ in range(model.n_layers):
         calls += forward(replayed(block, kernels.recompute))

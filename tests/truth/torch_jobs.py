@@ -11,7 +11,7 @@ from torch_fsdp import Fsdp, run, sharded, world
 from torch_ours import built
 
 from steptime.bench.probes import LiveBytes
-from steptime.job import Job
+from steptime.job.job import Job
 from steptime.model.model import Model
 
 

@@ -8,12 +8,12 @@ import torch
 from torch_blocks import Kernels, Transformer
 
 from steptime.bench.probes import Saved
-from steptime.memory import tensor_bytes
+from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
+from steptime.model.ops import Op, Tensor, tensor_bytes
+from steptime.model.segments import find_segments, kept_names
 from steptime.model.shard import Shard
-from steptime.ops import Op, Tensor
-from steptime.performance import load_software
-from steptime.recompute import find_segments, kept_names
+from steptime.software.performance import load_software
 
 MODULES = {"none": frozenset[str](), "selective": frozenset({"core_attn"})}
 
@@ -46,10 +46,10 @@ def kept(ops: list[Op], x: Tensor, modules: frozenset[str] = frozenset()) -> Cou
 def kept_by_model(model: Model, kernels: Kernels, shard: Shard) -> Counter[int]:
     """What a whole model keeps: embedding, blocks, final norm, head and loss."""
     x = block_input(model, shard)
-    block = kept(model.block_ops(shard), x, MODULES.get(kernels.recompute, frozenset()))
+    block = kept(block_ops(model, shard), x, MODULES.get(kernels.recompute, frozenset()))
     if kernels.recompute == "full":
         block = Counter([whole(x.bytes)])
-    total = kept(model.embedding_ops(shard), x) + kept(model.head_ops(shard), x)
+    total = kept(embedding_ops(model, shard), x) + kept(head_ops(model, shard), x)
     for _ in range(model.n_layers):
         total += block
     return total

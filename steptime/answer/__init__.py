@@ -1,0 +1,1 @@
+"""The answer: step, tables, FLOPs, verdict, interval, scaling, fixes, whole run, assumptions."""

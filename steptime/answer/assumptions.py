@@ -1,0 +1,150 @@
+"""What a job did not say, in words: where each value comes from, what is unproved, and notes on the layout."""
+
+from __future__ import annotations
+
+from steptime.job.job import Job
+from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
+from steptime.software.efficiency import compute_factor, sustained_share
+from steptime.software.performance import Options
+from steptime.software.precision import RECIPES, rate_of
+
+_EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
+
+
+def assumptions(job: Job) -> list[str]:
+    """One line each."""
+    calibrated = job.performance.calibration.words if job.performance.calibration else []
+    return [
+        *job.notes,
+        *calibrated,
+        *_unsaid(job),
+        *_fitted(job),
+        *_unproved(job),
+        *_machine(job),
+        *_memory(job),
+        *notes(job),
+    ]
+
+
+def _fitted(job: Job) -> list[str]:
+    """The constants fitted on measured runs that the step time rests on."""
+    software, device = job.software, job.machine.accelerator
+    if software.measured_kernels:
+        return [f"rates and kernel times as measured on {job.machine.name}: no factor fitted on published runs"]
+    share, factor = (
+        sustained_share(device.same_chip_as or device.name, software.precision),
+        compute_factor(software.name),
+    )
+    return [
+        (
+            f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "
+            f"kernels of {software.name} x {factor:g}"
+        )
+    ]
+
+
+def _unsaid(job: Job) -> list[str]:
+    software = job.software
+    why = "" if job.performance.software else " (no software was named)"
+    lines = [f"software: {software.name}{why}"]
+    unsaid = [
+        f"{key} {getattr(software, key)}" for key in Options.model_fields if getattr(job.performance, key) is None
+    ]
+    if unsaid:
+        lines.append(f"from the profile {software.name}: {', '.join(unsaid)}")
+    layout: dict[str, object] = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
+    if job.parallelism.cp > 1:
+        layout["cp_comm_type"] = job.cp_comm_type
+    taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
+    if taken:
+        lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
+    if job.performance.recompute is None and job.performance.activation_checkpointing_type is None:
+        lines.append("recomputation unsaid, so: none")
+    if job.parallelism.sp and job.parallelism.tp == 1:
+        lines.append("sp has no effect with tp 1")
+    return lines
+
+
+def _unproved(job: Job) -> list[str]:
+    software = job.software
+    kernels = {
+        "flash attention": software.attention_impl == "flash",
+        "fused norms": software.norm_impl == "fused",
+        "fused activation": software.activation_impl == "fused",
+        "fused cross-entropy": software.loss_impl == "fused",
+        f"{software.precision} projections": software.recipe is not None,
+        f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
+    }
+    names = [name for name, used in kernels.items() if used]
+    if not names:
+        return []
+    return [
+        f"unproved here, since only a GPU kernel shows it: what {', '.join(names)} save for backward and how long they take"
+    ]
+
+
+def _memory(job: Job) -> list[str]:
+    freed = "memory: gradients are freed after every step, so those made after the peak are not in its sum"
+    return [
+        *([] if job.software.gradients_persist or job.microbatches > 1 else [freed]),
+        (
+            f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
+            f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
+        ),
+    ]
+
+
+def _machine(job: Job) -> list[str]:
+    machine = job.machine
+    lines = [] if machine.measured else [f"no measured run on this machine ({machine.name})"]
+    guessed = sorted(path for path, source in machine.provenance.items() if path and source.startswith("assumed"))
+    if guessed:
+        lines.append(f"assumed figures of {machine.name}: {', '.join(guessed)}")
+    usual = _usual_figures(job)
+    if usual:
+        lines.append(f"{machine.name} does not say, so: {', '.join(usual)}")
+    return lines
+
+
+def _usual_figures(job: Job) -> list[str]:
+    """Figures of the machine that its file leaves to the defaults."""
+    device, precision = job.machine.accelerator, str(job.software.precision)
+    places = [("accelerator", device), *((f"tiers.{i}", tier) for i, tier in enumerate(job.machine.tiers))]
+    found = [
+        f"{at}.{name} {getattr(part, name):g}"
+        for at, part in places
+        for name in _EFFICIENCIES
+        if name in type(part).model_fields and name not in part.model_fields_set
+    ]
+    twins = {"bf16", "fp16"} if precision in {"bf16", "fp16"} else {precision}
+    if precision in RECIPES:
+        precision = rate_of(precision, device.peak_flops) or precision
+        twins = {precision}
+    if not twins & device.sustained_flops.keys():
+        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
+    return found
+
+
+def notes(job: Job) -> list[str]:
+    """What is legitimate but worth a look."""
+    devices, node = job.parallelism.devices, job.machine.devices_per_node
+    lines = []
+    if devices < node:
+        lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
+    elif devices % node:
+        lines.append(f"note: {devices} devices do not fill nodes of {node}; the last node is partly used")
+    inner = job.machine.tiers[0]
+    if job.parallelism.tp > inner.size:
+        lines.append(
+            f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its collectives leave it"
+        )
+    elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
+        lines.append(
+            f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {inner.name} ({inner.size:.0f} devices), so "
+            "the exchanges of context parallelism leave it"
+        )
+    if job.recompute.modules == {"core_attn"} and job.software.attention_impl == "flash":
+        lines.append(
+            "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
+        )
+    return lines

@@ -1,0 +1,88 @@
+"""What to change when a job does not fit: single changes, tried one by one, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from steptime.base.config import ConfigError
+from steptime.base.rows import Fix, Memory
+from steptime.job.job import Job
+
+Change = dict[str, Any]
+
+
+class Answer(Protocol):
+    """What a candidate's estimate must tell."""
+
+    @property
+    def memory(self) -> Memory:
+        """Its memory and verdict."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        ...
+
+
+def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], count: int = 3) -> list[Fix]:
+    """The changes that make `job` fit and cost the least step time per token, at most `count`.
+
+    Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch.
+    """
+    fixes: list[Fix] = []
+    for change in candidates(job):
+        try:
+            other = job.replace(**change)
+        except ConfigError:
+            continue
+        result = estimate(other)
+        if result.memory.verdict == "fits":
+            settings = " ".join(f"--set {path}={word(value)}" for path, value in change.items())
+            relative = result.step_s / step_s - 1.0
+            fixes.append(Fix(settings, result.memory.peak_reserved_bytes, result.step_s, relative))
+    return sorted(fixes, key=lambda fix: fix.step_s)[:count]
+
+
+def word(value: Any) -> str:
+    """A value as `--set` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "'{" + ", ".join(f"{key}: {word(item)}" for key, item in value.items()) + "}'"
+    return str(value)
+
+
+def candidates(job: Job) -> Iterator[Change]:
+    """Single changes: recomputation, micro-batch, ZeRO, and one degree doubled at the cost of dp."""
+    yield from recomputation(job)
+    if job.data.microbatch_sz % 2 == 0:
+        yield {"data.microbatch_sz": job.data.microbatch_sz // 2}
+    if job.parallelism.fsdp is None:
+        yield from ({"parallelism.zero_level": level} for level in range(job.zero_level + 1, 4))
+    if not job.sp and job.parallelism.tp > 1:
+        yield {"parallelism.sp": True}
+    yield from layouts(job)
+
+
+def recomputation(job: Job) -> Iterator[Change]:
+    """Every stronger word of recomputation, and whole layers of only some of each chunk."""
+    for name in ("selective", "super-selective", "full"):
+        if job.performance.recompute is None and job.performance.activation_checkpointing_type != name:
+            yield {"performance.activation_checkpointing_type": name}
+    if job.recompute.granularity == "full" and job.recompute.method == "uniform":
+        return
+    layers = max(job.layers_per_chunk)
+    for n in sorted({-(-layers * quarter // 4) for quarter in (1, 2, 3)}):
+        if job.performance.activation_checkpointing_type in {None, "none"}:
+            yield {"performance.recompute": {"granularity": "full", "method": "block", "n_layers": n}}
+
+
+def layouts(job: Job) -> Iterator[Change]:
+    """One of tp, pp and cp larger, dp smaller by as much: the devices stay the same."""
+    p = job.parallelism
+    for axis in ("tp", "pp", "cp"):
+        for factor in (2, 4, 8):
+            if p.dp % factor == 0:
+                yield {f"parallelism.{axis}": getattr(p, axis) * factor, "parallelism.dp": p.dp // factor}

@@ -1,0 +1,41 @@
+"""FLOPs of a step under the three conventions in use."""
+
+from __future__ import annotations
+
+from steptime.base.rows import Flops
+from steptime.job.assembly import Assembly
+from steptime.model.model import Model
+from steptime.model.ops import Gemm
+
+FORWARD_AND_BACKWARD = 3.0
+"""Backward computes two products for each of forward's."""
+
+
+def linear_flops_per_token(assembly: Assembly) -> float:
+    """Forward FLOPs per token of every projection and the logits: 2 per weight, vocabulary unpadded."""
+    model = assembly.job.model
+    weights = sum(
+        p.elements for op in assembly.block.ops if isinstance(op, Gemm) for p in op.params if len(p.shape) == 2
+    )
+    return 2.0 * (model.n_layers * weights + model.vocab_sz * model.hidden_sz)
+
+
+def attention_flops_per_token(model: Model, seqlen: int) -> float:
+    """Forward FLOPs per token of attention over the whole score matrix: 4 n_q d s per layer."""
+    return 4.0 * model.n_layers * model.n_q_heads * model.head_dim * seqlen
+
+
+def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
+    """One step of the whole job.
+
+    Model FLOPs: forward once and backward twice that, without recomputation; attention halved for the causal mask as Megatron
+    counts it (megatron/training/training.py, num_floating_point_operations), or in full (PaLM, Chowdhery et al. 2022, appendix B;
+    torchtitan/models/utils.py).
+    """
+    job = assembly.job
+    tokens = float(job.data.gbs) * job.data.seqlen
+    linear = linear_flops_per_token(assembly)
+    attention = attention_flops_per_token(job.model, job.data.seqlen)
+    half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0)
+    full = FORWARD_AND_BACKWARD * tokens * (linear + attention)
+    return Flops(half, full, hardware_per_step)

@@ -1,0 +1,223 @@
+"""An interval beside the estimate: where the measured value of a job lies in 80 of 100 cases, and what that rests on.
+
+The p10 and p90 of a job are weighted quantiles of measured over predicted, over the measured runs of the split `fit`. Near runs
+weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture, precision and
+software family, of the same family, and of any. So few near runs shrink towards wider groups. Where the job lies outside of
+what was measured, margins are added that grow with how far outside it is; as errors of independent steps and doublings, they
+add in squares.
+
+The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts
+at the estimate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import exp, hypot, log2, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.answer.measured import FEW, SIZES, Kind, Measured, Place, distances, measured, place_of
+from steptime.job.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+
+GROUPS = (0.3, 0.1, 0.05)
+"""Votes that all cells of a group have together, beside the near runs: same architecture, precision width and software family;
+same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
+the score of left-out cells by at most 4 %."""
+NEAREST = 3
+LEAST = 0.02
+"""Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
+(`3dtrn validate`, noise floor)."""
+
+
+class Beyond(NamedTuple):
+    """What was not measured: how far beyond, in the unit of its margin, and in words."""
+
+    margin: str
+    """machine, software (steps), model, sequence, scale (doublings)."""
+    amount: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Log of measured over predicted: 10th and 90th percentile, and what they rest on."""
+
+    low: float
+    high: float
+    beyond: list[Beyond]
+    found: Measured
+    away: list[float]
+    """Distance of every run of `found`."""
+    weights: list[float]
+
+    @property
+    def nearest(self) -> list[dict[str, Any]]:
+        """The nearest cells, one run of each: its id, how far it is, and measured over predicted."""
+        return nearest(self.found, self.away)
+
+    @property
+    def n(self) -> int:
+        """How many cells of equal weight would say as much."""
+        return effective(self.found, self.weights)
+
+
+def step_interval(job: Job) -> Interval:
+    """The interval of the step time."""
+    return interval_at("step", place_of(job))
+
+
+def memory_interval(job: Job) -> Interval:
+    """The interval of the peak memory that the allocator reserves."""
+    return interval_at("memory", place_of(job))
+
+
+@lru_cache(maxsize=256)
+def interval_at(of: str, place: Place, without: str = "") -> Interval:
+    """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
+    found = measured(of)
+    return interval(place, found.without(without) if without else found)
+
+
+def interval(place: Place, found: Measured) -> Interval:
+    """Quantiles over `found`, widened for what lies beyond it."""
+    away = distances(place, found)
+    weights = weigh(place, found, away)
+    share = tail(place, found)
+    outside = beyond(place, found, away)
+    margins = found.constants["margins"]
+    margin = hypot(*(margins[axis.margin] * sqrt(axis.amount) for axis in outside))
+    low, high = quantile(found.ratios, weights, share), quantile(found.ratios, weights, 1.0 - share)
+    short = max(0.0, LEAST - (high - low) / 2.0)
+    low, high = min(low - short, 0.0), max(high + short, 0.0)
+    return Interval(low - margin, high + margin, outside, found, away, weights)
+
+
+def tail(place: Place, found: Measured) -> float:
+    """The share left out at each end so that left-out cells are covered at 80 %: fitted, by accelerator where it has runs."""
+    tails: dict[str, float] = found.constants["tails"]
+    return tails.get(place.kind.accelerator, tails[""])
+
+
+def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
+    """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
+    levels = {kind: level(place.kind, kind) for kind in found.votes}
+    totals = [0.0, 0.0, 0.0]
+    for kind, votes in found.votes.items():
+        totals[levels[kind]] += votes
+    shares = [votes / (total + FEW) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
+    pooled = [sum(shares), shares[1] + shares[2], shares[2]]
+    bandwidth: float = found.constants["bandwidth"]
+    return [
+        run.vote * (exp(-d / bandwidth) + pooled[levels[run.place.kind]])
+        for run, d in zip(found.runs, away, strict=True)
+    ]
+
+
+def level(a: Kind, b: Kind) -> int:
+    """The narrowest of `GROUPS` that holds both."""
+    if a.family != b.family:
+        return 2
+    return 0 if a.architecture == b.architecture and a.width == b.width else 1
+
+
+def quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    """The weighted quantile of sorted values; each stands at the middle of its weight, straight lines between.
+
+    >>> quantile([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], 0.5)
+    2.0
+    """
+    sums = list(accumulate(weights))
+    aim = share * sums[-1]
+    middles = [total - weight / 2.0 for total, weight in zip(sums, weights, strict=True)]
+    i = bisect_left(middles, aim)
+    if i == 0:
+        return values[0]
+    if i == len(values):
+        return values[-1]
+    gap = middles[i] - middles[i - 1]
+    part = (aim - middles[i - 1]) / gap if gap > 0.0 else 0.0
+    return values[i - 1] + part * (values[i] - values[i - 1])
+
+
+def effective(found: Measured, weights: Sequence[float]) -> int:
+    """How many cells of equal weight would say as much: (sum w)^2 / sum w^2 (Kish 1965)."""
+    cells: dict[int, float] = {}
+    for run, weight in zip(found.runs, weights, strict=True):
+        cells[run.cell] = cells.get(run.cell, 0.0) + weight
+    total = sum(cells.values())
+    return max(1, round(total * total / sum(weight * weight for weight in cells.values())))
+
+
+def nearest(found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
+    """The nearest cells, one run of each: its id, how far it is, and measured over predicted."""
+    seen: set[int] = set()
+    out: list[dict[str, Any]] = []
+    for d, i in sorted((d, i) for i, d in enumerate(away)):
+        run = found.runs[i]
+        if run.cell not in seen:
+            seen.add(run.cell)
+            ratio = round(exp(run.log_ratio), 4)
+            out.append({"id": run.id, "distance": round(d, 3), "measured_over_predicted": ratio})
+        if len(out) == NEAREST:
+            break
+    return out
+
+
+def beyond(place: Place, found: Measured, away: Sequence[float]) -> list[Beyond]:
+    """Everything in which the job lies outside of what was measured."""
+    near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
+    kinds = found.votes.keys()
+    return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
+
+
+def _machine(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
+    """The accelerator, or its precision: half a step where a sibling was measured, one where none of its architecture was."""
+    same = [other for other in kinds if other.accelerator == kind.accelerator]
+    if same:
+        if any(other.width == kind.width for other in same):
+            return []
+        return [Beyond("machine", 0.5, f"machine: no measured run in {kind.precision} on {kind.accelerator}")]
+    siblings = any(other.architecture == kind.architecture for other in kinds)
+    text = f"machine: no measured run on {kind.accelerator}; nearest {near.accelerator}"
+    return [Beyond("machine", 0.5 if siblings else 1.0, text)]
+
+
+def _software(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
+    """The profile: half a step where its family was measured, or the profile on another architecture only."""
+    same = [other for other in kinds if other.profile == kind.profile]
+    if not same:
+        family = any(other.family == kind.family for other in kinds)
+        text = f"software: no measured run of {kind.profile}; nearest {near.software}"
+        return [Beyond("software", 0.5 if family else 1.0, text)]
+    here = kind.architecture
+    known = any(other.architecture == here for other in kinds)
+    if known and not any(other.architecture == here for other in same):
+        return [Beyond("software", 0.5, f"software: no measured run of {kind.profile} on {here}")]
+    return []
+
+
+_WORDS = (
+    ("model", "model: hidden size", ""),
+    ("sequence", "model: sequences of", " tokens"),
+    ("scale", "scale:", " devices"),
+)
+
+
+def _sizes(place: Place, found: Measured) -> list[Beyond]:
+    """Width, sequence and devices outside of the range that the software family was measured in."""
+    out: list[Beyond] = []
+    for axis, (low, high), (margin, lead, unit) in zip(SIZES, found.spans(place.kind.family), _WORDS, strict=True):
+        value = place.at[axis]
+        if not low <= value <= high:
+            end, word = (high, "up to") if value > high else (low, "from")
+            said = f"{value:,.0f}{unit}" if (value, unit) != (1.0, " devices") else "1 device"
+            out.append(Beyond(margin, abs(log2(value / end)), f"{lead} {said}, measured {word} {end:,.0f}"))
+    return out

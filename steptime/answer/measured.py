@@ -1,0 +1,204 @@
+"""The measured runs that intervals rest on, and how near one of them is to a job.
+
+`data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
+is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation)
+and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from math import log2
+from operator import sub
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.job.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FILE = Path(__file__).parents[1] / "data" / "intervals.json"
+
+AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch")
+PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
+"""Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
+cells of the fit rows) by at most 2 %."""
+SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
+"""Axes that a job may lie beyond the measured range of."""
+FEW = 10
+"""Fewer runs of a software family have no measured range of their own."""
+RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
+ARCHITECTURES = {
+    **dict.fromkeys(("v100",), "Volta"),
+    **dict.fromkeys(("a100", "a800", "a10g"), "Ampere"),
+    **dict.fromkeys(("rtx4090", "l40s"), "Ada"),
+    **dict.fromkeys(("h100", "h800", "h200", "gh200"), "Hopper"),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "Blackwell"),
+    **dict.fromkeys(("mi300x", "mi325x"), "CDNA 3"),
+    **dict.fromkeys(("mi350x", "mi355x"), "CDNA 4"),
+}
+"""Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
+
+
+class Kind(NamedTuple):
+    """What a job runs on and with."""
+
+    accelerator: str
+    precision: str
+    software: str
+    """The profile's name, with its release where one is said."""
+    family: str
+    """The profile that it extends in the end."""
+    recompute: str
+
+    @property
+    def chip(self) -> str:
+        """The accelerator without form and capacity: h100."""
+        return self.accelerator.partition("-")[0]
+
+    @property
+    def architecture(self) -> str:
+        """The architecture of the accelerator; its own chip where it shares with none."""
+        return ARCHITECTURES.get(self.chip, self.chip)
+
+    @property
+    def width(self) -> str:
+        """The bits of the precision, as a word: 4, 8, 16, 32."""
+        if "fp4" in self.precision:
+            return "4"
+        return "8" if "fp8" in self.precision else "32" if self.precision == "fp32" else "16"
+
+    @property
+    def profile(self) -> str:
+        """The profile without its release."""
+        return self.software.partition("@")[0]
+
+
+class Place(NamedTuple):
+    """Where a job stands among measured ones: its kind, and its values on `AXES`."""
+
+    kind: Kind
+    at: tuple[float, ...]
+
+
+def place_of(job: Job) -> Place:
+    """Where a job stands."""
+    p, software = job.parallelism, job.software
+    name = job.machine.accelerator.name
+    kind = Kind(name, software.precision, software.name, software.family, job.recompute.granularity)
+    at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
+    return Place(kind, tuple(map(float, at)))
+
+
+class Run(NamedTuple):
+    """One measured run."""
+
+    id: str
+    cell: int
+    """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
+    metric: str
+    """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
+    place: Place
+    spot: list[float]
+    """`scaled` values of the place."""
+    vote: float
+    log_ratio: float
+    """ln(measured / predicted)."""
+
+
+def scaled(values: Iterable[float]) -> list[float]:
+    """Values on `AXES` in units of distance."""
+    return [per * log2(value) for per, value in zip(PER_DOUBLING, values, strict=True)]
+
+
+class Measured:
+    """Runs in the order of their log ratio, and the constants of the intervals made of them."""
+
+    def __init__(self, runs: Iterable[Run], constants: Mapping[str, Any]) -> None:
+        self.runs = sorted(runs, key=lambda run: run.log_ratio)
+        self.constants = constants
+        self.ratios = [run.log_ratio for run in self.runs]
+        self.votes: dict[Kind, float] = {}
+        """Votes of all runs of a kind."""
+        for run in self.runs:
+            self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
+        self._spans: dict[str, list[tuple[float, float]]] = {}
+
+    def without(self, run_id: str) -> Measured:
+        """The runs without the cell of `run_id`; the same where that was no fit row."""
+        cell = next((run.cell for run in self.runs if run.id == run_id), None)
+        if cell is None:
+            return self
+        return Measured((run for run in self.runs if run.cell != cell), self.constants)
+
+    def spans(self, family: str) -> list[tuple[float, float]]:
+        """Least and largest value on each of `SIZES`, of a software family's runs, or of all where it has fewer than `FEW`."""
+        if family not in self._spans:
+            own = [run.place.at for run in self.runs if run.place.kind.family == family]
+            columns = list(zip(*(own if len(own) >= FEW else (run.place.at for run in self.runs)), strict=True))
+            self._spans[family] = [(min(columns[axis]), max(columns[axis])) for axis in SIZES]
+        return self._spans[family]
+
+
+def read_runs(document: Mapping[str, Any]) -> list[Run]:
+    """The runs of one list of the data file; runs of one kind share it."""
+    width = len(Kind._fields)
+    kinds: dict[Kind, Kind] = {}
+    runs: list[Run] = []
+    for run_id, cell, metric, *rest in document["runs"]:
+        kind = Kind(*rest[:width])
+        place = Place(kinds.setdefault(kind, kind), tuple(rest[width:-2]))
+        runs.append(Run(run_id, cell, metric, place, scaled(place.at), *rest[-2:]))
+    return runs
+
+
+@cache
+def measured(of: str) -> Measured:
+    """The shipped runs: of `step` times, or of peak `memory`."""
+    document = _document()[of]
+    return Measured(read_runs(document), document["constants"])
+
+
+@cache
+def _document() -> Any:
+    return json.loads(FILE.read_bytes())
+
+
+def distances(place: Place, found: Measured) -> list[float]:
+    """How far every run is from a place.
+
+    A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
+    weights of runs are the same however far it is.
+    """
+    spot = scaled(clipped(place, found))
+    machine: float = found.constants["machine_step"]
+    steps: dict[Kind, float] = {}
+    out: list[float] = []
+    for run in found.runs:
+        kind = run.place.kind
+        if kind not in steps:
+            steps[kind] = steps_between(place.kind, kind, machine)
+        out.append(steps[kind] + sum(map(abs, map(sub, spot, run.spot))))
+    return out
+
+
+def steps_between(a: Kind, b: Kind, machine: float) -> float:
+    """The distance of two kinds; `machine` scales that of accelerators."""
+    d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
+    if a.accelerator != b.accelerator:
+        d += machine * (0.25 if a.chip == b.chip else 0.5 if a.architecture == b.architecture else 1.5)
+    if a.precision != b.precision:
+        d += 0.5 if a.width == b.width else 1.0
+    if a.software != b.software:
+        d += 0.5 if a.profile == b.profile else 1.0 if a.family == b.family else 2.0
+    return d
+
+
+def clipped(place: Place, found: Measured) -> list[float]:
+    """The values of a place, those of size and scale within what was measured."""
+    values = list(place.at)
+    for axis, (low, high) in zip(SIZES, found.spans(place.kind.family), strict=True):
+        values[axis] = min(max(values[axis], low), high)
+    return values

@@ -1,0 +1,211 @@
+"""estimate(job): the step, put together from parts, pipeline walk, data parallelism and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp, isinf
+from typing import Any, ClassVar
+
+from steptime.answer import fixes, tables, weak_scaling
+from steptime.answer.assumptions import assumptions
+from steptime.answer.flops import step_flops
+from steptime.answer.interval import step_interval
+from steptime.answer.verdict import stage_memory
+from steptime.answer.whole_run import whole_run
+from steptime.base.rows import (
+    SCHEMA,
+    Basis,
+    CollectiveRow,
+    Fix,
+    Flops,
+    GemmRow,
+    Memory,
+    Params,
+    Pipeline,
+    Throughput,
+    Time,
+    WeakScaling,
+)
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.timing.step_time import StepTime
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `estimate` returns. The step, the memory of every stage and the verdict are there; tables come when asked for.
+
+    `to_dict()` is the document of `3dtrn --json`; in a notebook the object shows itself as tables.
+    """
+
+    job: Job
+    assembly: Assembly
+    timing: StepTime
+    memory: Memory
+
+    draw: ClassVar[Callable[..., str] | None] = None
+    """How a notebook shows an estimate: `report.notebook` says."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return self.timing.step_s
+
+    @property
+    def devices(self) -> int:
+        """Devices of the job."""
+        return self.job.parallelism.devices
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that hold them, the last one perhaps not full."""
+        return -(-self.devices // self.job.machine.devices_per_node)
+
+    @cached_property
+    def assumptions(self) -> list[str]:
+        """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
+        return assumptions(self.job)
+
+    @cached_property
+    def params(self) -> Params:
+        """Parameter counts."""
+        return tables.params(self.assembly)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """FLOPs of one step of the whole job."""
+        return step_flops(self.assembly, self.timing.hardware_flops)
+
+    @cached_property
+    def time(self) -> Time:
+        """The step and its parts, with the interval."""
+        found = step_interval(self.job)
+        low, high = found.low, found.high
+        beyond = [axis.text for axis in found.beyond]
+        if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
+            low, high = (low - high) / 2.0, (high - low) / 2.0
+            beyond.append("calibration: the interval is as wide as without it, around the calibrated step")
+        basis = Basis(found.nearest, found.n, beyond)
+        return self.timing.time._replace(
+            step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis
+        )
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline's walk."""
+        return self.timing.pipeline
+
+    @cached_property
+    def throughput(self) -> Throughput:
+        """Tokens per second and utilisation."""
+        return tables.throughput(self.job, self.step_s, self.flops)
+
+    @cached_property
+    def gemms(self) -> list[GemmRow]:
+        """Every projection, per stage kind and pass."""
+        return tables.gemms(self.assembly, self.timing)
+
+    @cached_property
+    def collectives(self) -> list[CollectiveRow]:
+        """Every kind of collective."""
+        return tables.collectives(self.assembly, self.timing)
+
+    @cached_property
+    def weak_scaling(self) -> list[WeakScaling]:
+        """Step time over dp at fixed work per device."""
+        return weak_scaling.weak(self.job, step_seconds)
+
+    @cached_property
+    def fixes(self) -> list[Fix]:
+        """The cheapest single changes that make a job fit that does not, or only just."""
+        return [] if self.memory.fits else fixes.cheapest(self.job, self.step_s, estimate)
+
+    @cached_property
+    def run(self) -> dict[str, Any] | None:
+        """Days, device-hours, cost, energy and goodput of the whole run, when the config asks."""
+        return whole_run(self.job, self.step_s, self.params.total, self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `--json` document: schema "3dtrn/1", raw SI."""
+        return document(self)
+
+    def __repr__(self) -> str:
+        """One line: verdict, step, MFU."""
+        name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
+        mfu = f"{self.throughput.mfu:.1%}"
+        return f"<Estimate {name} on {self.devices:,} devices: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
+
+    def _repr_html_(self) -> str | None:
+        """Tables for a notebook, where something draws them."""
+        draw = type(self).draw
+        return draw(self) if draw else None
+
+
+def estimate(job: Job) -> Estimate:
+    """How long a step of this job takes, and whether it fits.
+
+    Raises:
+        ConfigError: never for a valid `Job`; building one checks the layout.
+    """
+    assembly = Assembly(job)
+    timing = StepTime(assembly)
+    return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
+
+
+def step_seconds(job: Job) -> float:
+    """The step time alone [s]: no memory, no tables."""
+    return StepTime(Assembly(job)).step_s
+
+
+def document(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as plain data: bytes, seconds and FLOPs, per device unless the key says otherwise."""
+    time = estimate.time
+    document = {
+        "schema": SCHEMA,
+        "config": config(estimate),
+        "assumptions": list(estimate.assumptions),
+        "devices": estimate.devices,
+        "nodes": estimate.nodes,
+        "params": estimate.params._asdict(),
+        "flops": estimate.flops._asdict(),
+        "memory": memory(estimate),
+        "gemms": [{key.rstrip("_"): value for key, value in row._asdict().items()} for row in estimate.gemms],
+        "collectives": [row._asdict() for row in estimate.collectives],
+        "pipeline": estimate.pipeline._asdict(),
+        "time": {
+            "step_s": time.step_s,
+            "step_s_p10": time.step_s_p10,
+            "step_s_p90": time.step_s_p90,
+            "parts_s": dict(time.parts_s),
+            "basis": time.basis._asdict(),
+        },
+        "throughput": estimate.throughput._asdict(),
+        "weak_scaling": [row._asdict() for row in estimate.weak_scaling],
+    }
+    return document | ({"run": dict(estimate.run)} if estimate.run else {})
+
+
+def memory(estimate: Estimate) -> dict[str, Any]:
+    """Memory with its fixes; these are looked for only where the job does not fit."""
+    held = estimate.memory
+    document = held._asdict()
+    document["stages"] = [row._asdict() for row in held.stages]
+    document["overhead_bytes"] = held.overhead_bytes._asdict()
+    document["fixes"] = [] if held.fits else [fix._asdict() for fix in estimate.fixes]
+    return document
+
+
+def config(estimate: Estimate) -> dict[str, Any]:
+    """The job as it was understood, every default filled in."""
+    return {key: finite(value) for key, value in estimate.job.to_config().items()}
+
+
+def finite(value: Any) -> Any:
+    """`value` with an endless tier's size as the text "inf", which JSON has no number for and a config file accepts."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return "inf" if isinstance(value, float) and isinf(value) else value

@@ -1,0 +1,38 @@
+"""Weak and strong scaling: the same job over more or fewer data-parallel replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from steptime.base.config import ConfigError
+from steptime.base.rows import WeakScaling
+from steptime.job.job import Job
+
+
+def degrees(dp: int) -> list[int]:
+    """Powers of two up to four times `dp`, and `dp` itself.
+
+    >>> degrees(6)
+    [1, 2, 4, 6, 8, 16]
+    """
+    powers = [2**i for i in range(20) if 2**i <= 4 * dp]
+    return sorted({*powers, dp})
+
+
+def weak(job: Job, step_seconds: Callable[[Job], float]) -> list[WeakScaling]:
+    """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that can run.
+
+    Degrees that the layout cannot have (over several data centres, or with replicas) are left out.
+    """
+    p, data = job.parallelism, job.data
+    rows: list[WeakScaling] = []
+    for dp in degrees(p.dp):
+        gbs = data.gbs // p.dp * dp
+        try:
+            other = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs}) if dp != p.dp else job
+        except ConfigError:
+            continue
+        step_s = step_seconds(other)
+        first = rows[0].step_s if rows else step_s
+        rows.append(WeakScaling(dp, other.parallelism.devices, gbs, step_s, first / step_s))
+    return rows

@@ -1,0 +1,1 @@
+"""Numbers, units, YAML documents, the base of config classes, result rows."""

@@ -1,0 +1,209 @@
+"""Reading one YAML or JSON document into plain data: strict where YAML is loose, and safe with any bytes.
+
+Beside PyYAML's safe loader: a duplicate key is an error, aliases may not explode, 1e12 is a number, 010 is ten, 1:30 is
+text, no tag makes an object, and every failure is one line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from steptime.base.config import ConfigError, show
+
+MAX_BYTES = 1_000_000
+"""The largest document read [B]: a config is a page, a machine file a few."""
+MAX_NODES = 50_000
+"""Most values after aliases are expanded."""
+MAX_DEPTH = 40
+"""Deepest nesting."""
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null"), None),
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+    **dict.fromkeys((".inf", "+.inf"), float("inf")),
+    **dict.fromkeys(("-.inf",), float("-inf")),
+    **dict.fromkeys((".nan",), float("nan")),
+}
+_TAGS = {None, "!"} | {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+
+
+def read_source(source: str | Path) -> tuple[str, str]:
+    """The text of a source and its name for messages: a path, "-" for standard input, or the document itself.
+
+    A string is the document where it has a line break or starts with "{"; else it is a path.
+
+    Raises:
+        ConfigError: if there is no such file, it is no text, or it is larger than MAX_BYTES.
+    """
+    if isinstance(source, str) and source == "-":
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
+            raise ConfigError("standard input: is closed; pipe a config into it")
+        return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
+    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
+        if len(source) > MAX_BYTES:
+            raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
+        return source, "config text"
+    name = str(source)
+    try:
+        with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
+            raw = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise ConfigError(f"{name}: is a directory; give a YAML file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return _decode(raw, name), name
+
+
+def _decode(raw: bytes, name: str) -> str:
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name}: not text (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
+        ) from None
+    if "\0" in text:
+        raise ConfigError(f"{name}: not text (a NUL byte at offset {text.index(chr(0))})")
+    return text
+
+
+def parse_mapping(text: str, name: str) -> dict[str, Any]:
+    """The document as a dict.
+
+    Raises:
+        ConfigError: if it is no valid YAML or JSON, is empty, or is not a mapping.
+    """
+    data = parse(text, name)
+    if data is None:
+        raise ConfigError(f"{name}: empty; expected a mapping of sections")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name}: expected a mapping at the top (got {show(data)})")
+    return data
+
+
+def parse(text: str, name: str) -> Any:
+    """The document as dicts, lists, text, numbers, bools and None.
+
+    Raises:
+        ConfigError: if it is no valid YAML or JSON, repeats a key, or expands too far.
+    """
+    loader = _Loader(text)
+    try:
+        return _Builder(loader, name).document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{name}: {where}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())[:120]})") from None
+    finally:
+        loader.dispose()
+
+
+class _Builder:
+    """Builds plain data from the parser's events (PyYAML's own composer overflows the C stack on deep nesting)."""
+
+    def __init__(self, loader: Any, name: str) -> None:
+        self.loader = loader
+        self.name = name
+        self.nodes = 0
+        self.anchors: dict[str, tuple[Any, int]] = {}
+
+    def fail(self, event: Any, message: str) -> ConfigError:
+        return ConfigError(f"{self.name}: line {self.line(event)}: {message}")
+
+    def line(self, event: Any) -> int:
+        return int(event.start_mark.line) + 1
+
+    def document(self) -> Any:
+        get = self.loader.get_event
+        get()  # stream start
+        if isinstance(get(), yaml.StreamEndEvent):
+            return None
+        value = self.value(get(), 0)
+        get()  # document end
+        if not isinstance(event := get(), yaml.StreamEndEvent):
+            raise self.fail(event, "a second document; expected one")
+        return value
+
+    def value(self, event: Any, depth: int) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise self.fail(event, f"alias {event.anchor!r} is not defined")
+            found, size = self.anchors[event.anchor]
+            self.count(size)
+            return found
+        before = self.nodes
+        self.count(1)
+        if event.tag not in _TAGS:
+            raise self.fail(event, f"tag {event.tag!r} is not allowed; write plain YAML")
+        if depth > MAX_DEPTH:
+            raise self.fail(event, f"nested more than {MAX_DEPTH} deep")
+        value: Any
+        if isinstance(event, yaml.ScalarEvent):
+            value = scalar(event.value) if event.implicit[0] else event.value
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = []
+            while not isinstance(item := self.loader.get_event(), yaml.SequenceEndEvent):
+                value.append(self.value(item, depth + 1))
+        else:
+            value = self.mapping(depth)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = (value, self.nodes - before)
+        return value
+
+    def count(self, nodes: int) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
+            raise ConfigError(
+                f"{self.name}: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"
+            )
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self.fail(event, "a key must be a word")
+            key = event.value
+            value = self.value(self.loader.get_event(), depth + 1)
+            if key == "<<" and event.implicit[0]:
+                for part in value if isinstance(value, list) else [value]:
+                    if not isinstance(part, dict):
+                        raise self.fail(event, "'<<' merges mappings only")
+                    merged = part | merged
+            elif key in own:
+                raise self.fail(event, f"duplicate key {key!r} (first on line {lines[key]})")
+            else:
+                own[key] = value
+                lines[key] = self.line(event)
+        return merged | own
+
+
+def scalar(text: str) -> Any:
+    """An unquoted YAML scalar: null, a bool, a number (1e12 too), else text.
+
+    >>> scalar("1e12"), scalar("010"), scalar("1:30")
+    (1000000000000.0, 10, '1:30')
+    """
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    if _INT.fullmatch(text) and len(text) < 300:
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text

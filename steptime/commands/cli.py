@@ -1,0 +1,276 @@
+"""The command line: `3dtrn CONFIG` and its subcommands. Parses, calls, prints, returns an exit code.
+
+Exit codes: 0 done; 1 answered "no" under --check; 2 bad input. Nothing but the parser is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from steptime import __version__
+from steptime.commands import log_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+SUBCOMMANDS = {
+    "scale": "step time by data-parallel degree: weak and strong scaling",
+    "diff": "two configs or training logs side by side: settings, step, memory",
+    "explain": "one figure, or all of a measured row, as formula and numbers",
+    "bench": "measure this machine with torch, predicted beside measured",
+    "validate": "measured runs, or a training log, beside their estimates",
+    "machines": "the machines that ship with steptime",
+    "models": "the model presets that ship with steptime",
+    "show": "a machine, model or software profile as YAML with sources",
+    "schema": "JSON Schema of a config file, for editors",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line (that of the process by default) and return its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        gc.disable()
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller: nobody listens
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
+    try:
+        return _run(args)
+    except SystemExit as stop:  # argparse: help and usage errors
+        return stop.code if isinstance(stop.code, int) else OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(args: list[str]) -> int:
+    """Parse, run, and turn bad input into one line per problem."""
+    name = args[0] if args and args[0] in SUBCOMMANDS else ""
+    options = parser(name).parse_args(args[1:] if name else args)
+    from steptime.base.config import ConfigError
+    from steptime.commands import console
+    from steptime.commands import plans as commands
+
+    run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
+    try:
+        return run(options, console.Printer(options.color, ascii_only=options.ascii))
+    except ConfigError as error:
+        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        return BAD_INPUT
+
+
+def parser(name: str = "") -> argparse.ArgumentParser:
+    """The parser of a subcommand, or of the bare `3dtrn CONFIG`."""
+    made = argparse.ArgumentParser(
+        prog=f"3dtrn {name}".rstrip(),
+        description=_about(name),
+        epilog=None if name else _subcommand_help(),
+        formatter_class=_help,
+        allow_abbrev=False,
+    )
+    _ARGUMENTS.get(name, _no_arguments)(made)
+    made.add_argument(
+        "--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal, unless NO_COLOR"
+    )
+    made.add_argument("--ascii", action="store_true", help="print nothing but ASCII")
+    if not name:
+        made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
+    return made
+
+
+def _help(prog: str) -> argparse.HelpFormatter:
+    """Help for 80 columns; asking for the terminal's width would import shutil and its compressors."""
+    return argparse.RawDescriptionHelpFormatter(prog, width=80)
+
+
+def _about(name: str) -> str:
+    if name:
+        text = SUBCOMMANDS[name]
+        return text[0].upper() + text[1:] + "."
+    return "Does this training job fit, how long is a step, and where does the time go?"
+
+
+def _subcommand_help() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:<{width}}  {about}" for name, about in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "subcommands (3dtrn NAME --help; a file of such a name: ./NAME):",
+            *lines,
+            "",
+            "exit codes: 0 ok, 1 no (--check), 2 bad input",
+        ]
+    )
+
+
+def _no_arguments(made: argparse.ArgumentParser) -> None:
+    del made
+
+
+def _config(made: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        made.add_argument(name.lower(), metavar=name, help="a YAML or JSON file, or - for standard input")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+
+
+def _report(made: argparse.ArgumentParser) -> None:
+    _config(made, "CONFIG")
+    form = made.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
+    form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    made.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
+    )
+    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="with --from, leave out what changes cost and is not modelled"
+    )
+    made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
+    made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
+    made.add_argument(
+        "--min-mfu",
+        type=_share,
+        metavar="X",
+        help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
+    )
+
+
+def _share(text: str) -> float:
+    """A share of one, as 0.4 or 40%."""
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%")
+    return value
+
+
+def _scale(made: argparse.ArgumentParser) -> None:
+    _config(made, "CONFIG")
+    made.add_argument("--json", action="store_true", help="rows in SI units")
+
+
+def _explain(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
+    )
+    made.add_argument(
+        "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; none lists them"
+    )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
+    )
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
+    )
+    made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
+    made.add_argument(
+        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured beside predicted"
+    )
+    made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
+
+
+def _bench(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "words",
+        metavar="CONFIG",
+        nargs="+",
+        help="a config to run; or: startup LOG... | memory CSV... | scaling RESULTS.json...",
+    )
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
+    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
+    made.add_argument(
+        "--only", type=_parts, default=_parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
+    )
+    made.add_argument(
+        "--layouts",
+        type=_words,
+        default=[],
+        metavar="L,...",
+        help="of ddp,fsdp2,tp,pp over all ranks; the config's own",
+    )
+    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
+    made.add_argument("--steps", type=_count, default=10, metavar="N", help="timed steps of each layout (10)")
+    made.add_argument("--seed", type=_count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
+    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
+    made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
+    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
+    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
+    made.add_argument(
+        "--baseline", type=_count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
+    )
+    made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
+    made.set_defaults(usual=usual)
+
+
+def _words(text: str) -> list[str]:
+    """Words between commas."""
+    return [word for word in text.replace(" ", "").split(",") if word]
+
+
+def _parts(text: str) -> frozenset[str]:
+    """Parts of a benchmark; none named: all."""
+    known = ("sweeps", "block", "step", "exact")
+    if unknown := [word for word in _words(text) if word not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
+    return frozenset(_words(text) or known)
+
+
+def _validate(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--measurements", metavar="FILE.csv", help="measured runs of your own; else the shipped collection"
+    )
+    made.add_argument("--source", metavar="S", help="rows of this source, or with this in their id")
+    made.add_argument("--gpu", metavar="G", help="rows with this in their gpu")
+    made.add_argument(
+        "--split", default="all", metavar="fit|test|all", help="rows that constants may be fitted on, or the others"
+    )
+    made.add_argument(
+        "--profile",
+        choices=("known", "unknown"),
+        default="known",
+        help="whether a row's framework tells its release, or only which framework it is (known)",
+    )
+    made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
+    made.add_argument("--json", action="store_true", help="the summary and every row, raw")
+    made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
+    log_options.add_to_validate(made)
+
+
+def _count(text: str) -> int:
+    """A number of rows, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: write 0, 10 ...")
+    return int(text)
+
+
+def _show(made: argparse.ArgumentParser) -> None:
+    made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
+
+
+_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "": _report,
+    "scale": _scale,
+    "diff": log_options.add_to_diff,
+    "explain": _explain,
+    "bench": _bench,
+    "validate": _validate,
+    "show": _show,
+}

@@ -1,0 +1,67 @@
+"""What every command stands on: standard output with its style, and a config read with its file's name before its problems."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import ConfigError
+from steptime.report.table import Section, Style, layout, wants_color
+
+if TYPE_CHECKING:
+    from steptime.job.job import Job
+
+
+class Printer:
+    """Standard output with its style: never a character that the terminal's encoding cannot hold, quiet when closed."""
+
+    def __init__(self, color: str, *, ascii_only: bool) -> None:
+        encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
+        tty = bool(getattr(sys.stdout, "isatty", bool)())
+        self.style = Style(wants_color(color, tty=tty), ascii_only or not encoding.startswith("utf"))
+
+    def text(self, text: str) -> None:
+        """Print text that brings its own line end."""
+        try:
+            sys.stdout.write(self.style.fold(text))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _abandon_stdout()
+        except OSError as error:  # a full disk
+            _abandon_stdout()
+            raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
+
+    def sections(self, sections: list[Section]) -> None:
+        """Print sections with an empty line between."""
+        self.text("\n\n".join("\n".join(layout(section, self.style)) for section in sections) + "\n")
+
+    def json(self, document: Any) -> None:
+        """Print a JSON document; a figure that JSON has no number for is an error of ours, not an output."""
+        import json
+
+        self.text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def load(source: str, sets: list[str]) -> Job:
+    """The job of a config, its problems led by the file's name.
+
+    Raises:
+        ConfigError: `plan.yaml: parallelism.tpp: ...`, one line per problem.
+    """
+    from steptime.job.job import Job
+
+    label = "standard input" if source == "-" else source
+    # bytes of the command line that are no UTF-8 arrive as lone surrogates, which nothing downstream can encode
+    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in sets]
+    try:
+        return Job.load(source, sets=sets)
+    except ConfigError as error:
+        raise ConfigError(p if p.startswith(label) else f"{label}: {p}" for p in error.problems) from None
+
+
+def _abandon_stdout() -> None:
+    """Nobody reads any more (`3dtrn x | head -1`): the rest, and the interpreter's own last flush, go nowhere."""
+    with suppress(OSError, ValueError):  # where stdout is a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

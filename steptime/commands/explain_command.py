@@ -1,0 +1,93 @@
+"""`3dtrn explain`: a figure with its formula, a measured row with its whole way, a trace beside the estimate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.base.config import ConfigError
+from steptime.commands.console import Printer, load
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.job.job import Job
+    from steptime.validation.measurements import Row
+
+
+def explain(options: Namespace, out: Printer) -> int:
+    """One name's working, or the names there are; of a measured row its whole way, where no name is asked for."""
+    from steptime.answer.result import estimate
+    from steptime.report import explain as working
+    from steptime.validation.find import find
+
+    if options.json and not options.trace:
+        raise ConfigError("--json: of explain only with --trace")
+    row = find(options.config, options.measurements)
+    if row is not None and options.sets:
+        raise ConfigError(f"--set: not for a measured row; 3dtrn explain {row.id} --yaml prints a config to change")
+    if options.trace:
+        return _explain_trace(_row_job(row) if row is not None else load(options.config, options.sets), options, out)
+    if row is not None and (options.yaml or options.name is None):
+        return _explain_row(row, out, only_yaml=options.yaml)
+    if options.yaml:
+        raise ConfigError("--yaml: for a measured row; a config is YAML already")
+    found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
+    if options.name is None:
+        out.text("\n".join(working.names(found)) + "\n")
+        return 0
+    try:
+        out.sections(list(working.explain(found, options.name)))
+    except working.UnknownNameError as error:
+        raise ConfigError(str(error)) from None
+    return 0
+
+
+def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
+    """A profiler's trace sorted into the parts of the estimate, beside it."""
+    from steptime.answer.result import estimate
+    from steptime.bench.trace import attribute
+    from steptime.bench.trace_events import read_all
+    from steptime.report import trace as view
+
+    if options.name is not None or options.yaml:
+        raise ConfigError(f"--trace: not together with {'--yaml' if options.yaml else options.name}")
+    predicted = estimate(job).time
+    found = attribute(read_all(options.trace), job, predicted)
+    if options.json:
+        out.json(view.to_dict(found, predicted))
+    else:
+        out.sections(view.sections(found, predicted))
+    return 0
+
+
+def _row_job(row: Row) -> Job:
+    """The job of a measured row.
+
+    Raises:
+        ConfigError: the row is skipped; the reason.
+    """
+    from steptime.validation.measurements import SkipRowError
+    from steptime.validation.rows import to_config, to_job
+
+    try:
+        return to_job(to_config(row))
+    except SkipRowError as problem:
+        raise ConfigError(f"{row.id}: {problem}") from None
+
+
+def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
+    """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
+    from steptime.answer.result import estimate
+    from steptime.report import row as view
+    from steptime.validation.compare import judge
+
+    if only_yaml:
+        _row_job(row)  # raises where there is none
+        out.text(view.config_yaml(row))
+        return 0
+    judged = judge(row)
+    out.sections(view.published(judged))
+    if judged.config is not None:
+        out.text(f"\nthe config it became\n{view.indented(view.config_yaml(row))}\n")
+        out.sections(view.predicted(judged, estimate(_row_job(row))))
+    return 0

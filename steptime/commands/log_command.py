@@ -1,0 +1,108 @@
+"""What `3dtrn validate --log` does, and `3dtrn diff` where a training log is one of the two."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import ConfigError
+from steptime.commands.console import load
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.commands.console import Printer
+    from steptime.job.sections import Hardware
+    from steptime.validation.logged import Run
+
+
+def validate(options: Namespace, out: Printer) -> int:
+    """One job's training logs: its plan, measured beside predicted; a row of a CSV where that is asked for.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    from steptime.report import log as report_log
+    from steptime.report import log_json
+    from steptime.validation.logged import compare
+
+    rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
+    rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
+    refuse(rows_only, "is about rows, not about a log")
+    found = compare(run(options.log, options))
+    if options.save_csv is not None:
+        from steptime.validation.save import append, cells
+
+        name = append(cells(found), options.save_csv)
+        sys.stderr.write(f"{options.save_csv}: row {name}\n")
+    if options.json:
+        out.json(log_json.to_dict(found))
+    else:
+        out.text(report_log.report(found, out.style))
+    return 0
+
+
+def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
+    """Two jobs of which at least one is a log: what each difference costs, and what all of them did cost.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    from steptime.report import compare, differences
+    from steptime.validation.differences import differences as cost_of
+    from steptime.validation.kind import is_log
+    from steptime.validation.logged import compare as beside
+
+    paths = (options.a, options.b)
+    plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
+    hardware = next((plan.hardware for plan in plans.values()), None)
+    runs = {path: run([path], options, hardware) for path in paths if path not in plans}
+    found = cost_of(*(plans[path] if path in plans else runs[path].job for path in paths))
+    told = list(zip(labels, paths, strict=True))
+    notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
+    notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
+    a, b = (beside(runs[path]) if path in runs else None for path in paths)
+    changed, *rest = compare.diff(found.a, found.b, labels, notes)
+    out.sections([*differences.sections(found, (a, b), labels), changed, *rest])
+    return 0
+
+
+def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> Run:
+    """The job of training logs and what they measured, with progress on a terminal; `hardware` where nobody says it.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    from steptime.report.progress import Progress
+    from steptime.validation.logged import read_run
+
+    sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
+    with Progress(sys.stderr) as progress:
+        return read_run(
+            paths,
+            sets,
+            kind=options.kind,
+            allow_unmodelled=options.allow_unmodelled,
+            hardware=hardware,
+            progress=progress.told,
+        )
+
+
+def refuse_without_log(options: Namespace) -> None:
+    """Raise for options of `3dtrn validate` that say nothing without a log.
+
+    Raises:
+        ConfigError: one line per option.
+    """
+    given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv}
+    refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
+
+
+def refuse(given: dict[str, Any], why: str) -> None:
+    """Raise for options that say nothing here.
+
+    Raises:
+        ConfigError: one line per option that is given.
+    """
+    if problems := [f"--{option}: {why}" for option, value in given.items() if value]:
+        raise ConfigError(problems)

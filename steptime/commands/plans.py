@@ -1,0 +1,193 @@
+"""What each subcommand does: load, estimate, print, answer with an exit code. Imported once a command line is parsed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import ConfigError
+from steptime.commands.console import Printer, load
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.job.job import Job
+    from steptime.launch.reading import Reading
+
+
+TIGHT = "tight: fits as allocated; not as the allocator reserves, or not in one run of ten"
+
+
+def report(options: Namespace, out: Printer) -> int:
+    """The report of one plan, or its JSON; the check."""
+    from steptime.answer.result import estimate
+
+    job, reading = _plan(options)
+    if options.calibrate is not None:
+        from steptime.validation.calibrate import calibrated
+
+        job = calibrated(job, options.calibrate)
+    found = estimate(job)
+    refusals = []
+    if (options.check or options.min_mfu is not None) and not found.memory.fits:
+        refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")
+    if options.min_mfu is not None and found.throughput.mfu < options.min_mfu:
+        refusals.append(f"MFU {100 * found.throughput.mfu:.1f} % is below {100 * options.min_mfu:g} %")
+    if options.json:
+        out.json(found.to_dict() | _flags(reading))
+    else:
+        from steptime.report import text
+
+        out.text(text.report(found, out.style, brief=options.brief))
+        if reading is not None and not options.brief:
+            from steptime.report import launch
+
+            out.text("\n")
+            out.sections(launch.sections(reading))
+    sys.stderr.writelines(f"check: {refusal}\n" for refusal in refusals)
+    return 1 if refusals else 0
+
+
+def _plan(options: Namespace) -> tuple[Job, Reading | None]:
+    """The job of a config, or of a launch file with what was read in it."""
+    if options.kind is not None:
+        from steptime.commands.launch_command import launched
+
+        return launched(options)
+    if options.save is not None or options.allow_unmodelled:
+        raise ConfigError("--save and --allow-unmodelled go with --from KIND")
+    return load(options.config, options.sets), None
+
+
+def _flags(reading: Reading | None) -> dict[str, Any]:
+    """What became of a launch file's flags, for JSON."""
+    if reading is None:
+        return {}
+    from steptime.report import launch
+
+    return {"launch": launch.document(reading)}
+
+
+def scale(options: Namespace, out: Printer) -> int:
+    """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
+    from steptime.answer.result import estimate
+    from steptime.report import scaling
+
+    found = estimate(load(options.config, options.sets))
+    weak, strong = found.weak_scaling, scaling.strong_scaling(found.job, estimate)
+    if options.json:
+        out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
+    else:
+        out.sections([scaling.weak_table(found), scaling.strong_table(found, strong)])
+    return 0
+
+
+def diff(options: Namespace, out: Printer) -> int:
+    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    from steptime.answer.result import estimate
+    from steptime.commands import log_command
+    from steptime.report.compare import diff as compare
+    from steptime.validation.kind import is_log
+
+    if is_log(options.a) or is_log(options.b):
+        return log_command.diff(options, out, _labels(options.a, options.b))
+    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
+    a, b = (load(path, options.sets) for path in (options.a, options.b))
+    labels = _labels(options.a, options.b)
+    notes = [
+        f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
+    ]
+    out.sections(list(compare(estimate(a), estimate(b), labels, notes)))
+    return 0
+
+
+def _labels(a: str, b: str) -> tuple[str, str]:
+    """Short names for two paths: their file names where these differ and are short, else A and B."""
+    names = tuple(path.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml") for path in (a, b))
+    if names[0] == names[1] or max(map(len, names)) > 20:
+        return "A", "B"
+    return names[0], names[1]
+
+
+def explain(options: Namespace, out: Printer) -> int:
+    """One name's working, a measured row's whole way, or a trace beside the estimate."""
+    from steptime.commands.explain_command import explain as run
+
+    return run(options, out)
+
+
+def bench(options: Namespace, out: Printer) -> int:
+    """The microbenchmark, its launch scripts, and what it reads from logs."""
+    from steptime.commands.bench_command import bench as run
+
+    return run(options, out)
+
+
+def validate(options: Namespace, out: Printer) -> int:
+    """Measured runs beside their estimates; bad input only where no row could be judged."""
+    from steptime.commands import log_command
+
+    if options.log:
+        return log_command.validate(options, out)
+    log_command.refuse_without_log(options)
+    from steptime.report import validation as report_validation
+    from steptime.validation.parallel import judge_rows
+    from steptime.validation.select import select
+    from steptime.validation.summary import summarise
+
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.check(options.plot)
+    rows = select(options.measurements, options.source, options.gpu, options.split)
+    judged = judge_rows(rows, known_release=options.profile == "known")
+    if options.measurements:
+        sys.stderr.writelines(
+            f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
+        )
+    summary = summarise(judged, options.worst)
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.draw(judged, options.plot)
+    if options.json:
+        out.json({"summary": summary, "rows": [j.to_dict() for j in judged]})
+    else:
+        own = report_validation.each(j.to_dict() for j in judged) if options.measurements else []
+        out.sections([*own, *report_validation.sections(summary)])
+    return 0 if summary["judged"] else 2
+
+
+def machines(options: Namespace, out: Printer) -> int:
+    """The table of shipped machines."""
+    from steptime.report import catalogue
+
+    del options
+    out.sections([catalogue.machines()])
+    return 0
+
+
+def models(options: Namespace, out: Printer) -> int:
+    """The table of model presets."""
+    from steptime.report import catalogue
+
+    del options
+    out.sections([catalogue.models()])
+    return 0
+
+
+def show(options: Namespace, out: Printer) -> int:
+    """One machine, model or profile as YAML."""
+    from steptime.report import catalogue
+
+    out.text(catalogue.show(options.name))
+    return 0
+
+
+def schema(options: Namespace, out: Printer) -> int:
+    """JSON Schema of a config file."""
+    from steptime.report import catalogue
+
+    del options
+    out.json(catalogue.schema())
+    return 0

@@ -1,0 +1,1 @@
+"""Machines: an accelerator and the network around it."""

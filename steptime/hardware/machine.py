@@ -1,0 +1,283 @@
+"""Machines: an accelerator and the network tiers around it.
+
+Shipped machines are data/machines/NAME.yaml and data/accelerators/NAME.yaml, one small file each; every figure in them names
+its source. A user's machine is one such file, given by path.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, model_validator
+
+from steptime.base.config import Config, ConfigError, build, near
+from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
+
+_DATA = Path(__file__).parents[1] / "data"
+_MACHINES = _DATA / "machines"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Tier(Config):
+    """One network level: `size` devices reach each other at `bytes_per_s`. Tiers stand innermost first."""
+
+    name: str
+    size: float = Field(inf, gt=0)
+    """Devices in one domain of this tier; inf for the outermost."""
+    bytes_per_s: BytesPerS = Field(gt=0)
+    """Per device, one way [B/s]: the wire rate."""
+    latency_s: Seconds = Field(ge=0)
+    """One hop [s]."""
+    efficiency: float = Field(0.8, gt=0, le=1)
+    """Share of the wire rate that a large ring collective reaches."""
+    nics_per_node: float | None = Field(None, gt=0)
+    link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
+    in_network_reduction: bool = False
+    """The switch adds (NVLink SHARP, SHARP): helps all-reduce only."""
+    in_network_efficiency: float | None = Field(None, gt=0, le=1)
+    """Share of the wire rate that an all-reduce in the switch reaches; `efficiency` where unsaid."""
+    hierarchical: bool = False
+    """Collectives over this tier may first reduce or gather inside the tier below, in a phase of its own."""
+
+
+class Kernels(Config):
+    """What kernels cost beside their work, measured on a device with eager torch.
+
+    They stand in place of a profile's own figures where the software is eager torch (`torch`, `fsdp2`), and no factor fitted on
+    published runs is put over such a device: its constants are all its own.
+    """
+
+    gemm_kernel_s: Seconds = Field(ge=0)
+    move_kernel_s: Seconds = Field(ge=0)
+    layer_gap_s: Seconds = Field(0.0, ge=0)
+    host_kernel_s: Seconds = Field(0.0, ge=0)
+
+
+class Accelerator(Config):
+    """One device: dense peaks, what long GEMMs sustain, and memory."""
+
+    name: str
+    peak_flops: dict[str, FlopPerS] = Field(min_length=1)
+    """Dense peak by dtype [FLOP/s]. Never a sparse one."""
+    sustained_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    """What a large GEMM sustains, by dtype [FLOP/s]."""
+    best_flops: dict[str, FlopPerS] = Field(default_factory=dict)
+    """What the best GEMM shape reaches for a moment, by dtype [FLOP/s] (MAMF): to describe a device that has nothing else."""
+    same_chip_as: str = ""
+    """The accelerator whose processor it has: what is fitted on runs of that holds for this."""
+    memory_bytes: Bytes = Field(gt=0)
+    usable_memory_bytes: Bytes = Field(gt=0)
+    """What a program can have before any context is made [B]."""
+    memory_bytes_per_s: BytesPerS = Field(gt=0)
+    memory_efficiency: float = Field(0.85, gt=0, le=1)
+    """Share of memory_bytes_per_s that streaming kernels reach."""
+    attention_forward_efficiency: float = Field(0.5, gt=0, le=1)
+    """Flash attention: share of the dense peak, counting only the causal half."""
+    fa2_forward_efficiency: float | None = Field(None, gt=0, le=1)
+    """FlashAttention-2, which torch's scaled_dot_product_attention runs, where the device has a faster kernel."""
+    fa2_backward_efficiency: float | None = Field(None, gt=0, le=1)
+    attention_backward_efficiency: float = Field(0.4, gt=0, le=1)
+    attention_ramp_tokens: float = Field(450.0, ge=0)
+    """Flash attention at s tokens runs at s / (s + this) of its asymptote: blocks on the diagonal are computed whole. 450 fits
+    the causal figures of FlashAttention-2 on A100 (512 to 16k tokens, head size 128, 320 to 465) and FlashAttention-3 on H100
+    (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
+    gemm_overhead_k: float | None = Field(None, ge=0)
+    """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
+    context_bytes: Bytes | None = Field(None, ge=0)
+    """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where unsaid."""
+    kernels: Kernels | None = None
+    microscaling: bool = False
+    """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
+    sm_count: int | None = None
+    power_w: float | None = None
+    note: str = ""
+
+
+class Machine(Config):
+    """A node type and its network."""
+
+    name: str
+    aliases: list[str] = Field(default_factory=list)
+    description: str = ""
+    accelerator: Accelerator
+    devices_per_node: int = Field(ge=1)
+    tiers: list[Tier] = Field(min_length=1)
+    price_per_device_hour: float | None = None
+    """US dollars."""
+    measured: bool = False
+    """Whether published training runs on this machine are part of the validation."""
+    note: str = ""
+    provenance: dict[str, str] = Field(default_factory=dict)
+    """Dotted path of a figure -> where it comes from; "" -> the source of the figures that name none."""
+
+    @model_validator(mode="after")
+    def _tiers_grow(self) -> Machine:
+        sizes = [tier.size for tier in self.tiers]
+        if any(inner >= outer for inner, outer in pairwise(sizes)):
+            raise ValueError(f"sizes of tiers {sizes} must grow, innermost first")
+        return self
+
+    @staticmethod
+    def load(name_or_path: str, overrides: dict[str, object] | None = None) -> Machine:
+        """A machine by name, alias or path of a YAML file, with figures replaced by dotted key.
+
+        >>> Machine.load("h100", {"tiers.1.bytes_per_s": "25 GB/s"}).tiers[1].bytes_per_s
+        25000000000.0
+
+        Raises:
+            ConfigError: (a ValueError) one line per problem: unknown name with near matches, unreadable file, bad key or value.
+        """
+        path = _find(name_or_path)
+        return _load(path) if not overrides else _build(path, overrides)
+
+    def source(self, path: str) -> str:
+        """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from, or what holds it; "" if the file is silent."""
+        while path not in self.provenance and path:
+            path = path.rpartition(".")[0]
+        return self.provenance.get(path, "")
+
+
+def machine_names() -> list[str]:
+    """The names of the shipped machines, sorted."""
+    return sorted(path.stem for path in _MACHINES.glob("*.yaml"))
+
+
+def normalise(name: str) -> str:
+    """How names are compared: lower case, with "-" for blanks and underscores."""
+    return "-".join(name.lower().replace("_", " ").split())
+
+
+def _find(name: str) -> Path:
+    """The file of a machine: shipped under this name, under this alias, or a user's own."""
+    key = normalise(name)
+    shipped = _MACHINES / f"{key}.yaml"
+    if "/" not in key and shipped.is_file():
+        return shipped
+    aliases: dict[str, str] = _shipped(_DATA / "machine_aliases.yaml")
+    if key in aliases:
+        return _MACHINES / f"{aliases[key]}.yaml"
+    if Path(name).suffix in {".yaml", ".yml", ".json"} or Path(name).is_file():
+        return Path(name)
+    from difflib import get_close_matches
+
+    close = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.6)
+    hint = f"near: {', '.join(close)}; " if close else ""
+    raise ConfigError(f"machine {name!r} is unknown; {hint}3dtrn machines lists them")
+
+
+def _shipped(path: Path) -> Any:
+    return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  a safe loader
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a machine file; a user's file is read with every care."""
+    if path.parent == _MACHINES:
+        return dict(_shipped(path))
+    from steptime.base.document import parse_mapping, read_source
+
+    return parse_mapping(*read_source(path))
+
+
+@lru_cache(maxsize=256)
+def _load(path: Path) -> Machine:
+    return _build(path, {})
+
+
+def _build(path: Path, overrides: dict[str, object]) -> Machine:
+    provenance: dict[str, str] = {}
+    plain = _plain(_read(path), "", provenance)
+    if "accelerator" in overrides:
+        plain["accelerator"] = overrides["accelerator"]
+    if isinstance(plain.get("accelerator"), str):
+        plain["accelerator"] = _accelerator(plain["accelerator"], provenance)
+    device = plain.get("accelerator")
+    memory = device.get("memory_bytes") if isinstance(device, dict) else None
+    peaks = dict(device.get("peak_flops") or {}) if isinstance(device, dict) else {}
+    for key, value in overrides.items():
+        if key != "accelerator":
+            _override(plain, key, value)
+        provenance[key] = "override"
+    if "accelerator.memory_bytes" in overrides and "accelerator.usable_memory_bytes" not in overrides:
+        provenance["accelerator.usable_memory_bytes"] = "override of memory_bytes, in proportion"
+        return _same_share(build(Machine, {"name": path.stem, **plain, "provenance": provenance}), memory)
+    dtypes = [d for d in peaks if f"accelerator.peak_flops.{d}" in overrides]
+    dtypes = [d for d in dtypes if f"accelerator.sustained_flops.{d}" not in overrides]
+    for dtype in dtypes:
+        provenance[f"accelerator.sustained_flops.{dtype}"] = "override of peak_flops, in proportion"
+    machine = build(Machine, {"name": path.stem, **plain, "provenance": provenance})
+    return _same_rates(machine, {dtype: peaks[dtype] for dtype in dtypes}) if dtypes else machine
+
+
+def _same_rates(machine: Machine, peaks: dict[str, Any]) -> Machine:
+    """`machine`, whose peaks were `peaks`, sustaining the same share of the new ones."""
+    device = machine.accelerator
+    sustained = dict(device.sustained_flops)
+    for dtype, peak in peaks.items():
+        before = read_quantity(peak, FLOP_UNITS, "989 TFLOP/s")
+        if dtype in sustained and isinstance(before, int | float) and before > 0:
+            sustained[dtype] *= device.peak_flops[dtype] / before
+    return machine.model_copy(update={"accelerator": device.model_copy(update={"sustained_flops": sustained})})
+
+
+def _same_share(machine: Machine, memory: Any) -> Machine:
+    """`machine`, whose memory was `memory`, with the same share of the new memory usable."""
+    before = read_quantity(memory, BYTE_UNITS, "80 GiB")
+    if not isinstance(before, int | float) or before <= 0:  # the file itself has no sound figure
+        return machine
+    device = machine.accelerator
+    usable = device.usable_memory_bytes * device.memory_bytes / before
+    return machine.model_copy(update={"accelerator": device.model_copy(update={"usable_memory_bytes": usable})})
+
+
+def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
+    path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
+    if "/" in name or not path.is_file():
+        known = (file.stem for file in path.parent.glob("*.yaml"))
+        raise ConfigError(f"accelerator: {name!r} is unknown{near(name, known)}; or give its figures inline")
+    return dict(_plain(_shipped(path), "accelerator", provenance))
+
+
+def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
+    """`node` without its sources, which go to `provenance` under their dotted path."""
+    if isinstance(node, list):
+        return [_plain(item, f"{path}.{i}", provenance) for i, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    if node.keys() == {"value", "source"}:
+        provenance[path] = str(node["source"])
+        return node["value"]
+    plain = {}
+    for key, value in node.items():
+        if key in {"source", "provenance"} and isinstance(value, str):
+            provenance[path] = value
+        elif key == "provenance" and isinstance(value, dict):
+            provenance.update((str(at), str(source)) for at, source in value.items())
+        else:
+            plain[key] = _plain(value, f"{path}.{key}" if path else str(key), provenance)
+    return plain
+
+
+def _override(plain: dict[str, Any], key: str, value: object) -> None:
+    """Put `value` at a dotted key; whether there is such a key the check of the whole tells."""
+    node: Any = plain
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
+            raise ConfigError(
+                f"hardware.overrides.{key}: {part!r} is no index here; valid: {', '.join(map(str, range(len(node))))}"
+            )
+        if not isinstance(node, dict | list):
+            raise ConfigError(
+                f"hardware.overrides.{key}: {'.'.join(parts[:depth])} is a single figure; nothing lies below it"
+            )
+        at: Any = int(part) if isinstance(node, list) else part
+        if depth == len(parts) - 1:
+            node[at] = value
+        else:
+            node = node.setdefault(at, {}) if isinstance(node, dict) else node[at]

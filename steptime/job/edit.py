@@ -1,0 +1,187 @@
+"""Reading the sections of a config that may be written in several ways, and changing them by dotted path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from steptime.base.config import Config, ConfigError, show
+from steptime.base.document import parse
+from steptime.hardware.machine import Machine
+from steptime.model.model import Model
+
+_EITHER = {
+    "performance.recompute": "performance.activation_checkpointing_type",
+    "performance.activation_checkpointing_type": "performance.recompute",
+    "parallelism.bucket_size_mb": "parallelism.n_param_buckets",
+    "parallelism.n_param_buckets": "parallelism.bucket_size_mb",
+    "run.checkpoint_write_s": "run.checkpoint_bytes_per_s",
+    "run.checkpoint_bytes_per_s": "run.checkpoint_write_s",
+}
+"""Two ways to say one thing: setting one takes the other away."""
+
+
+def read_model(value: Any) -> Any:
+    """A model section: a preset's name, {preset: NAME, changes}, {hf: PATH, changes}, fields, or a `Model`.
+
+    Raises:
+        ConfigError: the preset is unknown, or the HF config cannot be read.
+    """
+    if isinstance(value, str):
+        value = {"preset": value}
+    if not isinstance(value, Mapping):
+        return value
+    if not value.keys() & {"preset", "hf"}:
+        return value
+    changes = {key: item for key, item in value.items() if key not in {"preset", "hf"}}
+    if "preset" in value and "hf" in value:
+        raise ConfigError("model: preset and hf are both given; keep one")
+    for key in ("preset", "hf"):
+        if key in value and not isinstance(value[key], str):
+            raise ConfigError(f"model.{key}: expected a name (got {show(value[key])})")
+    if "preset" in value:
+        return _preset(value["preset"], changes)
+    from steptime.model.hf import read_hf_config
+
+    try:
+        return read_hf_config(value["hf"]) | changes
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"model.hf: {line}" for line in str(error).splitlines()) from None
+
+
+def _preset(name: str, changes: dict[str, Any]) -> Any:
+    from steptime.model.presets import load_model
+
+    try:
+        model = load_model(name)
+    except ValueError as error:
+        raise ConfigError(f"model.preset: {line}" for line in str(error).splitlines()) from None
+    if not changes:
+        return model
+    fields = model.model_dump(exclude_unset=True)
+    return fields | changes | {"source": f"{model.source} (changed: {', '.join(changes)})"}
+
+
+def read_hardware(value: Any) -> Any:
+    """A hardware section: a name, a `Machine`, a machine's mapping, or {node_type, overrides}."""
+    if isinstance(value, str | Machine) or (isinstance(value, Mapping) and "accelerator" in value):
+        return {"node_type": value}
+    return value
+
+
+def one_line(text: str) -> str:
+    """Text without line ends of any kind, which YAML would not give back as they were.
+
+    >>> one_line("left  out ")
+    'left out'
+    """
+    return " ".join(text.split())
+
+
+def anchor(data: dict[str, Any], base: Path) -> None:
+    """Make the paths inside a config relative to the folder of its file."""
+    model, hardware = data.get("model"), data.get("hardware")
+    if isinstance(model, dict) and isinstance(model.get("hf"), str):
+        model["hf"] = str(base / model["hf"])
+    if isinstance(hardware, str):
+        data["hardware"] = hardware = {"node_type": hardware}
+    if (
+        isinstance(hardware, dict)
+        and isinstance(name := hardware.get("node_type"), str)
+        and Path(name).suffix in {".yaml", ".yml"}
+    ):
+        hardware["node_type"] = str(base / name)
+
+
+def read_setting(setting: str) -> tuple[str, Any]:
+    """The dotted key of one `a.b=c`, and its value, which is YAML.
+
+    Raises:
+        ConfigError: it has no "=", no key, or no sound value.
+    """
+    path, equals, value = setting.partition("=")
+    path = path.strip()
+    if not equals or not all(path.split(".")):
+        raise ConfigError(f"--set {setting}: expected a.b=value")
+    return path, parse(value, f"--set {path}")
+
+
+def apply_setting(data: dict[str, Any], setting: str) -> None:
+    """Put one `a.b=c` into a config.
+
+    Raises:
+        ConfigError: it is none, or goes below a plain value.
+    """
+    put(data, *read_setting(setting))
+
+
+def put(data: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a dotted path of nested mappings, making those that are missing.
+
+    Raises:
+        ConfigError: the path goes below a plain value.
+    """
+    *parents, last = path.split(".")
+    if parents[:2] == ["hardware", "overrides"]:
+        parents, last = parents[:2], ".".join([*parents[2:], last])
+    node = data
+    for depth, key in enumerate(parents):
+        child = node.get(key)
+        if depth == 0 and isinstance(child, str | Machine | Model):
+            child = _spelled_out(key, child)
+        elif isinstance(child, Config):
+            child = child.model_dump(exclude_unset=True)
+        elif child is not None and not isinstance(child, dict):
+            raise ConfigError(f"{path}: {'.'.join(parents[: depth + 1])} is a single value (got {show(child)})")
+        node[key] = node = dict(child or {})
+    node[last] = value
+    for key, other in _EITHER.items():
+        if path == key or path.startswith(key + "."):
+            section, _, name = other.partition(".")
+            data[section].pop(name, None)
+
+
+def mend(data: dict[str, Any], problems: list[str]) -> dict[str, Any] | None:
+    """A copy of `data` without its problems, or None where a required value is bad.
+
+    Unknown keys are renamed as suggested or dropped, bad optional values dropped, an unknown machine is any machine.
+    """
+    mended = {key: dict(section) if isinstance(section, dict) else section for key, section in data.items()}
+    for problem in problems:
+        path, _, text = problem.partition(": ")
+        if path.startswith("hardware."):
+            mended["hardware"] = "dgx-h100"
+            continue
+        *parents, key = path.split(".")
+        node: Any = mended
+        for part in parents:
+            node = node[part] if isinstance(node, dict) and part in node else None
+        unknown = text.startswith(("unknown key", "not modelled yet; remove"))
+        if not unknown and dropped(mended, path):
+            continue
+        if not unknown or not isinstance(node, dict):
+            return None
+        value = node.pop(key, None)
+        suggestion = re.search(r"did you mean '([^']+)'", text)
+        if suggestion:
+            node.setdefault(suggestion[1], value)
+    return mended
+
+
+def dropped(mended: dict[str, Any], path: str) -> bool:
+    """Take an optional setting out, whole, where the path lies in one; whether it did."""
+    section, _, rest = path.partition(".")
+    key = rest.partition(".")[0].partition("[")[0]
+    optional = section == "performance" or (section == "parallelism" and key not in {"tp", "pp", "dp"})
+    if not optional or not isinstance(mended.get(section), dict):
+        return False
+    return mended[section].pop(key, None) is not None
+
+
+def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:
+    """The mapping that a section's short form stands for."""
+    if isinstance(value, Model):
+        return value.model_dump(exclude_unset=True)
+    return {"preset" if section == "model" else "node_type": value}

@@ -1,0 +1,223 @@
+"""What the rules look at: the numbers and words of a job, flat. Numbers may be columns of a search's candidates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from steptime.base.num import Num
+from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
+from steptime.software.precision import RECIPES
+
+if TYPE_CHECKING:
+    from steptime.software.performance import Recompute
+
+
+class Facts(NamedTuple):
+    """What rules look at. Numbers may be columns of candidates; the rest is plain."""
+
+    n_layers: Num
+    hidden_sz: Num
+    inter_sz: Num
+    n_q_heads: Num
+    n_kv_heads: Num
+    head_dim: Num
+    vocab_sz: Num
+    max_positions: Num
+    tp: Num
+    pp: Num
+    dp: Num
+    vpp: Num
+    cp: Num
+    ep: Num
+    replicas: Num
+    gbs: Num
+    seqlen: Num
+    microbatch_sz: Num
+    n_dcs: Num
+    head_dim_said: bool
+    moe: bool
+    attention: str
+    attention_impl: str
+    cp_comm_type: str
+    window: int | None
+    mtp: int
+    sp: bool
+    schedule_said: str | None
+    zero_level: int
+    zero_said: int | None
+    fsdp: Literal[2, 3] | None
+    """The ZeRO level that `parallelism.fsdp` stands for."""
+    layers_per_stage: tuple[int, ...] | Literal["auto"] | None
+    ends_count: bool
+    """Embedding and loss count as a layer each."""
+    both_buckets: bool
+    software: str
+    family: str
+    vocab_multiple: int
+    precision: str
+    recipe: bool
+    fp8_params: bool
+    param_dtype: str
+    master_dtype: str
+    machine: str
+    machine_dtypes: tuple[str, ...]
+    checkpoint_word: str | None
+    recompute: Recompute | None
+    overlap: tuple[tuple[str, float], ...]
+
+    @property
+    def chunks(self) -> Num:
+        """Model chunks: pp * vpp."""
+        return self.pp * self.vpp
+
+    @property
+    def units(self) -> Num:
+        """Layers to spread, embedding and loss included where they count."""
+        return self.n_layers + (2 if self.ends_count else 0)
+
+    @property
+    def devices(self) -> Num:
+        """All devices."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def batch(self) -> Num:
+        """Sequences that all pipelines take at once: dp * microbatch_sz."""
+        return self.dp * self.microbatch_sz
+
+    @property
+    def chunks_of_cp(self) -> Num:
+        """Pieces of a sequence that context parallelism deals out: two to a rank, one in Ulysses of DeepSpeed."""
+        return self.cp if self.framework.context == ("a2a",) else 2 * self.cp
+
+    @property
+    def copied_ranks(self) -> Num:
+        """Ranks that `replicas` copies of the shards divide: dp, or dp * cp."""
+        return self.dp * self.cp if self.framework.copies_cut_cp else self.dp
+
+    @property
+    def copied_words(self) -> str:
+        """Their name."""
+        return f"dp*cp = {self.copied_ranks}" if self.framework.copies_cut_cp and self.cp > 1 else f"dp {self.dp}"
+
+    @property
+    def head_ranks(self) -> Num:
+        """Ranks over which an all-to-all spreads heads: tp * cp."""
+        return self.tp * self.cp
+
+    @property
+    def microbatches(self) -> Num:
+        """Micro-batches per pipeline and step, rounded down."""
+        return self.gbs // self.batch
+
+    @property
+    def framework(self) -> Framework:
+        """What the profile's framework can run."""
+        return FRAMEWORKS.get(self.family, ANY)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules that `recompute` names."""
+        return frozenset((self.recompute.modules if self.recompute else None) or ())
+
+    @property
+    def recompute_counts(self) -> tuple[int, ...]:
+        """recompute.n_layers as a tuple; empty where unsaid."""
+        said = self.recompute.n_layers if self.recompute else None
+        return () if said is None else tuple(said) if isinstance(said, list) else (said,)
+
+    # words for the messages of one config
+
+    @property
+    def tp_choices(self) -> str:
+        """Powers of two that tensor parallelism can take."""
+        heads, wide = int(self.n_q_heads), int(self.inter_sz)
+        return ", ".join(str(2**i) for i in range(8) if heads % 2**i == 0 and wide % 2**i == 0)
+
+    @property
+    def gbs_choices(self) -> str:
+        """The batch sizes next to gbs that fit dp, microbatch_sz and an interleaved schedule."""
+        unit = int(self.batch) * (int(self.pp) if self.vpp > 1 else 1)
+        low = int(self.gbs) // unit * unit
+        return " or ".join(str(gbs) for gbs in (low, low + unit) if gbs)
+
+    @property
+    def split_words(self) -> str:
+        """layers_per_stage as written."""
+        return f"[{', '.join(map(str, self.stage_counts))}]"
+
+    @property
+    def recompute_words(self) -> str:
+        """recompute.n_layers as written."""
+        return f"[{', '.join(map(str, self.recompute_counts))}]"
+
+    @property
+    def module_words(self) -> str:
+        """recompute.modules, sorted."""
+        return ", ".join(sorted(self.modules))
+
+    @property
+    def dtype_words(self) -> str:
+        """Precisions that the machine has a rate for and the model covers."""
+        recipes = RECIPES if self.framework.recipes else ()
+        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32", *recipes) if dtype in self.machine_dtypes)
+
+    @property
+    def zero_words(self) -> str:
+        """ZeRO levels of the framework."""
+        return ", ".join(map(str, self.framework.zero_levels))
+
+    @property
+    def context_words(self) -> str:
+        """Values of cp_comm_type that the framework runs."""
+        return " or ".join(self.framework.context)
+
+    @property
+    def pipeline_zero_words(self) -> str:
+        """ZeRO levels of the framework with pipelines."""
+        return " and ".join(map(str, self.framework.pipelines_zero))
+
+    @property
+    def granularity(self) -> str:
+        """recompute.granularity; empty where unsaid."""
+        return self.recompute.granularity if self.recompute else ""
+
+    @property
+    def recompute_method(self) -> str:
+        """recompute.method; empty where unsaid."""
+        return (self.recompute.method if self.recompute else None) or ""
+
+    @property
+    def block(self) -> bool:
+        """Whether recompute.method is block."""
+        return self.recompute_method == "block"
+
+    @property
+    def stage_counts(self) -> tuple[int, ...]:
+        """layers_per_stage where it is counts; else empty."""
+        return self.layers_per_stage if isinstance(self.layers_per_stage, tuple) else ()
+
+    @property
+    def bad_shares(self) -> str:
+        """Overlap shares outside 0..1."""
+        return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
+
+
+def layers_per_chunk(facts: Facts) -> list[int]:
+    """Layers of each of the pp*vpp chunks of one job, in depth order.
+
+    `auto` spreads the remainder over the chunks after the first, the last one last: the first has most activations in
+    flight, the last has the head. Embedding and loss, where they count, take one layer off the first and last chunk.
+    Source of the latter: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
+    if facts.stage_counts:
+        return list(facts.stage_counts)
+    chunks = int(facts.chunks)
+    even, extra = divmod(int(facts.units), chunks)
+    counts = [even] * chunks
+    for chunk in [*range(1, chunks - 1), 0, chunks - 1][:extra]:
+        counts[chunk] += 1
+    if facts.ends_count:
+        counts[0] -= 1
+        counts[-1] -= 1
+    return counts

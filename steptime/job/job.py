@@ -1,0 +1,271 @@
+"""A job: exactly what a config file holds, read, resolved and checked.
+
+Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
+leave unsaid comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
+the unresolved ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from steptime.base.config import Config, ConfigError, build
+from steptime.base.document import parse_mapping, read_source
+from steptime.hardware.machine import Machine
+from steptime.job import rules
+from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
+from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.limits import NOT_MODELLED
+from steptime.job.mesh import Parallelism
+from steptime.job.sections import CrossDc, Data, Hardware, Run
+from steptime.model.model import Model
+from steptime.software.performance import Options, Performance, Software, resolve
+from steptime.software.precision import precisions
+from steptime.software.recomputation import RecomputePlan, plan_recompute
+
+
+class Job(Config):
+    """One training plan. Two jobs are equal when they resolve to the same plan, however much of it was said.
+
+    >>> job = Job(
+    ...     model="llama3-70b",
+    ...     parallelism=Parallelism(tp=8, pp=4, dp=32),
+    ...     data={"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
+    ...     hardware="dgx-h100",
+    ... )
+    >>> job.microbatches
+    64
+
+    Raises:
+        ConfigError: one line per problem: unknown, missing or wrong keys, and layouts that cannot run.
+    """
+
+    model: Annotated[Model, BeforeValidator(read_model)]
+    parallelism: Parallelism
+    performance: Performance = Field(default_factory=Performance)
+    data: Data
+    hardware: Annotated[Hardware, BeforeValidator(read_hardware)]
+    cross_dc: CrossDc | None = None
+    run: Run | None = None
+    notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
+    """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
+
+    not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED
+
+    @model_validator(mode="after")
+    def _can_run(self) -> Self:
+        problems = rules.problems(facts(self))
+        if problems:
+            raise ConfigError(problems)
+        return self
+
+    # --- in and out ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def load(source: str | Path, sets: Iterable[str] = ()) -> Job:
+        """A job from a YAML or JSON file, "-" (standard input) or the text itself, with `a.b=c` settings over it.
+
+        Paths inside the config (a machine file, an HF config.json) are relative to the config file, those of settings to the
+        working directory.
+
+        Raises:
+            ConfigError: one line per problem.
+        """
+        text, name = read_source(source)
+        data = parse_mapping(text, name)
+        is_file = isinstance(source, Path) or name == source
+        anchor(data, Path(name).parent if is_file else Path())
+        problems: list[str] = []
+        for setting in sets:
+            try:
+                apply_setting(data, setting)
+            except ConfigError as error:
+                problems += error.problems
+        return _build(data, problems)
+
+    def replace(self, **changes: Any) -> Job:
+        """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
+
+        What was unsaid stays unsaid and is resolved again.
+
+        Raises:
+            ConfigError: one line per problem.
+        """
+        data: dict[str, Any] = {key: getattr(self, key) for key in Job.model_fields}
+        for path, value in changes.items():
+            section = path.partition(".")[0]
+            if path != section and isinstance(data.get(section), Config):
+                data[section] = data[section].model_dump(exclude_unset=True)
+            put(data, path, value)
+        return build(Job, data)
+
+    def to_config(self) -> dict[str, Any]:
+        """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
+        parallelism = self.parallelism.model_dump(exclude_none=True)
+        resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
+        if self.parallelism.cp > 1:
+            resolved["cp_comm_type"] = self.cp_comm_type
+        performance = {key: getattr(self.software, key) for key in Options.model_fields}
+        config: dict[str, Any] = {
+            "model": self.model.model_dump(exclude_none=True),
+            "parallelism": parallelism | resolved,
+            "performance": {
+                "software": self.software.name,
+                **self.recompute.to_config(),
+                **performance,
+                "overlap": self.software.overlap.model_dump(exclude_none=True),
+            },
+            "data": self.data.model_dump(),
+            "hardware": self.hardware.model_dump(exclude_defaults=True),
+        }
+        if self.performance.calibration is not None:
+            config["performance"]["calibration"] = self.performance.calibration.model_dump()
+        for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
+            if section is not None:
+                config[key] = section.model_dump(exclude_none=True)
+        return config | ({"notes": self.notes} if self.notes else {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.to_config() == other.to_config()
+
+    def __hash__(self) -> int:
+        return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))
+
+    # --- resolved ------------------------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> Machine:
+        """The machine, overrides applied."""
+        return self.hardware.machine
+
+    @cached_property
+    def software(self) -> Software:
+        """The profile with this job's options over it; nothing in it is unset."""
+        default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
+        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
+        return found.on(self.machine.accelerator)
+
+    @cached_property
+    def microbatches(self) -> int:
+        """Micro-batches per step and pipeline: gbs / (dp * microbatch_sz)."""
+        return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
+
+    @cached_property
+    def sp(self) -> bool:
+        """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
+        said = self.parallelism.sp
+        return (self.software.sp if said is None else said) and self.parallelism.tp > 1
+
+    @cached_property
+    def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
+        """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
+        return self.parallelism.cp_comm_type or self.software.cp_comm_type
+
+    @cached_property
+    def zero_level(self) -> Literal[0, 1, 2, 3]:
+        """ZeRO level: as said; FSDP is 3, or 2 where parameters stay gathered after forward; else the profile's."""
+        said, fsdp = self.parallelism.zero_level, self.parallelism.fsdp
+        if said is not None:
+            return said
+        if fsdp is not None:
+            return 3 if fsdp.reshard_after_forward else 2
+        return self.software.zero_level
+
+    @cached_property
+    def schedule(self) -> Literal["gpipe", "1f1b", "interleaved"]:
+        """Pipeline schedule: as said; interleaved where vpp > 1; else the profile's."""
+        if self.parallelism.schedule is not None:
+            return self.parallelism.schedule
+        return "interleaved" if self.parallelism.vpp > 1 else self.software.schedule
+
+    @cached_property
+    def layers_per_chunk(self) -> list[int]:
+        """Layers of each of the pp*vpp model chunks, in depth order: chunk c of stage r is entry c*pp + r.
+
+        Source: megatron/core/transformer/transformer_layer.py, get_transformer_layer_offset.
+        """
+        return layers_per_chunk(facts(self))
+
+    @cached_property
+    def recompute(self) -> RecomputePlan:
+        """Recomputation in its one normal form."""
+        return plan_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
+
+
+_MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas")
+_BATCH = ("gbs", "seqlen", "microbatch_sz")
+
+
+def facts(job: Job) -> Facts:
+    """The facts of one job."""
+    model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
+    software, machine = job.software, job.machine
+    split = layout.layers_per_stage
+    fsdp = layout.fsdp
+    numbers: dict[str, Any] = {
+        name: getattr(section, name)
+        for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
+        for name in names
+    }
+    return Facts(
+        **numbers,
+        max_positions=model.max_positions or 0 if model.learned_positions else 0,
+        n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
+        head_dim_said="head_dim" in model.model_fields_set,
+        moe=model.moe is not None,
+        attention=model.attention.kind,
+        attention_impl=software.attention_impl,
+        cp_comm_type=job.cp_comm_type,
+        window=model.attention.window,
+        mtp=model.mtp,
+        sp=job.sp,
+        schedule_said=layout.schedule,
+        zero_level=job.zero_level,
+        zero_said=layout.zero_level,
+        fsdp=None if fsdp is None else 3 if fsdp.reshard_after_forward else 2,
+        layers_per_stage=tuple(split) if isinstance(split, list) else split,
+        ends_count=layout.embedding_and_loss_count_as_layers,
+        both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
+        software=software.name,
+        family=software.family,
+        vocab_multiple=software.vocab_multiple,
+        precision=software.precision,
+        recipe=software.recipe is not None,
+        fp8_params=software.fp8_params,
+        param_dtype=software.param_dtype,
+        master_dtype=software.master_dtype,
+        machine=machine.name,
+        machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
+        checkpoint_word=said.activation_checkpointing_type,
+        recompute=said.recompute,
+        overlap=tuple((axis, float(share)) for axis, share in software.overlap if share is not None),
+    )
+
+
+def _build(data: dict[str, Any], problems: list[str]) -> Job:
+    """The job, or all problems: those found before, those of the sections, and those that a typo would hide."""
+    try:
+        job = build(Job, data)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems, *_hidden_problems(data, error.problems)]) from None
+    if problems:
+        raise ConfigError(problems)
+    return job
+
+
+def _hidden_problems(data: dict[str, Any], problems: list[str]) -> list[str]:
+    """What else is wrong once unknown keys and an unknown machine are mended: the rules look at sound sections only."""
+    mended = mend(data, problems)
+    if mended is None:
+        return []
+    try:
+        build(Job, mended)
+    except ConfigError as error:
+        return [problem for problem in error.problems if problem not in problems]
+    return []

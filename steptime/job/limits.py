@@ -1,0 +1,155 @@
+"""What steptime takes at all: numbers that are not absurd, and features that it models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from steptime.job.facts import Facts
+
+
+class Rule(NamedTuple):
+    """`holds` is true where a job is fine; `text` is `path: what is wrong; what to do`, with facts as {f.tp}."""
+
+    name: str
+    text: str
+    holds: Callable[[Facts], Any]
+
+
+BOUNDS: dict[str, tuple[str, float]] = {
+    "n_layers": ("model.n_layers", 10_000),
+    "hidden_sz": ("model.hidden_sz", 1_000_000),
+    "inter_sz": ("model.inter_sz", 10_000_000),
+    "n_q_heads": ("model.n_q_heads", 100_000),
+    "n_kv_heads": ("model.n_kv_heads", 100_000),
+    "head_dim": ("model.head_dim", 100_000),
+    "vocab_sz": ("model.vocab_sz", 100_000_000),
+    "tp": ("parallelism.tp", 10_000),
+    "pp": ("parallelism.pp", 10_000),
+    "dp": ("parallelism.dp", 1_000_000),
+    "vpp": ("parallelism.vpp", 1_000),
+    "cp": ("parallelism.cp", 10_000),
+    "ep": ("parallelism.ep", 100_000),
+    "gbs": ("data.gbs", 100_000_000),
+    "seqlen": ("data.seqlen", 100_000_000),
+    "microbatch_sz": ("data.microbatch_sz", 1_000_000),
+}
+"""Largest numbers taken seriously: about ten times what anybody has trained, or could."""
+
+
+def _at_most(name: str, limit: float) -> Callable[[Facts], Any]:
+    return lambda f: getattr(f, name) <= limit
+
+
+SANE = [
+    *(
+        Rule(
+            f"{name} is absurd",
+            f"{path}: must be at most {limit:,} (got {{f.{name}}})",
+            _at_most(name, limit),
+        )
+        for name, (path, limit) in BOUNDS.items()
+    ),
+    Rule(
+        "too many devices",
+        "parallelism: tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices})",
+        lambda f: (f.devices <= 1e7) | (f.tp > 1e4) | (f.pp > 1e4) | (f.dp > 1e6) | (f.cp > 1e4),
+    ),
+    Rule(
+        "too many micro-batches",
+        "data.gbs: more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
+        lambda f: (f.microbatches <= 100_000) | (f.gbs > BOUNDS["gbs"][1]),
+    ),
+    Rule(
+        "schedule too long",
+        "parallelism: pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
+        lambda f: (f.chunks * f.microbatches <= 1e7) | (f.chunks > 1e5) | (f.microbatches > 100_000),
+    ),
+]
+
+MODELLED = [
+    Rule("moe", "model.moe: not modelled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
+    Rule("mla", "model.attention.kind: not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
+    Rule(
+        "window",
+        "model.attention.window: not modelled yet (got {f.window}); remove it to count full causal attention",
+        lambda f: f.window is None,
+    ),
+    Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
+    Rule(
+        "recipe with ZeRO",
+        "performance.precision: a low-precision recipe is not modelled yet with zero_level 2 or 3 "
+        "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
+        lambda f: (not f.recipe) | (f.zero_level < 2),
+    ),
+    Rule(
+        "fsdp with pipeline",
+        "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
+        lambda f: (f.family != "fsdp2") | (f.pp == 1),
+    ),
+]
+"""What is read but not computed yet."""
+
+LOW_PRECISION = [
+    Rule(
+        "framework has the recipe",
+        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
+        "use software megatron-core",
+        lambda f: (not f.recipe) | f.framework.recipes,
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
+    Rule(
+        "norms under delayed scaling",
+        "performance: Megatron-Core does not recompute layernorm under {f.precision}; use fp8_current, or other modules",
+        lambda f: (
+            f.precision != "fp8_delayed" or not (f.checkpoint_word == "super-selective" or "layernorm" in f.modules)
+        ),
+    ),
+    Rule(
+        "fp8_params",
+        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | f.recipe,
+    ),
+]
+"""What recipes need; told with the layout rules."""
+
+NOT_MODELLED = {
+    **{
+        f"performance.precision={word}": "not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
+        for word in (
+            "fp8_e4m3",
+            "fp4",
+            "tf32",
+            "int8",
+        )
+    },
+    **{
+        f"parallelism.schedule={word}": "not modelled yet; use gpipe, 1f1b or interleaved"
+        for word in (
+            "zero-bubble",
+            "zb-h1",
+            "zb-v",
+            "zbv",
+            "dualpipe",
+            "dualpipev",
+            "interleaved-zero-bubble",
+            "looped-bfs",
+        )
+    },
+    **{f"model.attention.kind={word}": "not modelled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
+    **{
+        f"performance.{key}": "not modelled yet; remove it"
+        for key in (
+            "offload",
+            "cpu_offload",
+            "activation_offload",
+            "optimizer_offload",
+            "compile",
+        )
+    },
+    "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
+    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
+    "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
+}
+"""Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""

@@ -1,0 +1,119 @@
+"""The parallelism of a job: its axes, their order over the devices, and which ranks form a group.
+
+Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp-ep-dp-pp"
+(megatron/core/parallel_state.py, initialize_model_parallel). With several data centres dp is split over them, and that part
+of dp is outermost: every centre holds whole pipelines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from pydantic import Field
+
+from steptime.base.config import Config
+from steptime.base.num import Num, ceil, maximum, minimum, where
+
+GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
+
+
+class Fsdp(Config):
+    """torch FSDP2's `fully_shard` options (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
+
+    reshard_after_forward: bool = True
+    prefetch: int = Field(default=1, ge=0)
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    wrap: Literal["block", "model"] = "block"
+
+
+class Parallelism(Config):
+    """How the job is spread over devices: devices = tp*cp*pp*dp."""
+
+    tp: int = Field(ge=1)
+    pp: int = Field(ge=1)
+    dp: int = Field(ge=1)
+    vpp: int = Field(1, ge=1)
+    cp: int = Field(1, ge=1)
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
+    """How cp ranks reach each other's keys and values: ring, all-gather, or heads for tokens (Ulysses); unsaid: the profile's."""
+    ep: int = Field(1, ge=1)
+    sp: bool | None = None
+    zero_level: Literal[0, 1, 2, 3] | None = None
+    bucket_size_mb: float | None = Field(None, gt=0)
+    n_param_buckets: int | None = Field(None, ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved"] | None = None
+    layers_per_stage: list[int] | Literal["auto"] | None = None
+    embedding_and_loss_count_as_layers: bool = False
+    replicas: int = Field(1, ge=1)
+    fsdp: Fsdp | None = None
+
+    @property
+    def devices(self) -> int:
+        """All devices of the job."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+class Group(NamedTuple):
+    """The ranks of one collective: `ranks` devices, `stride` apart inside a centre, starting at device `first`."""
+
+    axis: str
+    ranks: Num
+    stride: Num
+    first: Num = 0.0
+    centres: Num = 1.0
+    """Data centres over which the ranks are spread evenly."""
+    width: Num | None = None
+    """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
+
+
+def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
+    """The group of device 0 along an axis, or, for "pp", the pair of stages `stage` and `stage` + 1.
+
+    - tp, cp, dp: the axis itself.
+    - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
+    - pp: the two neighbours of one stage boundary, sender and receiver.
+    - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
+    - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards.
+
+    `n_dcs` data centres share dp evenly. Fields of `parallelism` may be numpy columns.
+
+    Raises:
+        ValueError: for an unknown axis.
+    """
+    p = parallelism
+    per_stage = p.tp * p.cp * p.dp / n_dcs
+    match axis:
+        case "tp":
+            return Group(axis, p.tp, 1)
+        case "cp":
+            return Group(axis, p.cp, p.tp)
+        case "dp":
+            return Group(axis, p.dp, p.tp * p.cp, centres=n_dcs)
+        case "dp_cp":
+            return Group(axis, p.dp * p.cp, p.tp, centres=n_dcs)
+        case "pp":
+            return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
+        case "embedding":
+            return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1), width=per_stage)
+        case "shards":
+            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
+        case "replicas":
+            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
+    raise ValueError(f"axis {axis!r}: unknown")
+
+
+def members_per_domain(group: Group, tier_size: Num) -> Num:
+    """How many ranks of one group sit in one domain of `tier_size` adjacent devices (at least 1).
+
+    Of the groups that start side by side that with the fewest: it sets the pace.
+
+    >>> members_per_domain(Group("dp", 16, 2), 8.0)
+    4.0
+    """
+    spread = where(tier_size == _EVERYWHERE, 1.0, group.centres)
+    width = group.stride if group.width is None else group.width
+    reach = (tier_size - group.first % tier_size - width) / group.stride + 1.0
+    return maximum(1.0, -ceil(-minimum(group.ranks / spread, reach)) * 1.0)
+
+
+_EVERYWHERE = float("inf")

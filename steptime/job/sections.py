@@ -1,0 +1,86 @@
+"""The sections of a config that say how much is trained, on what, and for how long."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from steptime.base.config import Config, ConfigError
+from steptime.base.units import BytesPerS, Seconds
+from steptime.hardware.machine import Machine
+
+
+class Data(Config):
+    """The batch: gbs sequences of seqlen tokens per step, in micro-batches of microbatch_sz sequences."""
+
+    gbs: int = Field(ge=1)
+    seqlen: int = Field(ge=1)
+    microbatch_sz: int = Field(ge=1)
+
+
+class Hardware(Config):
+    """The machine: a shipped one by name or alias, a file by path, or a `Machine`; `overrides` are dotted machine keys."""
+
+    node_type: str | Machine
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine with the overrides applied.
+
+        Raises:
+            ConfigError: the name is unknown, or a figure is bad.
+        """
+        if isinstance(self.node_type, Machine):
+            if self.overrides:
+                raise ConfigError(
+                    "hardware.overrides: only for a machine given by name or path; change the machine itself"
+                )
+            return self.node_type
+        try:
+            return Machine.load(self.node_type, self.overrides)
+        except ValueError as error:
+            raise ConfigError(self._located(line) for line in str(error).splitlines()) from None
+
+    def _located(self, line: str) -> str:
+        """A machine's problem under the key of this section that it comes from."""
+        if line.startswith("hardware."):
+            return line
+        path = line.partition(":")[0]
+        overridden = any(key == path or key.startswith(f"{path}.") for key in self.overrides)
+        return f"hardware.overrides.{line}" if overridden else f"hardware.node_type: {line}"
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        _ = self.machine
+        return self
+
+
+class CrossDc(Config, allow_inf_nan=False):
+    """Data parallelism over several data centres."""
+
+    n_dcs: int = Field(ge=2)
+    interconnect_bandwidth_gbps: float = Field(gt=0)
+    """Total per link between two centres [Gbit/s]."""
+    interconnect_latency_s: Seconds = Field(ge=0)
+
+
+class Run(Config, allow_inf_nan=False):
+    """The whole training run: what it takes in days, money and failures."""
+
+    tokens: float | None = Field(None, gt=0)
+    price_per_device_hour: float | None = Field(None, ge=0)
+    startup_s: float = Field(0.0, ge=0)
+    checkpoint_interval_s: float | None = Field(None, gt=0)
+    checkpoint_write_s: float | None = Field(None, gt=0)
+    checkpoint_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    restart_s: float = Field(0.0, ge=0)
+    mtbf_device_hours: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_speed(self) -> Self:
+        if self.checkpoint_write_s is not None and self.checkpoint_bytes_per_s is not None:
+            raise ConfigError("run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one")
+        return self

@@ -1,0 +1,1 @@
+"""Bytes of a pipeline stage: states, buckets, activations, overhead."""

@@ -1,0 +1,35 @@
+"""Device memory outside the allocator's count, and what the allocator holds beyond what is allocated."""
+
+from __future__ import annotations
+
+from steptime.base.rows import Overhead
+from steptime.job.job import Job
+
+GIB = 2.0**30
+"""Bytes of a GiB."""
+CONTEXT_BYTES = 0.5 * GIB
+"""CUDA context and loaded kernels with lazy loading: 0.47 GiB on A100 (stas00/ml-engineering@744d01e,
+training/performance/README.md)."""
+COMMUNICATOR_BYTES = 0.25 * GIB
+"""Channel buffers of one NCCL communicator. 544 to 688 MB for a group of GPUs of one node is reported in NVIDIA/nccl#964 with
+every protocol buffered eagerly; newer releases allocate lazily. A quarter GiB per group in use is assumed."""
+FRAGMENTATION = 0.2
+"""Reserved beyond allocated, as a share of what comes and goes (activations and transients): states are large and contiguous.
+Ten dense runs on 8 x B200 that report both (MooreThreads/SimuMax@4dcaae5) lie between 0.14 and 0.6, the long ones lowest; their
+reserved over allocated memory is 1.03 to 1.09."""
+
+
+def overhead(job: Job) -> Overhead:
+    """Context, and one communicator per process group that talks."""
+    p = job.parallelism
+    own = job.machine.accelerator.context_bytes
+    context = CONTEXT_BYTES if own is None else own
+    if job.parallelism.devices == 1:
+        return Overhead(context, 0.0)
+    groups = sum((p.tp > 1, p.pp > 1, p.dp * p.cp > 1, p.cp > 1, job.model.tie_embeddings and p.pp > 1))
+    return Overhead(context, groups * COMMUNICATOR_BYTES)
+
+
+def reserved_bytes(states_bytes: float, moving_bytes: float) -> float:
+    """What the caching allocator holds at the peak."""
+    return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)

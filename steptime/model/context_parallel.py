@@ -1,0 +1,245 @@
+"""Attention over the ranks that share a sequence (context parallelism): what they exchange, and what that keeps and moves.
+
+Each rank holds chunks i and 2cp-1-i of a sequence cut into 2cp, so that under a causal mask all have the same work. Names of
+functions are those of transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py
+(NVIDIA/TransformerEngine@9c61cd7) and torch/distributed/tensor/experimental/_context_parallel/_attention.py (torch 2.13).
+Bytes moved by merging are those of the last rank, which merges most and so sets the ring's pace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.base.num import Num, minimum
+from steptime.model.ops import Attention, Comm, Move, Op, Tensor
+from steptime.model.sublayers import FP32, Made
+
+if TYPE_CHECKING:
+    from steptime.model.shard import Shard
+
+Names = tuple[str, str, str]
+
+
+class Local(NamedTuple):
+    """One rank's share of attention: heads, tokens, and the tensors that it has at either end."""
+
+    shard: Shard
+    n_q: Num
+    n_kv: Num
+    d: int
+
+    @property
+    def q(self) -> Num:
+        """Elements of the query, and of the output."""
+        return self.shard.tokens * self.n_q * self.d
+
+    @property
+    def kv(self) -> Num:
+        """Elements of keys and values together."""
+        return 2.0 * self.shard.tokens * self.n_kv * self.d
+
+    @property
+    def q_bytes(self) -> Num:
+        """Bytes of the query, and of the output."""
+        return self.q * self.shard.itemsize
+
+    @property
+    def kv_bytes(self) -> Num:
+        """Bytes of keys and values together."""
+        return self.kv * self.shard.itemsize
+
+    @property
+    def out(self) -> Tensor:
+        """The output, for this rank's tokens."""
+        return Tensor("attn.core.out", self.q, self.shard.itemsize)
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp of the scores, fp32."""
+        return Tensor("attn.core.lse", self.shard.tokens * self.n_q, FP32)
+
+    def kernel(self, inputs: Names, out: Tensor, saves: tuple[str, ...], **work: Any) -> Attention:
+        """The flash kernel calls of this rank, its queries against all keys; `work` is what comes on top, or instead."""
+        shape: dict[str, Any] = {
+            "batch": self.shard.batch,
+            "q_len": self.shard.seq,
+            "kv_len": self.shard.kv_seq,
+            "n_q_heads": self.n_q,
+            "n_kv_heads": self.n_kv,
+            "d_qk": self.d,
+            "d_v": self.d,
+            "itemsize": self.shard.itemsize,
+        }
+        return Attention("attn.core", inputs, (out,), saves, (self.lse,), **(shape | work))
+
+
+def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -> Made:
+    """Ops of attention over shard.cp ranks by shard.cp_comm_type: p2p, all_gather or a2a; and the output's name.
+
+    `heads`: query and key-value heads of a tensor-parallel rank; `d`: head size; `qkv`: names of query, key and value.
+    """
+    local = Local(shard, *heads, d)
+    if shard.cp_comm_type == "a2a":
+        return ulysses(local, qkv), local.out.name
+    if shard.software.cp_impl == "torch":
+        return torch_ring(local, qkv), local.out.name
+    return (ring if shard.cp_comm_type == "p2p" else gathered)(local, qkv), local.out.name
+
+
+def exchange(name: str, *, beside: Num = 0.0, **call: Any) -> Comm:
+    """Calls over the cp ranks that leave the dataflow alone: their buffers are counted as temporaries of the kernel."""
+    return Comm(f"attn.core.{name}", axis="cp", beside=beside, **call)
+
+
+def ring(local: Local, qkv: Names) -> list[Op]:
+    """Keys and values go round (AttnFuncWithCPAndKVP2P; Liu et al. 2023, Ring Attention).
+
+    Forward: cp kernel calls and cp - 1 exchanges, that of the next block beside the call on this one. Backward goes round once
+    more from where forward ended: cp calls and cp exchanges, of keys and values but for the last, of their gradients but for the
+    first. Forward holds every block and every partial output until the log-sum-exp is known, which corrects them one by one;
+    backward holds two buffers of keys, values and their gradients, and one partial gradient of the query.
+    """
+    cp, q, kv = local.shard.cp, local.q_bytes, local.kv_bytes
+    merge = 3.0 * cp - 1.0  # the first partial result is written, the others read, added and written
+    out, lse = local.out, local.lse
+    kernel = local.kernel(
+        qkv,
+        out,
+        (*qkv, out.name, lse.name),
+        calls=cp,
+        merge_forward_bytes=merge * q + 2.0 * kv,
+        merge_backward_bytes=merge * (q + kv) + 2.0 * kv,
+        merge_kernels=2.0 * cp,
+        forward_temp_bytes=cp * (kv + q + lse.bytes),
+        backward_temp_bytes=4.0 * kv + q,
+    )
+    mean = 2.0 * kv * (cp - 1.0) / cp
+    return [
+        exchange("ring", kind="send_recv", bytes=kv, count=cp - 1.0, beside=1.0 / cp),
+        exchange("ring_grad", backward="send_recv", bytes=mean, count=1.0 * cp, beside=1.0 / cp),
+        kernel,
+    ]
+
+
+def gathered(local: Local, qkv: Names) -> list[Op]:
+    """Keys and values of the whole sequence on every rank (AttnFuncWithCPAndKVAllGather; Llama 3, section 3.3.2).
+
+    One kernel call per chunk of the query. Backward gathers again and reduce-scatters the gradients. Nothing runs beside. The
+    partial outputs are kept, and the output that they are copied into as well.
+    """
+    shard, (q, k, v) = local.shard, qkv
+    size, whole = shard.itemsize, local.kv_bytes * shard.cp
+    gathers = [
+        Comm(
+            f"attn.core.{part}_gather",
+            (name,),
+            (Tensor(f"attn.core.{part}.whole", local.kv / 2.0 * shard.cp, size),),
+            kind="all_gather",
+            backward="reduce_scatter",
+            axis="cp",
+            bytes=whole / 2.0,
+            regather=True,
+        )
+        for part, name in (("k", k), ("v", v))
+    ]
+    steps, out = Tensor("attn.core.steps", local.q, size), local.out
+    inputs = (q, "attn.core.k.whole", "attn.core.v.whole")
+    kernel = local.kernel(
+        inputs,
+        steps,
+        (q, k, v, steps.name, local.lse.name),
+        calls=2.0,
+        # chunks put in order; the query's two chunks made contiguous
+        merge_forward_bytes=2.0 * whole + 2.0 * local.q_bytes,
+        # that again, and of the output's gradient; gradients of the whole zeroed, added to per chunk, put in order
+        merge_backward_bytes=2.0 * whole + 6.0 * whole + 6.0 * local.q_bytes,
+        merge_kernels=6.0,
+        forward_temp_bytes=whole / 2.0,
+        backward_temp_bytes=2.0 * whole,
+    )
+    copy = Move("attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True)
+    return [*gathers, kernel, copy]
+
+
+def ulysses(local: Local, qkv: Names) -> list[Op]:
+    """Heads for tokens by all-to-all: a rank attends over the whole sequence with its cp-th of the heads, and back.
+
+    Jacobs et al. 2023, DeepSpeed Ulysses. AttnFuncWithCPAndQKVOA2A keeps the output that it returns and exchanges it again in
+    backward beside its gradient; where autograd runs each exchange the other way (deepspeed/sequence/layer.py, _SeqAllToAll), the
+    kernel keeps its own output. Chunks are put in order before and after each exchange, a copy each.
+    """
+    shard, (q, k, v) = local.shard, qkv
+    size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
+    again = shard.software.cp_impl == "transformer_engine"
+
+    def swap(part: str, name: str, made: Tensor, saves: tuple[str, ...] = ()) -> Comm:
+        return Comm(
+            f"attn.core.{part}_a2a", (name,), (made,), saves, kind="all_to_all", backward="all_to_all", axis="cp",
+            bytes=made.bytes,
+        )  # fmt: skip
+
+    counts = (("q", q, local.q), ("k", k, local.kv / 2.0), ("v", v, local.kv / 2.0))
+    made = [Tensor(f"attn.core.{part}.heads", elements, size) for part, _, elements in counts]
+    swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, made, strict=True)]
+    inner, out = Tensor("attn.core.out.heads", local.q, size), local.out
+    kept = out.name if again else inner.name
+    names = (made[0].name, made[1].name, made[2].name)
+    kernel = local.kernel(
+        names,
+        inner,
+        (*names, kept, local.lse.name),
+        q_len=shard.kv_seq,
+        n_q_heads=local.n_q / cp,
+        n_kv_heads=local.n_kv / cp,
+        merge_forward_bytes=4.0 * (moved + local.q_bytes),
+        merge_backward_bytes=4.0 * (moved + (2.0 if again else 1.0) * local.q_bytes),
+        merge_kernels=8.0,
+        # the tensors before the exchange, and the copies that were sent
+        forward_temp_bytes=2.0 * moved,
+        backward_temp_bytes=2.0 * moved,
+    )
+    back = [exchange("out_again", backward="all_to_all", bytes=local.q_bytes)] if again else []
+    return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if again else ())]
+
+
+def torch_ring(local: Local, qkv: Names) -> list[Op]:
+    """Attention as _templated_ring_attention has it: keys and values gathered at once, or handed on; gradients handed on in fp32.
+
+    A call is issued before a block and waited for after it; the last of the gradients' cp exchanges has nothing beside it.
+    Partial outputs are merged step by step in fp32 by eager kernels (_SDPAMerger), gradients added in fp32.
+    """
+    cp, q, kv, size = local.shard.cp, local.q, local.kv, local.shard.itemsize
+    out, lse = local.out, local.lse
+    hands_on = local.shard.cp_comm_type == "p2p"
+    if hands_on:
+        whole, turns = (
+            minimum(cp - 1.0, 2.0),
+            {"kind": "send_recv", "backward": "send_recv", "bytes": local.kv_bytes, "count": cp - 1.0},
+        )
+    else:
+        whole, turns = 1.0 * cp, {"kind": "all_gather", "backward": "all_gather", "bytes": local.kv_bytes * cp}
+    # beside dk and dv. Handing on, at the last step: in fp32 what came, the sum, what is sent and what comes; the keys and values
+    # sent last; less half a block. Gathered, at the second step: in fp32 three of these; keys and values copied three times
+    beside = 4.0 * FP32 * kv + 0.5 * local.kv_bytes if hands_on else 3.0 * FP32 * kv + 3.0 * local.kv_bytes
+    narrow, wide = size + FP32, 3.0 * FP32  # cast up or down; read two fp32 operands and write one
+    kernel = local.kernel(
+        qkv,
+        out,
+        (*qkv, out.name, lse.name),
+        calls=cp,
+        # a cast, a difference, a product and a sum per block
+        merge_forward_bytes=q * (narrow * (cp + 1.0) + 3.0 * wide * (cp - 1.0)) + 2.0 * local.kv_bytes,
+        # a sum per block, and gradients of keys and values put together for the exchange
+        merge_backward_bytes=(q + kv) * (FP32 + (narrow + FP32) * cp + narrow) + kv * 2.0 * FP32 * cp,
+        merge_kernels=8.0 * cp,
+        # what has come; in fp32 the merged output, a block's, their difference, its share
+        forward_temp_bytes=whole * local.kv_bytes + 4.0 * FP32 * q + 2.0 * lse.bytes,
+        backward_temp_bytes=whole * local.kv_bytes + FP32 * q + beside,
+    )
+    grads = {"backward": "send_recv", "bytes": kv * FP32}
+    return [
+        exchange("ring" if hands_on else "gather", beside=1.0 / cp, **turns),
+        exchange("ring_grad", count=cp - 1.0, beside=1.0 / cp, **grads),
+        exchange("last_grad", **grads),
+        kernel,
+    ]

@@ -1,0 +1,150 @@
+"""The two ends of the model: embedding, and final norm, head and loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
+from steptime.model.quantize import Operand
+from steptime.model.sublayers import FP32, dropout, enter_tp, norm
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+
+TOKEN_ID = 8.0
+"""Bytes of one token id (int64)."""
+BOOL = 1.0
+"""Bytes of one bool."""
+
+
+def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
+    """Token (and position) table look-up to the first block's "x"; rows of the vocabulary split by tp.
+
+    A split table gives partial rows, summed by reduce-scatter (sp) or all-reduce (megatron/core/tensor_parallel/layers.py,
+    VocabParallelEmbedding).
+    """
+    rows, hidden, size = shard.sequence_tokens, model.hidden_sz, shard.itemsize
+    found = Tensor("embedding.out", shard.tokens * hidden, size)
+    table = Param("embedding.weight", (shard.vocab, hidden), "tp")
+    kept: tuple[Tensor, ...] = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
+    if shard.split and shard.software.vocab_parallel:
+        kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
+    moved = found.bytes * 2.0
+    main = shard.software.bytes_of(shard.software.main_grad_dtype)
+    # a dense gradient of the table: zeroed, scattered into, read and added to the main one
+    dense = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
+    names = tuple(t.name for t in kept)
+    ops: list[Op] = [
+        Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved + dense)
+    ]
+    x = found.name
+    if shard.split:
+        made, x = reduce_embedding(model, shard, found)
+        ops += made
+    if model.learned_positions:
+        out = Tensor("embedding.positions.out", rows * hidden, size)
+        ids = Tensor("embedding.position_ids", shard.tokens, TOKEN_ID)
+        params = (Param("embedding.positions.weight", (positions, hidden)),)
+        moved = 3.0 * out.bytes
+        ops.append(
+            Move("embedding.positions", (x,), (out,), (ids.name,), (ids,), params, moved, out.bytes, same_grad=True)
+        )
+        x = out.name
+    dropped, _ = dropout("embedding.dropout", x, rows * hidden, model, shard)
+    return [*ops, *dropped]
+
+
+def reduce_embedding(model: Model, shard: Shard, found: Tensor) -> tuple[list[Op], str]:
+    """Sum the partial rows over tp.
+
+    With sp a reduce-scatter; where a position table follows, Megatron all-reduces and keeps its share
+    (megatron/core/models/common/embeddings/language_model_embedding.py, reduce_scatter_embeddings).
+    """
+    if not shard.sp:
+        return [Comm("embedding.reduce", (found.name,), kind="all_reduce", bytes=found.bytes)], found.name
+    out = Tensor("embedding.scattered", shard.sequence_tokens * model.hidden_sz, shard.itemsize)
+    kind: Kind = "all_reduce" if model.learned_positions else "reduce_scatter"
+    comm = Comm("embedding.reduce", (found.name,), (out,), kind=kind, backward="all_gather", bytes=found.bytes)
+    return [comm], out.name
+
+
+def head_ops(model: Model, shard: Shard) -> list[Op]:
+    """Final norm, logits and cross entropy, from the last block's "x".
+
+    Loss, composite: logits upcast to fp32 and one fp32 copy kept (megatron/core/tensor_parallel/cross_entropy.py; torch's
+    cross_entropy of logits.float()). fused: one copy in the compute dtype (TransformerEngine's parallel_cross_entropy; torch's
+    cross_entropy of bf16 logits).
+    """
+    hidden, size = model.hidden_sz, shard.itemsize
+    normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
+    entered, (read, kept) = enter_tp("head", Operand(read, read), hidden, shard)
+    columns = shard.vocab / shard.tp
+    logits = Tensor("head.logits", shard.tokens * columns, size)
+    weight = Param("head.weight", (shard.vocab, hidden), "tp")
+    gemm = Gemm(
+        "head.proj", (read,), (logits,), (kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
+    )
+    return [*normed, *entered, gemm, *loss_ops(shard, logits)]
+
+
+def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
+    """Cross entropy; with a split vocabulary three all-reduces of one fp32 value per token (max, target logit, sum).
+
+    A trainer may gather the logits of all ranks first: each then holds them whole, and the loss needs nobody else.
+    """
+    if shard.split and shard.software.gathered_logits:
+        parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)
+        whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
+        gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
+        return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, held=True)]
+    ops = [vocab_parallel_loss(shard, logits)] if shard.software.vocab_parallel else torch_loss(shard, logits)
+    if shard.split:
+        per_token = shard.tokens * FP32
+        ops += [Comm(f"loss.{what}", kind="all_reduce", bytes=per_token) for what in ("max", "target", "sum")]
+    return ops
+
+
+def torch_loss(shard: Shard, logits: Tensor, *, held: bool = False) -> list[Op]:
+    """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
+
+    Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
+    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `held`: the trainer keeps the logits beside them.
+    """
+    ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
+    x, beside, ops = logits, 0.0, list[Op]()
+    if shard.software.loss_impl == "composite" and logits.itemsize < FP32:
+        x = Tensor("loss.upcast", logits.elements, FP32)
+        beside = logits.bytes  # a training loop holds the logits until it has the loss
+        ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if held else ()))
+    log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
+    ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=beside))
+    picked = shard.tokens * (TOKEN_ID + x.itemsize)
+    nll = Move(
+        "loss.nll", (log_probs.name,), (), (ids.name,), (ids,), forward_bytes=picked, backward_bytes=log_probs.bytes
+    )
+    return [*ops, nll]
+
+
+def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
+    """Megatron's and TransformerEngine's cross entropy over a split vocabulary.
+
+    The upcast logits become the softmax, and that the gradient, in place; a cast down follows.
+    """
+    ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
+    wide = shard.software.loss_impl == "composite"
+    kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
+    mask = Tensor("loss.mask", shard.tokens, BOOL)
+    # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast
+    forward = logits.bytes + (3.0 * kept.bytes if wide else kept.bytes)
+    backward = kept.bytes + logits.bytes + (2.0 * kept.bytes if wide else 0.0)
+    return Move(
+        "loss",
+        (logits.name,),
+        (),
+        (kept.name, ids.name, mask.name),
+        (kept, ids, mask),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        kernels=4.0,
+    )

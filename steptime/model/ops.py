@@ -1,0 +1,178 @@
+"""The op vocabulary: a block states its work once, as a list of these.
+
+An op names the activations it reads (`inputs`), makes (`outputs`) and keeps for backward (`saves`), the parameters it owns,
+and its work. Everything else is derived from such a list: parameters, FLOPs, bytes moved, bytes saved, collectives, the
+memory walk and the seconds.
+
+Shapes are those of one device for one micro-batch. Letters in formulas: T tokens, h hidden, b sequences, s positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from steptime.base.num import Num
+from steptime.software.precision import Recipe
+
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
+Axis = Literal["tp", "cp", "pp", "dp", "ep", "embedding"]
+
+
+class Tensor(NamedTuple):
+    """One activation storage on one device."""
+
+    name: str
+    elements: Num
+    itemsize: float
+    """Bytes per element."""
+    grad_itemsize: float = 0.0
+    """Bytes per element of its gradient where that differs (a quantised copy's), else 0."""
+
+    @property
+    def bytes(self) -> Num:
+        """Its size [B]."""
+        return self.elements * self.itemsize
+
+    @property
+    def grad_bytes(self) -> Num:
+        """Size of its gradient [B]."""
+        return self.elements * (self.grad_itemsize or self.itemsize)
+
+
+class Param(NamedTuple):
+    """One parameter tensor: `shape` is the unsharded one; `shard` the axis that splits it ("" = replicated)."""
+
+    name: str
+    shape: tuple[int, ...]
+    shard: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Unsharded element count."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What all ops share: the dataflow.
+
+    `inputs` are names of tensors made by earlier ops (or the block's own input "x"). `outputs` are new storages. `saves`
+    are the names kept for backward: inputs, outputs, or `stats`, which are small tensors made only to be kept (log-sum-exp,
+    rstd, dropout masks). A name saved by two ops is one storage, counted once.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    saves: tuple[str, ...] = ()
+    stats: tuple[Tensor, ...] = ()
+    params: tuple[Param, ...] = ()
+
+    @property
+    def made(self) -> tuple[Tensor, ...]:
+        """Every storage this op allocates in forward."""
+        return self.outputs + self.stats
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm(Op):
+    """`count` matrix products of m x k by k x n. With `params` it is a linear layer: forward, dgrad and wgrad.
+
+    Without (`params` empty) both operands are activations (attention scores): backward is two products of the same size.
+    """
+
+    m: Num = 0.0
+    n: Num = 0.0
+    k: Num = 0.0
+    count: Num = 1.0
+    itemsize: float = 2.0
+    recipe: Recipe | None = None
+    """What its operands are quantised by; its results are in `itemsize`."""
+    cast_bytes: Num = 0.0
+    """Bytes that backward moves to quantise and transpose operands [B]."""
+    cast_kernels: float = 0.0
+
+    @property
+    def flops(self) -> Num:
+        """Forward FLOPs [2 per multiply-add]; dgrad and wgrad cost the same each."""
+        return 2.0 * self.m * self.n * self.k * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """A fused (flash) attention kernel: scores never reach memory.
+
+    `causal_share` is the share of the s x s scores that is computed: 1/2 for a causal mask over equal lengths.
+    """
+
+    batch: Num = 0.0
+    q_len: Num = 0.0
+    kv_len: Num = 0.0
+    n_q_heads: Num = 0.0
+    n_kv_heads: Num = 0.0
+    d_qk: Num = 0.0
+    d_v: Num = 0.0
+    causal_share: float = 0.5
+    itemsize: float = 2.0
+    calls: Num = 1.0
+    """Kernel calls of one pass: context parallelism attends to the keys and values block by block."""
+    merge_forward_bytes: Num = 0.0
+    """Bytes that kernels around the calls move: partial results put together, chunks put in order."""
+    merge_backward_bytes: Num = 0.0
+    merge_kernels: Num = 0.0
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
+
+    @property
+    def full_flops(self) -> Num:
+        """Forward FLOPs with the whole score matrix: 2 b nq sq skv (d_qk + d_v)."""
+        return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Op):
+    """A memory-bound kernel, or a group of `kernels` of them.
+
+    Bytes follow from the dataflow (each input and parameter read, each output and stat written) unless `forward_bytes` or
+    `backward_bytes` says otherwise. `same_grad`: backward passes the gradient on without a kernel (residual add, views).
+    """
+
+    forward_bytes: Num | None = None
+    backward_bytes: Num | None = None
+    kernels: float = 1.0
+    same_grad: bool = False
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comm(Op):
+    """A collective on the forward path (`kind`), its counterpart in backward (`backward`), None where there is none.
+
+    `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
+    `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
+    `count` calls are alike; each can run beside `beside` of the part's attention kernel (axis cp), as a share of its time.
+    """
+
+    kind: Kind | None = None
+    backward: Kind | None = None
+    axis: Axis = "tp"
+    bytes: Num = 0.0
+    regather: bool = False
+    backward_bytes: Num | None = None
+    """The full tensor of the collective in backward, where that differs."""
+    count: Num = 1.0
+    beside: Num = 0.0
+
+
+def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
+    """Size of every tensor of a part by name, its input included [B]."""
+    sizes = {x.name: float(x.bytes)}
+    for op in ops:
+        for tensor in op.made:
+            sizes[tensor.name] = float(tensor.bytes)
+    return sizes

@@ -1,0 +1,129 @@
+"""Quantised operands of a block's projections, as ops: what is cast where, what is kept, what backward casts again.
+
+Without a recipe every function hands back what it was given. `Operand` names the tensor a projection reads and the one it keeps
+for wgrad. Sources: `precision.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.model.ops import Comm, Move, Op, Tensor
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+    from steptime.model.shard import Shard
+    from steptime.software.precision import Recipe
+
+
+class Operand(NamedTuple):
+    """The input of a projection: the tensor it multiplies, and the one it keeps for wgrad."""
+
+    read: str
+    kept: str
+
+
+def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool) -> tuple[Tensor, ...]:
+    """The quantised copy by rows, and the one by columns where there are `both`; gradients stay in the compute dtype."""
+    rows = Tensor(f"{x}.rows", elements, recipe.itemsize, itemsize)
+    return (rows, Tensor(f"{x}.columns", elements, recipe.itemsize)) if both else (rows,)
+
+
+def cast_bytes(elements: Num, recipe: Recipe, itemsize: float, made: float) -> Num:
+    """Bytes of casting a tensor to `made` copies: read for its maximum where the recipe wants that, read, written."""
+    reads = cast_kernels(recipe, made)
+    return elements * (itemsize * reads + made * recipe.itemsize)
+
+
+def cast_kernels(recipe: Recipe, made: float) -> float:
+    """Kernels of a cast to `made` copies that read the tensor."""
+    return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
+
+
+def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -> tuple[list[Op], Operand]:
+    """A kernel that reads `x` and writes its quantised copies; backward hands the gradient on as it is."""
+    recipe = shard.software.recipe
+    if recipe is None:
+        return [], Operand(x, x)
+    made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
+    moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
+    kernels = cast_kernels(recipe, float(len(made)))
+    op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True)
+    return [op], Operand(made[0].name, made[-1].name)
+
+
+def agree(name: str, shard: Shard, *, forward: bool) -> list[Op]:
+    """Sequence-parallel ranks agree on a tensor's maximum before each casts its share: one fp32 value, all-reduced.
+
+    TE pytorch/module/linear.py, _customize_quantizers_float8_current_scaling and _nvfp4 (with_amax_reduction): the input of a
+    column-parallel projection, the output's gradient of a row-parallel one.
+    """
+    recipe = shard.software.recipe
+    if recipe is None or not recipe.amax_reads or not shard.sp or not shard.split:
+        return []
+    if forward:
+        return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0)]
+    return [Comm(f"{name}.amax", backward="all_reduce", bytes=4.0)]
+
+
+def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
+    """A norm that feeds a projection: its kernel writes the copies itself, or a cast follows.
+
+    A tensor-scaled recipe makes the copy by rows alone, which sequence parallelism gathers; backward transposes it
+    (TE pytorch/module/layernorm_linear.py: the rows are saved where the input is gathered).
+    """
+    recipe = shard.software.recipe
+    if recipe is None:
+        return normed, Operand(x, x)
+    both = not recipe.tensor_scaled
+    last = normed[-1]
+    if not recipe.fused_norm or shard.software.norm_impl != "fused" or not isinstance(last, Move):
+        ops, operand = cast(last.name, x, elements, shard, both=both)
+        return [*normed, *agree(last.name, shard, forward=True), *ops], operand
+    made = copies(x, elements, recipe, shard.itemsize, both=both)
+    fused = replace(last, outputs=made[:1], stats=(*last.stats, *made[1:]))
+    return [*normed[:-1], fused], Operand(made[0].name, made[-1].name)
+
+
+def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
+    """The input of the attention's output projection: most recipes keep it in bf16, as attention does anyway."""
+    recipe = shard.software.recipe
+    if recipe is None or not recipe.proj_keeps_input:
+        return cast("attn.proj", x, elements, shard)
+    ops, operand = cast("attn.proj", x, elements, shard, both=False)
+    return ops, Operand(operand.read, x)
+
+
+class Backward(NamedTuple):
+    """What backward of a projection quantises and transposes."""
+
+    bytes: Num
+    kernels: float
+
+
+def backward_casts(
+    shard: Shard, m: Num, n: Num, k: Num, *, from_norm: bool = False, reduced: bool = False, recast: bool = False
+) -> Backward:
+    """Casts of an m x k by k x n projection's backward: the output's gradient, and the input where only bf16 or rows are kept.
+
+    `from_norm`: the input was kept by rows. `reduced`: the output was summed over tp, so with sequence parallelism each rank
+    casts its share of the gradient and gathers the result (TE pytorch/module/base.py, grad_output_preprocess). `recast`: the
+    input was kept in bf16.
+    """
+    recipe = shard.software.recipe
+    if recipe is None:
+        return Backward(0.0, 0.0)
+    transposed = recipe.tensor_scaled and recipe.copies > 1.0
+    gathered = reduced and shard.sp and shard.split
+    share = 1.0 / shard.tp if gathered else 1.0
+    made = 1.0 if transposed and gathered else recipe.copies
+    moved = cast_bytes(m * n * share, recipe, shard.itemsize, made)
+    kernels = cast_kernels(recipe, made)
+    if transposed and gathered:
+        moved, kernels = moved + 2.0 * recipe.itemsize * m * n, kernels + 1.0
+    if transposed and from_norm:
+        moved, kernels = moved + 2.0 * recipe.itemsize * m * k, kernels + 1.0
+    if recast and recipe.proj_keeps_input:
+        moved, kernels = moved + cast_bytes(m * k, recipe, shard.itemsize, 1.0), kernels + 1.0 + recipe.amax_reads
+    return Backward(moved, kernels)

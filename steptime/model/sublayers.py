@@ -1,0 +1,165 @@
+"""Pieces that attention and MLP share: norms, dropout and residual, entering and leaving the tensor-parallel region.
+
+Each function returns ops and the name of the tensor they leave behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.quantize import Backward, Operand, agree
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+    from steptime.software.precision import Recipe
+
+Made = tuple[list[Op], str]
+FP32 = 4.0
+"""Bytes of one fp32 number."""
+
+
+def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
+    """Weight, and for LayerNorm a bias unless the model has none."""
+    weight = Param(f"{name}.weight", (width,))
+    if model.norm == "layernorm" and model.norm_bias:
+        return (weight, Param(f"{name}.bias", (width,)))
+    return (weight,)
+
+
+def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard) -> Made:
+    """RMSNorm or LayerNorm over `rows` vectors of `width`.
+
+    fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
+    `_fused_rms_norm`; torch's native_layer_norm everywhere). composite: RMSNorm as torch's `rms_norm` decomposes it, which
+    keeps the input and the normalised input in fp32 and frees the original.
+    """
+    out = Tensor(f"{name}.out", rows * width, shard.itemsize)
+    params = norm_params(name, width, model)
+    rstd = Tensor(f"{name}.rstd", rows, FP32)
+    if model.norm == "rmsnorm" and shard.software.norm_impl == "composite":
+        return composite_rmsnorm(name, x, out, rstd, params, shard), out.name
+    stats = (rstd,) if model.norm == "rmsnorm" else (Tensor(f"{name}.mean", rows, FP32), rstd)
+    saves = (x, *(s.name for s in stats))
+    return [Move(name, (x,), (out,), saves, stats, params)], out.name
+
+
+def composite_rmsnorm(
+    name: str, x: str, out: Tensor, rstd: Tensor, params: tuple[Param, ...], shard: Shard
+) -> list[Op]:
+    """RMSNorm of several kernels (torch/_refs/nn/functional rms_norm): upcast, square-mean-rsqrt, scale, downcast.
+
+    Kernel by kernel, in bytes of fp32 data read or written per element: square 8, mean 4, two products 16, casts 12; back:
+    products 8 + 12 + 8 + 12 with sums over them of 4 + 4, square 8, the sum of both gradients 12, casts 12. In fp32 the upcast is
+    the input itself, and there are no casts.
+    """
+    wide = out.elements * FP32
+    normalised = Tensor(f"{name}.normalised", out.elements, FP32)
+    if shard.itemsize == FP32:
+        return [
+            Move(
+                name, (x,), (out,), (x, normalised.name, rstd.name), (normalised, rstd), params, 7 * wide, 17 * wide, 6
+            )
+        ]
+    upcast = Tensor(f"{name}.upcast", out.elements, FP32)
+    saves = (upcast.name, normalised.name, rstd.name)
+    return [Move(name, (x,), (out,), saves, (upcast, normalised, rstd), params, 10 * wide, 20 * wide, 8)]
+
+
+def linear(
+    name: str, x: Operand, out: str, k: Num, n: Num, shard: Shard, params: tuple[Param, ...], casts: Backward
+) -> Gemm:
+    """One projection of a block: T x k by k x n on this device, in the recipe's precision where there is one.
+
+    `casts`: what its backward quantises.
+    """
+    return Gemm(
+        name,
+        (x.read,),
+        (Tensor(out, shard.tokens * n, shard.itemsize),),
+        (x.kept,),
+        (),
+        params,
+        m=shard.tokens,
+        n=n,
+        k=k,
+        itemsize=shard.itemsize,
+        recipe=shard.software.recipe,
+        cast_bytes=casts.bytes,
+        cast_kernels=casts.kernels,
+    )
+
+
+def enter_tp(
+    name: str, x: Operand, hidden: int, shard: Shard, recipe: Recipe | None = None
+) -> tuple[list[Op], Operand]:
+    """Before a column-parallel projection: ops, and what it reads and keeps for wgrad.
+
+    With sp an all-gather whose backward is a reduce-scatter (g-bar of Korthikanti et al. 2022, figure 5); Megatron keeps the
+    shard and gathers again for wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+    Under a recipe the quantised copy is gathered, by rows now and by columns again (TE pytorch/distributed.py,
+    gather_along_first_dim with a quantizer); gradients are reduced in the compute dtype.
+    Without sp the identity whose backward is an all-reduce (f of Shoeybi et al. 2019, figure 3).
+    """
+    if not shard.split:
+        return [], x
+    full = shard.tokens * hidden * shard.itemsize
+    if not shard.sp:
+        return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full)], x
+    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize)
+    if recipe:
+        whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
+    regather = shard.software.sp_regather
+    gather = Comm(
+        f"{name}.gather",
+        (x.read,),
+        (whole,),
+        kind="all_gather",
+        backward="reduce_scatter",
+        bytes=whole.bytes,
+        regather=regather,
+        backward_bytes=full,
+    )
+    return [gather], Operand(whole.name, x.kept if regather else whole.name)
+
+
+def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
+    """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place.
+
+    Under a recipe backward gathers quantised gradients, in both directions where a transpose does not make the other (TE
+    pytorch/module/base.py, grad_output_preprocess).
+    """
+    if not shard.split:
+        return [], partial
+    bytes_ = shard.tokens * hidden * shard.itemsize
+    if not shard.sp:
+        return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_)], partial
+    out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
+    recipe = shard.software.recipe
+    back = shard.tokens * hidden * recipe.itemsize * (1.0 if recipe.tensor_scaled else 2.0) if recipe else bytes_
+    scatter = Comm(
+        f"{name}.scatter",
+        (partial,),
+        (out,),
+        kind="reduce_scatter",
+        backward="all_gather",
+        bytes=bytes_,
+        backward_bytes=back,
+    )
+    return [scatter, *agree(name, shard, forward=False)], out.name
+
+
+def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:
+    """Dropout with its mask kept; nothing when the probability is 0."""
+    if not model.dropout:
+        return [], x
+    mask = Tensor(f"{name}.mask", elements, shard.software.dropout_mask_bytes)
+    out = Tensor(f"{name}.out", elements, shard.itemsize)
+    return [Move(name, (x,), (out,), (mask.name,), (mask,))], out.name
+
+
+def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:
+    """Add the branch: out = x + branch; backward hands the gradient to both."""
+    return Move(name, (x, branch), (Tensor(out, elements, shard.itemsize),), same_grad=True)

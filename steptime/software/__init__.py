@@ -1,0 +1,1 @@
+"""What a framework does: profiles, recipes, recomputation, fitted efficiency, calibration."""

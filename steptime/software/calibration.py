@@ -1,0 +1,78 @@
+"""How much longer a team's own steps take than their estimates: the `performance.calibration` section of a config."""
+
+from __future__ import annotations
+
+from math import exp, fsum, log
+from typing import NamedTuple, Self
+
+from pydantic import Field
+
+from steptime.base.config import Config
+
+LOWEST, HIGHEST = 0.67, 1.5
+"""Bounds of a factor (assumed). Sound inputs on a known machine err by less; beyond, a run is not what its config says."""
+DOUBT = 0.25
+"""Runs' worth of trust in the uncalibrated estimate: n runs count n / (n + 0.25). Of 0, 0.1, 0.25, 0.5, 1 and 2 this gives the
+smallest mean error where one run of a model, accelerator, precision and release calibrates its siblings, over all rows marked fit
+(benchmarks/calibrate.py)."""
+
+
+class Factor(NamedTuple):
+    """A factor on the step, and whether a bound holds it."""
+
+    value: float
+    bounded: bool
+
+
+def factor_of(ratios: list[float]) -> Factor:
+    """The geometric mean of measured / estimated, shrunk towards 1 and held within the bounds.
+
+    >>> round(factor_of([1.2]).value, 4), factor_of([3.0])
+    (1.157, Factor(value=1.5, bounded=True))
+
+    Raises:
+        ValueError: a ratio is not positive.
+    """
+    shrunk = exp(fsum(map(log, ratios)) / (len(ratios) + DOUBT))
+    return Factor(min(max(shrunk, LOWEST), HIGHEST), not LOWEST <= shrunk <= HIGHEST)
+
+
+class Calibration(Config, allow_inf_nan=False):
+    """A factor on the seconds of kernels, launch gaps, links and hops. What a collective or the host takes at a start stays."""
+
+    factor: float = Field(ge=LOWEST, le=HIGHEST)
+    ratios: list[float] = Field(default_factory=list)
+    """Measured over estimated step, one per run that the factor comes from."""
+    source: str = ""
+    """The file of these runs."""
+
+    @classmethod
+    def of(cls, ratios: list[float], source: str) -> Self:
+        """The calibration that some runs give."""
+        return cls(factor=factor_of(ratios).value, ratios=ratios, source=source)
+
+    @property
+    def words(self) -> list[str]:
+        """What the estimate rests on, as lines of its assumptions."""
+        if not self.ratios:
+            return [f"calibrated: kernels and links take {self.factor:.3f} x as long as modelled, as the config says"]
+        n, low, high = len(self.ratios), min(self.ratios), max(self.ratios)
+        span = f"{low:.3f}" if n == 1 else f"{low:.3f} to {high:.3f}"
+        runs = f"{n} {'run' if n == 1 else 'runs'}"
+        lines = [
+            (
+                f"calibrated: kernels and links take {self.factor:.3f} x as long as modelled, from {runs} of {self.source} "
+                f"(measured / modelled {span}, shrunk by {n} / ({n} + {DOUBT:g}))"
+            )
+        ]
+        if factor_of(self.ratios).bounded:
+            lines.append(
+                f"note: these runs ask for more than a calibration may change ({LOWEST:g} to {HIGHEST:g}); see whether they ran "
+                "what their configs say"
+            )
+        return lines
+
+
+def slowdown(calibration: Calibration | None) -> float:
+    """Factor on modelled seconds: 1, or what a calibration says."""
+    return 1.0 if calibration is None else calibration.factor

@@ -1,0 +1,56 @@
+"""The files of software profiles: one may extend another, and may have releases.
+
+A file that says `extends: megatron-core` holds only what differs. Its `releases` map a release to what that release changes;
+a job names one as `nemo@24.09`, and without one means the framework as it usually is. What a line of extensions starts with
+is its `family`: rules ask it what can run.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from steptime.base.config import ConfigError, near
+from steptime.base.document import parse_mapping, read_source
+
+_FOLDER = Path(__file__).parents[1] / "data" / "software"
+_KEY = "performance.software"
+
+
+def profile_names() -> list[str]:
+    """Names of all profiles, without releases."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def profile_mapping(said: str) -> dict[str, Any]:
+    """The fields of the profile `said`, a name or name@release, with those of what it extends beneath them.
+
+    Raises:
+        ConfigError: the name or the release is unknown (one line, with the near match).
+    """
+    name, at, release = said.partition("@")
+    if name not in profile_names():
+        raise ConfigError(f"{_KEY}: unknown profile (got {name!r}){near(name, profile_names())}")
+    own = parse_mapping(*read_source(_FOLDER / f"{name}.yaml"))
+    releases = {str(key): value for key, value in own.pop("releases", {}).items()}
+    if at and release not in releases:
+        known = f"; known: {', '.join(releases)}" if releases else f"; {name} has none, write {name}"
+        raise ConfigError(f"{_KEY}: unknown release of {name} (got {release!r}){known}")
+    base = own.pop("extends", None)
+    fields = over(profile_mapping(base), own) if base else {"family": name} | own
+    if at:
+        fields = over(fields, releases[release] or {})
+    return fields | {"name": said}
+
+
+def over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `fields` over it; overlaps and sources are joined key by key."""
+    joined = {key: base[key] | fields[key] for key in ("overlap", "sources") if key in base and key in fields}
+    return base | fields | joined
+
+
+@cache
+def profile_releases(name: str) -> list[str]:
+    """Releases that a profile tells apart, oldest first."""
+    return [str(key) for key in parse_mapping(*read_source(_FOLDER / f"{name}.yaml")).get("releases", {})]

@@ -1,0 +1,53 @@
+"""Recomputation as the job says it, in one normal form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from steptime.software.performance import Module, Performance, Recompute
+
+SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
+"""Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""
+SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
+
+
+class RecomputePlan(NamedTuple):
+    """Recomputation in its one normal form: what both ways of saying it mean.
+
+    `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
+    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
+    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
+    Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
+    """
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    method: Literal["uniform", "block"] | None = None
+    n_layers: tuple[int, ...] = ()
+    modules: frozenset[Module] = frozenset()
+
+    def to_config(self) -> dict[str, Any]:
+        """The keys of the performance section that say this."""
+        if self.granularity == "none":
+            return {"activation_checkpointing_type": "none"}
+        if self.granularity == "selective":
+            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
+        counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
+        return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
+
+
+def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
+    """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
+
+    One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
+    """
+    said, word = performance.recompute, performance.activation_checkpointing_type
+    if said is None:
+        if word in {None, "none"}:
+            return RecomputePlan()
+        if word != "full":
+            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
+        said = Recompute(granularity="full")
+    if said.granularity == "selective":
+        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
+    counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
+    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))

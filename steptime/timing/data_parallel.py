@@ -1,0 +1,181 @@
+"""Gradient reduction and parameter gathering over the data-parallel group: what is sent, and what of it shows in the step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from steptime.cost.comm import CommCost, collective
+from steptime.cost.overlap import contention, exposed_after
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly
+from steptime.job.mesh import Group, group
+from steptime.memory.states import States, state_bytes
+from steptime.model.ops import Kind
+from steptime.schedule import Walk
+from steptime.software.performance import ITEMSIZE
+
+
+class Reduction(NamedTuple):
+    """One bucket's collective, `times` times alike per step."""
+
+    name: str
+    kind: Kind
+    bytes: float
+    cost: CommCost
+    times: int
+
+
+Calls: TypeAlias = list[list[list[Reduction]]]
+"""[stage][virtual chunk][bucket]"""
+
+
+class DataParallel(NamedTuple):
+    """All data-parallel collectives of a step, and the seconds they add to it."""
+
+    reductions: Calls
+    gathers: Calls
+    reduce_exposed_s: float
+    gather_exposed_s: float
+    group: Group
+
+
+class Network(NamedTuple):
+    """Who reduces with whom, over which tiers."""
+
+    shards: Group
+    replicas: Group
+    tiers: tuple[Tier, ...]
+
+    def cost(self, kind: Kind, bytes_: float) -> CommCost:
+        """One bucket; with replicas of the sharded states an all-reduce between them of what a reduction left comes on top.
+
+        megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
+        """
+        cost = collective(kind, bytes_, self.shards, self.tiers)
+        if kind not in {"reduce_scatter", "all_reduce"} or self.replicas.ranks <= 1:
+            return cost
+        left = bytes_ / self.shards.ranks if kind == "reduce_scatter" else bytes_
+        between = collective("all_reduce", left, self.replicas, self.tiers)
+        latency, bandwidth = cost.latency_s + between.latency_s, cost.bandwidth_s + between.bandwidth_s
+        return CommCost(latency, bandwidth, between.tier, cost.time_s + between.time_s, cost.algorithm)
+
+
+def data_parallel(
+    assembly: Assembly,
+    states: list[States],
+    tiers: tuple[Tier, ...],
+    walk: Walk,
+    forward_s: list[list[float]],
+    backward_s: list[list[float]],
+) -> DataParallel:
+    """Price a step's gradient reductions and parameter gathers and lay them beside the pipeline's walk.
+
+    ZeRO 0: all-reduce of the gradients. ZeRO 1 and 2: reduce-scatter, and an all-gather of the parameters after the update
+    (Rajbhandari et al. 2020, section 7.1); level 2 keeps only a shard of the gradients, so it reduces every micro-batch.
+    Bytes are the padded bucket's.
+    """
+    job = assembly.job
+    n_dcs, sharded = job.cross_dc.n_dcs if job.cross_dc else 1, job.zero_level >= 1
+    over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
+    net = Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)
+    size = state_bytes(job)
+    times = job.microbatches if job.zero_level == 2 else 1
+    kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
+    itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
+    reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
+    reductions = priced("gradients", kind, states, reduced, net, times)
+    gathers = priced("parameters", job.software.sharded_gather, states, gathered, net, 1) if sharded else []
+    share = job.software.overlap.dp
+    if share is True:
+        reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
+        gather_s = exposed_gather(gathers, walk, forward_s)
+        slowed = contention(over, tiers)
+        reduce_s += slowed * max(0.0, worst_stage(reductions) - reduce_s)
+        gather_s += slowed * max(0.0, worst_stage(gathers) - gather_s)
+    else:
+        shown = 1.0 - float(share or 0.0)
+        reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
+    if job.software.sharded_gather == "broadcast":
+        gather_s = worst_stage(gathers)
+    return DataParallel(reductions, gathers, reduce_s, gather_s, over)
+
+
+def priced(name: str, kind: Kind, states: list[States], itemsizes: list[float], net: Network, times: int) -> Calls:
+    """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once.
+
+    `itemsizes`: bytes per element, by stage.
+    """
+    known: dict[float, Reduction] = {}
+
+    def call(bytes_: float) -> Reduction:
+        if bytes_ not in known:
+            known[bytes_] = Reduction(name, kind, bytes_, net.cost(kind, bytes_), times)
+        return known[bytes_]
+
+    return [
+        [[call(elements * itemsize) for elements in buckets] for buckets in state.buckets]
+        for state, itemsize in zip(states, itemsizes, strict=True)
+    ]
+
+
+def repeated(calls: Calls, backward_s: list[list[float]], times: int) -> float:
+    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
+    late = 0.0
+    for stage, seconds in zip(calls, backward_s, strict=True):
+        once = sum(call.cost.time_s for chunk in stage for call in chunk)
+        late = max(late, once - sum(seconds))
+    return late * (times - 1)
+
+
+def worst_stage(calls: Calls) -> float:
+    """Seconds of the stage with the most to send, nothing hidden."""
+    return max(
+        (sum(call.cost.time_s * call.times for chunk in stage for call in chunk) for stage in calls), default=0.0
+    )
+
+
+def exposed_reduction(calls: Calls, walk: Walk) -> float:
+    """Seconds by which reductions outlast the pipeline.
+
+    A chunk's gradients are complete in its last micro-batch's backward. The first chunk of the first stage is cut into buckets,
+    which become ready one after the other within that backward; every other chunk is one bucket, ready at its end, which later
+    stages hide in the cool-down (megatron/core/distributed/distributed_data_parallel.py, bucket_size None where pp rank > 0).
+    """
+    exposed = 0.0
+    for stage, chunks in enumerate(calls):
+        timed: list[tuple[float, float]] = []
+        for virtual, mine in enumerate(chunks):
+            timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
+        timed.sort()
+        exposed = max(exposed, exposed_after([t[0] for t in timed], [t[1] for t in timed], walk.makespan_s))
+    return exposed
+
+
+def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
+    """When each bucket of one chunk is complete, and its seconds: spread over the chunk's last backward by size."""
+    if len(calls) == 1:
+        return [(end_s, calls[0].cost.time_s)]
+    total = sum(call.bytes for call in calls)
+    timed, done = [], 0.0
+    for call in calls:
+        done += call.bytes
+        timed.append((start_s + (end_s - start_s) * done / total, call.cost.time_s))
+    return timed
+
+
+def exposed_gather(calls: Calls, walk: Walk, forward_s: list[list[float]]) -> float:
+    """Seconds by which parameter gathers hold up the first micro-batch's forward.
+
+    A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the embedding's
+    bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input. Buckets are in
+    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237).
+    """
+    delay = 0.0
+    for stage, chunks in enumerate(calls):
+        clock = 0.0
+        for virtual, mine in enumerate(chunks):
+            needed, spread = walk.first_forward_start[stage][virtual], forward_s[stage][virtual] / max(len(mine), 1)
+            for i, call in enumerate(reversed(mine)):
+                clock += call.cost.time_s
+                delay = max(delay, clock - needed - i * spread)
+    return delay

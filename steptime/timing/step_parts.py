@@ -1,0 +1,75 @@
+"""Where the step goes: the parts of the busiest stage, which sum to the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime import fsdp
+from steptime.base.rows import Time
+
+if TYPE_CHECKING:
+    from steptime.cost.parts import Work
+    from steptime.timing.step_time import StepTime
+
+Seconds = dict[str, float]
+
+
+def step_parts(timing: StepTime) -> Time:
+    """Exposed seconds by kind of work, and what communication hid."""
+    m, stage = timing.job.microbatches, timing.busiest
+    parts: Seconds = dict.fromkeys(("gemm", "attention", "memory_bound", "launch", "recompute", "tp_comm"), 0.0)
+    hidden: Seconds = {"tp_comm": 0.0}
+    for chunk in timing.assembly.stages[stage]:
+        for times, part in timing.works(chunk):
+            for work in (part.forward, part.backward):
+                add_work(parts, hidden, work, times * m)
+        for times, work in timing.replays(chunk):
+            parts["recompute"] += times * m * (work.seconds - work.comm_s)
+            add_comm(parts, hidden, work, times * m)
+    if timing.job.parallelism.pp > 1:
+        parts["bubble"] = timing.pipeline.bubble_s
+        parts["pp_comm"] = timing.walk.makespan_s - timing.walk.busy_s[stage] - parts["bubble"]
+    add_after(timing, parts, hidden)
+    return Time(
+        timing.step_s,
+        {name: seconds for name, seconds in parts.items() if seconds or name in {"gemm", "attention"}},
+        {name: seconds for name, seconds in hidden.items() if seconds},
+    )
+
+
+def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
+    """Data parallelism, embedding, optimizer and stragglers."""
+    parts["dp_comm"] = timing.fsdp_exposed_s
+    if timing.dp:
+        parts["dp_comm"] += timing.dp.reduce_exposed_s + timing.dp.gather_exposed_s
+        stages = [calls[timing.busiest] for calls in (timing.dp.reductions, timing.dp.gathers) if calls]
+        total = sum(call.cost.time_s * call.times for stage in stages for chunk in stage for call in chunk)
+        hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
+    elif fsdp.applies(timing.job):
+        groups = [g for direction in timing.fsdp_times for g in direction]
+        total = timing.job.microbatches * sum(g.gather_s + g.reduce_s for g in groups)
+        copies = timing.job.microbatches * sum(g.copy_s for g in groups)
+        parts["memory_bound"] += copies
+        parts["dp_comm"] -= copies
+        hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
+    parts["tp_comm"] += timing.norm_reduce_s
+    parts["embedding_comm"] = timing.embedding_reduce.time_s
+    parts["optimizer"] = timing.optimizer_s
+    parts["stragglers"] = timing.straggler_s
+
+
+def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:
+    """Add one direction of one part."""
+    parts["gemm"] += times * work.gemm_s
+    parts["attention"] += times * work.attention_s
+    parts["memory_bound"] += times * work.memory_s
+    parts["launch"] += times * work.launch_s
+    add_comm(parts, hidden, work, times)
+
+
+def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:
+    """Add its tensor- and context-parallel communication."""
+    for call in work.calls:
+        name = f"{call.axis}_comm"
+        parts[name] = parts.get(name, 0.0) + times * call.exposed_s
+        hidden[name] = hidden.get(name, 0.0) + times * call.hidden_s
