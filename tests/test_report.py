@@ -26,7 +26,8 @@ from steptime.base.rows import (
 )
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-from steptime.report import breakdown, compare, details, explain, html
+from steptime.report import breakdown, compare, details, explain
+from steptime.report import notebook as html
 from steptime.report.answer import layout_words
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
 from steptime.report.table import Fact, Facts, Style, Table, layout, wants_color
