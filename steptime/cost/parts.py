@@ -62,7 +62,7 @@ class Work:
 
     def add(self, op: Op, done: Pass) -> None:
         """Count one kernel under its kind. Unfused attention's matrix products and softmax are attention."""
-        if isinstance(op, Attention) or op.name.startswith("attn.core"):
+        if op.role == "core_attn":
             self.attention_s += done.time_s
         elif isinstance(op, Gemm):
             self.gemm_s += done.time_s
@@ -176,23 +176,11 @@ def neighbour(ops: list[Op], i: int) -> int | None:
     op = ops[i]
     if isinstance(op, Comm) and op.axis == "cp":
         return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
-    if enters(ops[i]):
-        order = range(i + 1, len(ops))
-    elif leaves(ops[i]):
-        order = range(i - 1, -1, -1)
-    else:
+    region = op.region if isinstance(op, Comm) else ""
+    if not region:
         return None
+    order = range(i + 1, len(ops)) if region == "enter" else range(i - 1, -1, -1)
     return next((j for j in order if isinstance(ops[j], Gemm)), None)
-
-
-def enters(op: Op) -> bool:
-    """Whether a collective stands before a column-parallel projection."""
-    return op.name.endswith((".gather", ".copy"))
-
-
-def leaves(op: Op) -> bool:
-    """Whether a collective stands after a row-parallel projection."""
-    return op.name.endswith((".scatter", ".reduce"))
 
 
 def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:
@@ -220,7 +208,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:
     """The collectives of one Comm's backward: the input gathered again for wgrad, and the gradient's own."""
     calls = []
-    asynchronous = context.software.tp_backward_overlap and enters(op)
+    asynchronous = context.software.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s

@@ -66,16 +66,11 @@ def group_of(params: list[Param], tp: int, ranks: int) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
     padded = elements = 0
     for p in params:
-        rows = -(-p.shape[0] // tp) if column(p) else p.shape[0]
-        local = -(-p.elements // tp) if p.shard else p.elements
+        rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
+        local = p.local(tp)
         elements += local
         padded += -(-rows // ranks) * ranks * (local // rows)
     return ParamGroup(padded, elements, ranks)
-
-
-def column(p: Param) -> bool:
-    """Whether tp cuts the rows of this weight (row-parallel weights are cut by columns)."""
-    return bool(p.shard) and not p.name.startswith(("attn.proj", "mlp.down"))
 
 
 def groups(assembly: Assembly) -> Groups:

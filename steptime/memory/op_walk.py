@@ -219,7 +219,7 @@ def quantised(op: Op) -> float:
     if not isinstance(op, Gemm) or op.recipe is None:
         return 0.0
     recipe = op.recipe
-    kept = op.saves[0].endswith(".columns") or recipe.copies == 1.0
+    kept = op.keeps_columns or recipe.copies == 1.0
     inputs = 0.0 if kept else op.m * op.k
     return float(recipe.itemsize * (recipe.copies * op.m * op.n + inputs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import is_column, maximum
 from steptime.model.context_parallel import Local, context_parallel
@@ -38,12 +38,12 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
         ops += made
     core, o = core_attention(model, shard, q, k, v)
     n_q, _ = heads(model, shard)
-    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), "tp")
+    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), 1)
     bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
     width = n_q * model.head_dim
     quantised, operand = cast_context(o, shard.tokens * width, shard)
     back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
-    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back)
+    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
     last = residual("attn.residual", "x", branch, "x2", rows * hidden, shard)
@@ -110,15 +110,15 @@ def one_group(n_kv: Num) -> bool:
 
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
     """Weight and bias of a column-parallel projection: both split by tp."""
-    weight = Param(f"{name}.weight", shape, "tp")
-    return (weight, Param(f"{name}.bias", shape[:1], "tp")) if bias else (weight,)
+    weight = Param(f"{name}.weight", shape, 0)
+    return (weight, Param(f"{name}.bias", shape[:1], 0)) if bias else (weight,)
 
 
 def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
     """RMSNorm over each head of q and k (Qwen3)."""
     n_q, n_kv = heads(model, shard)
-    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard)
-    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard)
+    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard, "")
+    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard, "")
     return [*q_ops, *k_ops], q, k
 
 
@@ -170,14 +170,14 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     ops: list[Op] = []
     if model.n_q_heads != model.n_kv_heads:
         ops, (q, k, v) = repeat(model, shard, q, k, v)
-    scores = Tensor("attn.core.scores.out", elements, size)
-    batched = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size}
+    scores = Tensor("attn.core.scores.out", elements, size, pooled=True)
+    batched: dict[str, Any] = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size, "role": "core_attn"}
     ops.append(
         Gemm("attn.core.scores", (q, k), (scores,), tuple(dict.fromkeys((q, k))), n=shard.kv_seq, k=d, **batched)
     )
     probs = Tensor("attn.core.probs", elements, size)
     ops.append(softmax(scores, probs, shard))
-    dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard)
+    dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard, "core_attn")
     out = Tensor("attn.core.out", shard.tokens * n_q * d, size)
     context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d, k=shard.kv_seq, **batched)
     return [*ops, *dropped, context], out.name
@@ -193,7 +193,7 @@ def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op]
     sources = (k,) if view else tuple(dict.fromkeys((k, v)))
     read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size
     moved = len(names) * outputs[0].bytes + read
-    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)))
+    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)), role="core_attn")
     return [op], (names[0] if view else q, names[-2], names[-1])
 
 
@@ -204,8 +204,9 @@ def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
     fp32, keeps that, and casts it down.
     """
     if shard.software.softmax_impl == "fused" or shard.itemsize == FP32:
-        return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,))
+        return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,), role="core_attn")
     wide = Tensor("attn.core.softmax.fp32", scores.elements, FP32)
     # upcast, mask, softmax, downcast; backward the other way
     moved = 2.0 * scores.bytes + 5.0 * wide.bytes
-    return Move("attn.core.softmax", (scores.name,), (probs,), (wide.name,), (wide,), (), moved, moved, 4.0)
+    saves = (wide.name,)
+    return Move("attn.core.softmax", (scores.name,), (probs,), saves, (wide,), (), moved, moved, 4.0, role="core_attn")

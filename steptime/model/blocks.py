@@ -31,9 +31,8 @@ def params_of(ops: list[Op]) -> list[Param]:
 
 def params(model: Model, shard: Shard) -> list[Param]:
     """Every parameter tensor of the model, blocks repeated, a tied head left out."""
-    ends = [*params_of(embedding_ops(model, shard)), *params_of(head_ops(model, shard))]
-    ends = [p for p in ends if not (model.tie_embeddings and p.name == "head.weight")]
-    return ends + params_of(block_ops(model, shard)) * model.n_layers
+    head = [p for p in params_of(head_ops(model, shard)) if not (model.tie_embeddings and p.vocab)]
+    return [*params_of(embedding_ops(model, shard)), *head, *params_of(block_ops(model, shard)) * model.n_layers]
 
 
 def n_params(model: Model) -> int:

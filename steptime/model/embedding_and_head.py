@@ -26,7 +26,7 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     """
     rows, hidden, size = shard.sequence_tokens, model.hidden_sz, shard.itemsize
     found = Tensor("embedding.out", shard.tokens * hidden, size)
-    table = Param("embedding.weight", (shard.vocab, hidden), "tp")
+    table = Param("embedding.weight", (shard.vocab, hidden), 0, vocab=True)
     kept: tuple[Tensor, ...] = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
     if shard.split and shard.software.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
@@ -81,7 +81,7 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     entered, (read, kept) = enter_tp("head", Operand(read, read), hidden, shard)
     columns = shard.vocab / shard.tp
     logits = Tensor("head.logits", shard.tokens * columns, size)
-    weight = Param("head.weight", (shard.vocab, hidden), "tp")
+    weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True)
     gemm = Gemm(
         "head.proj", (read,), (logits,), (kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
     )
