@@ -155,6 +155,16 @@ class Job(Config):
         """Micro-batches per step and pipeline: gbs / (dp * microbatch_sz)."""
         return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
 
+    @property
+    def single_microbatch(self) -> bool:
+        """Whether a step has one micro-batch."""
+        return self.microbatches == 1
+
+    @property
+    def schedule_microbatches(self) -> int:
+        """Micro-batches of the pipeline schedule."""
+        return self.microbatches
+
     @cached_property
     def sp(self) -> bool:
         """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""

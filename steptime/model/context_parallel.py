@@ -158,7 +158,9 @@ def gathered(local: Local, qkv: Names) -> list[Op]:
         forward_temp_bytes=whole / 2.0,
         backward_temp_bytes=2.0 * whole,
     )
-    copy = Move("attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True, role="core_attn")
+    copy = Move(
+        "attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True, role="core_attn"
+    )
     return [*gathers, kernel, copy]
 
 

@@ -78,12 +78,12 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     """
     hidden, size = model.hidden_sz, shard.itemsize
     normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
-    entered, (read, kept) = enter_tp("head", Operand(read, read), hidden, shard)
+    entered, x = enter_tp("head", Operand(read, read), hidden, shard)
     columns = shard.vocab / shard.tp
     logits = Tensor("head.logits", shard.tokens * columns, size)
     weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True)
     gemm = Gemm(
-        "head.proj", (read,), (logits,), (kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
+        "head.proj", (x.read,), (logits,), (x.kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
     )
     return [*normed, *entered, gemm, *loss_ops(shard, logits)]
 

@@ -74,7 +74,9 @@ def plain(model: Model, shard: Shard, x: Operand) -> Made:
     """act(up): GELU and SiLU keep their input, ReLU its output."""
     width = model.inter_sz / shard.tp
     params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
-    up = linear("mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz), "mlp")
+    up = linear(
+        "mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz), "mlp"
+    )
     out = Tensor("mlp.act.out", shard.tokens * width, shard.itemsize)
     saved = out.name if model.activation == "relu" else "mlp.up"
     return [up, Move("mlp.act", ("mlp.up",), (out,), (saved,), role="act")], out.name

@@ -190,10 +190,10 @@ class Comm(Op):
     region: Literal["", "enter", "leave"] = ""
 
 
-def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
+def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:
     """Size of every tensor of a part by name, its input included [B]."""
-    sizes = {x.name: float(x.bytes)}
+    sizes: dict[str, Num] = {x.name: 1.0 * x.bytes}
     for op in ops:
         for tensor in op.made:
-            sizes[tensor.name] = float(tensor.bytes)
+            sizes[tensor.name] = 1.0 * tensor.bytes
     return sizes

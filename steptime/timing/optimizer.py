@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.states import StateBytes, state_bytes
+from steptime.memory.states import StateBytes, quantized_elements, shard_ranks, state_bytes
 
 
 def adam_bytes_per_param(job: Job) -> float:
@@ -37,7 +38,7 @@ def clip_bytes_per_param(job: Job) -> float:
     return 3.0 * state_bytes(job).gradients if job.software.clip_grad else 0.0
 
 
-def quantise_bytes_per_weight(job: Job) -> float:
+def quantize_bytes_per_weight(job: Job) -> float:
     """Bytes that each device moves once a step to quantise a projection's weight, however few ranks own it.
 
     The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
@@ -54,8 +55,18 @@ def quantise_bytes_per_weight(job: Job) -> float:
     return s.itemsize * (1.0 + recipe.amax_reads) + copies
 
 
-def optimizer_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
-    """Seconds of one step.
+def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
+    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
+    job = assembly.job
+    ranks = shard_ranks(job) if job.zero_level >= 1 else 1
+    held = max(sum(assembly.local_params(c) for c in chunks) for chunks in assembly.stages)
+    kept = held / ranks if job.zero_level >= 2 else held
+    quantized = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
+    return update_s(job, held / ranks, kept, bytes_per_s) + quantized * quantize_bytes_per_weight(job) / bytes_per_s
+
+
+def update_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
+    """Seconds of one update.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
