@@ -7,7 +7,7 @@ A refit would hide a missing piece inside other constants; so each switch is als
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -20,6 +20,8 @@ from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Move, Op
+from steptime.report.figures import percent
+from steptime.report.table import Table
 from steptime.timing.data_parallel import DataParallel, worst_stage
 from steptime.timing.step_time import StepTime
 from steptime.validation.compare import Judgement
@@ -228,3 +230,22 @@ def compared(rows: Sequence[tuple[Judgement, float]]) -> dict[str, Any]:
         "moved_with": plain(stats(errors((j, j.predicted_step_s or 0.0) for j, _ in moved))),
         "moved_without": plain(stats(errors(moved))),
     }
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """What each piece of physics is worth on the headline rows, from `ablation`."""
+    says = {switch.name: switch.says for switch in SWITCHES}
+    rows = []
+    for name, figures in found.items():
+        every = [percent(figures["all"][key]) for key in ("mean", "p90")]
+        moved = ["", "", "", "", ""]
+        if name in says:
+            before, after = figures["moved_with"], figures["moved_without"]
+            moved = [f"{before['rows']:,}", *(percent(f[key]) for key in ("mean", "p90") for f in (before, after))]
+        rows.append([says.get(name, "everything on"), *every, *moved])
+    header = ["", "mean", "p90", "rows moved", "mean with", "without", "p90 with", "without"]
+    notes = (
+        "one piece off at a time, nothing fitted anew; one vote per cell, rows of both splits",
+        "rows moved: those whose step time it changes by more than 3 %, with their error with and without the piece",
+    )
+    return Table("ablation", header, rows, notes)

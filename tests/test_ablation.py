@@ -1,5 +1,6 @@
 """One piece of physics off: what leaves the step is what the step's parts say, and nothing else."""
 
+import ablation
 import pytest
 from validation_rows import judged
 
@@ -8,7 +9,6 @@ from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.job.assembly import Assembly
 from steptime.timing.step_time import StepTime
-from steptime.validation import ablation
 from steptime.validation.compare import judge
 
 NAMES = [switch.name for switch in ablation.SWITCHES]
