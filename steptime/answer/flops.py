@@ -13,7 +13,7 @@ FORWARD_AND_BACKWARD = 3.0
 def linear_flops_per_token(assembly: Assembly) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight, vocabulary unpadded."""
     model = assembly.job.model
-    weights = sum(
+    weights: float = sum(
         count * p.elements
         for part, count in assembly.runs
         for op in part.ops

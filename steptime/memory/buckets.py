@@ -33,8 +33,8 @@ def bucket_elements(
     optimizer is sharded (dp*cp). `bucket_size`: a bucket closes once it holds this many elements, its padding included; None
     makes one bucket. `sharded`: the distributed optimizer; without it nothing is padded. `alone`: positions in `params` of
     tied embedding copies of a pipeline of several stages, which get buckets of their own when sharded (lines 698-709).
-    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw. With columns among them there is an entry for every parameter, 0 where
-    no bucket ends with it.
+    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw. Columns give an entry for every parameter, 0 where no
+    bucket ends with it.
 
     >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
     [1152, 128]

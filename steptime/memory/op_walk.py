@@ -38,12 +38,15 @@ class PartMemory(NamedTuple):
     """Parameters whose gradients its backward makes."""
 
 
+NO_BYTES = Peak(0.0, "")
+
+
 @dataclass(slots=True)
 class Ledger:
     """Bytes now, and the most there has been."""
 
-    bytes: Num = 0.0
-    peak: Peak = Peak(0.0, "")
+    bytes: Num
+    peak: Peak = NO_BYTES
 
     def mark(self, op: str, extra: Num = 0.0) -> None:
         """Note the moment, with `extra` bytes that live only now."""
@@ -249,7 +252,7 @@ def chunk_peaks(parts: list[tuple[int, PartMemory]]) -> PartMemory:
     """Parts in a row, each repeated: what all of them keep, and the peaks of one micro-batch's forward and backward."""
     saved: Num = 0.0
     n_params: Num = 0.0
-    forward, backward = Peak(0.0, ""), Peak(0.0, "")
+    forward = backward = NO_BYTES
     for count, part in parts:
         if count == 0:
             continue

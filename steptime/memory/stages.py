@@ -7,7 +7,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
-from steptime.memory.op_walk import Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
 from steptime.schedule import in_flight, peaks
 from steptime.software.performance import EAGER_TORCH
 
@@ -74,7 +74,7 @@ class PartMemories:
         """
         if layers not in self._groups:
             x = layers[0][0].x.bytes
-            forward = replay = backward = Peak(0.0, "")
+            forward = replay = backward = NO_BYTES
             below: Num = 0.0 if input_kept(layers[0][0]) else x
             n_params = sum([count * part.n_params for part, count in layers])
             for part, count in layers:
@@ -136,7 +136,8 @@ def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:
         part, count = runs[0]
         if count >= size:  # whole groups of one kind at once
             times = count // size
-            group, (_, runs) = ((part, size),), take(runs, times * size)
+            group: Runs = ((part, size),)
+            runs = take(runs, times * size)[1]
         else:
             times, (group, runs) = 1, take(runs, size)
         if found and found[-1][1] == group:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Operand(NamedTuple):
-    """The input of a projection: the tensor it multiplies, the one it keeps for wgrad, and whether that is the copy by columns."""
+    """The input of a projection: the tensor it multiplies, the one it keeps for wgrad, whether that is the copy by columns."""
 
     read: str
     kept: str

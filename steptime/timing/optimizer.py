@@ -61,8 +61,9 @@ def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
     ranks = shard_ranks(job) if job.zero_level >= 1 else 1
     held = max(sum(assembly.local_params(c) for c in chunks) for chunks in assembly.stages)
     kept = held / ranks if job.zero_level >= 2 else held
-    quantized = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
-    return update_s(job, held / ranks, kept, bytes_per_s) + quantized * quantize_bytes_per_weight(job) / bytes_per_s
+    quantized: float = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
+    update: float = update_s(job, held / ranks, kept, bytes_per_s)
+    return update + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 
 def update_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.cost.comm import FREE, CommCost, collective, tree_depth
+from steptime.cost.parts import Context
+from steptime.cost.rates import Rates
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
@@ -72,6 +74,16 @@ class StepTime:
     def job(self) -> Job:
         """The job."""
         return self.assembly.job
+
+    @property
+    def context(self) -> Context:
+        """What its ops are priced with."""
+        return self.pricing.context
+
+    @property
+    def rates(self) -> Rates:
+        """What the device sustains."""
+        return self.pricing.context.rates
 
     @cached_property
     def busiest(self) -> int:
