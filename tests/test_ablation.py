@@ -8,7 +8,7 @@ from steptime import Job
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.job.assembly import Assembly
-from steptime.timing.step_time import StepTime
+from steptime.timing.step_time import step_time
 from steptime.validation.compare import judge
 
 NAMES = [switch.name for switch in ablation.SWITCHES]
@@ -87,8 +87,8 @@ def test_on_one_device_every_part_leaves_whole():
 def test_the_head_leaves_with_its_logits():
     """head: forward and backward of one micro-batch, 64 times."""
     made = job()
-    timing = StepTime(Assembly(made))
-    seconds = timing.head.forward.seconds + timing.head.backward.seconds
+    timing = step_time(Assembly(made))
+    seconds = timing.parts.head.forward.seconds + timing.parts.head.backward.seconds
     assert step_s(made, "head") == pytest.approx(timing.step_s - 64 * seconds, rel=1e-9)
 
 

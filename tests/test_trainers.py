@@ -51,7 +51,7 @@ def test_an_eager_norm_moves_ten_times_its_data_forward_and_twenty_times_back():
     """Of fp32 elements, against a fused kernel's two and three times half as much."""
     found = {}
     for norm in ("fused", "composite"):
-        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.block.ops}
+        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.kinds[0].ops}
         found[norm] = ops["attn.norm"]
     elements = 2048 * 4096
     assert found["composite"].forward_bytes == 10 * 4 * elements == (8 + 4 + 16 + 12) * elements
@@ -86,10 +86,10 @@ def test_the_device_waits_for_the_host(kernels, blocking, added):
 def test_kernels_of_a_block_are_counted():
     """A block without tensor parallelism: every op once, moves as often as they have kernels."""
     found = estimate(job("torch", tp=1))
-    ops = found.assembly.block.ops
+    ops = found.assembly.kinds[0].ops
     listed = sum(getattr(op, "kernels", 1.0) for op in ops)
-    assert found.timing.block.forward.kernels == listed
-    assert found.timing.block.backward.kernels > listed
+    assert found.timing.parts.layer.forward.kernels == listed
+    assert found.timing.parts.layer.backward.kernels > listed
 
 
 def test_one_link_of_a_node_carries_what_eight_did():
@@ -149,7 +149,7 @@ def test_all_reduced_gradients_of_replicated_shards_are_all_reduced_between_the_
     timing = estimate(of).timing
     call = timing.dp.reductions[0][0][0]
     inside, between = (
-        collective("all_reduce", call.bytes, group(of.parallelism, name), timing.tiers)
+        collective("all_reduce", call.bytes, group(of.parallelism, name), timing.context.tiers)
         for name in ("shards", "replicas")
     )
     assert (inside.tier, between.tier) == ("nvlink", "nvlink")

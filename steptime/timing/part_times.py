@@ -56,6 +56,21 @@ class PartTimes:
     whole_replays: dict[Part, Work]
     """By kind of layer, its forward run again: all of it, or up to the last tensor that backward needs."""
 
+    @property
+    def embedding(self) -> PartTime:
+        """The embedding."""
+        return self.of[self.assembly.embedding]
+
+    @property
+    def head(self) -> PartTime:
+        """Final norm, head and loss."""
+        return self.of[self.assembly.head]
+
+    @property
+    def layer(self) -> PartTime:
+        """A layer, of the first kind where there are several."""
+        return self.of[self.assembly.kinds[0]]
+
     def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
         """The parts of a chunk and how often each stands in it."""
         parts = [(float(count), part) for part, count in chunk.runs]

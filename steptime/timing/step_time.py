@@ -113,14 +113,17 @@ def step_time(assembly: Assembly) -> StepTime:
     return time_parts(assembly, priced, part_times(assembly, priced))
 
 
-def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes) -> StepTime:
-    """The timing of a job whose parts take this long: the pipeline's walk and what stands around it."""
+def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_sends: bool = False) -> StepTime:
+    """The timing of a job whose parts take this long: the pipeline's walk and what stands around it.
+
+    `free_sends`: stages hand on in no time, as an ablation asks.
+    """
     job = assembly.job
     sharded = fsdp.applies(job)
     states = fsdp.states(assembly) if sharded else stage_states(assembly)
     chunks = chunk_times(assembly, parts)
     costs = boundary_costs(assembly, priced)
-    walked = run_pipeline(job, chunks, sends(job, costs))
+    walked = run_pipeline(job, chunks, [0.0] * max(len(costs), 1) if free_sends else sends(job, costs))
     fsdp_time = fsdp_seconds(assembly, priced, parts) if sharded else None
     inside_s = walked.makespan_s + (fsdp_time.exposed_s if fsdp_time else 0.0)
     return StepTime(
