@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import shard_of
@@ -99,7 +100,7 @@ def test_resolved_values():
     assert not plain.software.overlap.pp
     alone = job(parallelism={"tp": 1, "pp": 1, "dp": 1, "sp": True})
     assert not alone.sp
-    assert "sp has no effect with tp 1" in alone.assumptions
+    assert "sp has no effect with tp 1" in assumptions(alone)
     woven = job(**{"parallelism.vpp": 5})
     assert (woven.schedule, woven.software.overlap.pp) == ("interleaved", True)
     sharded = job(parallelism={"tp": 8, "pp": 1, "dp": 32, "fsdp": {}})
@@ -211,12 +212,12 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     assert (
         "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
         "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak"
-    ) in job(hardware=str(bare)).assumptions
-    assert "does not say" not in "\n".join(job().assumptions)
+    ) in assumptions(job(hardware=str(bare)))
+    assert "does not say" not in "\n".join(assumptions(job()))
 
 
 def test_assumptions_say_what_was_unsaid():
-    said = "\n".join(job().assumptions)
+    said = "\n".join(assumptions(job()))
     assert "software: megatron-core (no software was named)" in said
     assert "attention_impl flash" in said
     assert "only a GPU kernel shows it" in said
@@ -226,7 +227,7 @@ def test_assumptions_say_what_was_unsaid():
         "activation_impl": "composite",
         "loss_impl": "composite",
     }
-    assert "only a GPU kernel" not in "\n".join(job(performance=unfused).assumptions)
+    assert "only a GPU kernel" not in "\n".join(assumptions(job(performance=unfused)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,9 @@ def test_assumptions_say_what_was_unsaid():
     ],
 )
 def test_notes_are_no_errors(layout, note):
-    assert [line for line in job(parallelism=layout).assumptions if line.startswith("note")] == ([note] if note else [])
+    assert [line for line in assumptions(job(parallelism=layout)) if line.startswith("note")] == (
+        [note] if note else []
+    )
 
 
 layouts = st.fixed_dictionaries(

@@ -242,7 +242,7 @@ def chain() -> list:
     """x -> up (400) -> act (400) -> down (100)."""
     return [
         Gemm("mlp.up_proj", ("x",), (Tensor("up", 400.0, 1.0),), ("x",), (), (Param("w", (10, 10)),)),
-        Move("mlp.act", ("up",), (Tensor("act", 400.0, 1.0),), ("up",)),
+        Move("mlp.act", ("up",), (Tensor("act", 400.0, 1.0),), ("up",), role="act"),
         Gemm("mlp.down", ("act",), (Tensor("y", 100.0, 1.0),), ("act",), (), (Param("v", (10, 10)),)),
     ]
 

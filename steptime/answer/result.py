@@ -135,7 +135,7 @@ class Estimate:
     def __repr__(self) -> str:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
-        mfu = f"{self.throughput.mfu:.1%}"
+        mfu = f"{100.0 * self.throughput.mfu:.1f} %"
         return f"<Estimate {name} on {self.devices:,} devices: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
 
     def _repr_html_(self) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.megatron import from_arguments, read_dump, read_megatron
@@ -212,7 +213,7 @@ def test_a_mixture_of_experts_is_refused_flag_by_flag():
         f"mixtral.sh: --expert-model-parallel-size 8: expert parallelism{LEFT_OUT}",
     ]
     job = to_job(load("mixtral.sh"), H100, allow_unmodelled=True)
-    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.assumptions
+    assert "left out, not modelled: --num-experts 8: mixture of experts" in assumptions(job)
 
 
 # --- single flags: what each becomes ---
