@@ -97,7 +97,7 @@ def replayed_blocks(timing: StepTime, stage: int) -> float:
 def is_replayed(timing: StepTime, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
     job, ops = timing.job, timing.assembly.block.ops
-    early = job.software.recompute_stops_early
+    early = job.software.activations.recompute_stops_early
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)

@@ -35,9 +35,8 @@ class PartMemories:
         self.known: dict[tuple[int, bool, bool, int], PartMemory] = {}
         job, software = assembly.job, assembly.job.software
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(assembly)
-        self.autograd = Autograd(
-            job.parallelism.tp, itemsize, weight_grads_stay, software.recompute_stops_early, buffered(assembly)
-        )
+        early = software.activations.recompute_stops_early
+        self.autograd = Autograd(job.parallelism.tp, itemsize, weight_grads_stay, early, buffered(assembly))
         self.plan: RecomputePlan = job.recompute
         self.plain = self.walk(assembly.block)
         self.embedding = self.walk(assembly.embedding)
@@ -129,10 +128,10 @@ def weight_grad_itemsize(assembly: Assembly) -> float:
     Megatron without fusion frees it in the parameter's hook; torch's first micro-batch keeps it as the gradient.
     """
     job = assembly.job
-    software = job.software
-    if software.grad_accumulation_fusion:
-        return software.itemsize if software.dummy_wgrads == "freed" else 0.0
-    own = software.bytes_of(software.main_grad_dtype) == software.itemsize and not software.gradients_persist
+    software, states = job.software, job.software.states
+    if states.grad_accumulation_fusion:
+        return software.itemsize if states.dummy_wgrads == "freed" else 0.0
+    own = software.bytes_of(states.main_grad_dtype) == software.itemsize and not states.gradients_persist
     return 0.0 if own and job.microbatches == 1 else software.itemsize
 
 
@@ -144,11 +143,12 @@ def waiting(part: PartMemory, bytes_: float) -> PartMemory:
 def held(assembly: Assembly) -> list[Held]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
-    if job.parallelism.pp == 1 and job.microbatches == 1 and job.zero_level < 2 and not job.software.gradients_persist:
+    freed = not job.software.states.gradients_persist
+    if job.parallelism.pp == 1 and job.microbatches == 1 and job.zero_level < 2 and freed:
         return [held_first(assembly, assembly.chunks[0])]
     memories = PartMemories(assembly)
     walked = [[memories.alike(c) for c in chunks] for chunks in assembly.stages]
-    kept_output = 0.0 if job.software.deallocate_pipeline_outputs else assembly.boundary_bytes
+    kept_output = 0.0 if job.software.activations.deallocate_pipeline_outputs else assembly.boundary_bytes
     kept_logits = logits_kept(assembly)
     weights = [
         [m.saved + (kept_logits if c.head else kept_output) for m, c in zip(memory, chunks, strict=True)]
@@ -177,7 +177,7 @@ def held_before_gradients(assembly: Assembly, stage: int, weights: list[float], 
     """
     job = assembly.job
     p, chunks = job.parallelism, assembly.stages[stage]
-    if p.pp == 1 or len(chunks) > 1 or job.software.gradients_persist:
+    if p.pp == 1 or len(chunks) > 1 or job.software.states.gradients_persist:
         return None
     if in_flight(job.schedule, p.pp, p.vpp, job.microbatches)[stage] < job.microbatches:
         return None
@@ -205,7 +205,7 @@ def held_first(assembly: Assembly, chunk: Chunk, others: float = 0.0, own: float
     memories = PartMemories(assembly, weight_grads_stay=True)
     parts = memories.parts(chunk)
     software = assembly.job.software
-    stored = software.bytes_of(software.main_grad_dtype)
+    stored = software.bytes_of(software.states.main_grad_dtype)
     due = float(assembly.local_params(chunk)) * stored
     whole = chunk_peaks(parts)
     saved = others + (whole.saved if own is None else own)
@@ -225,7 +225,7 @@ def held_first(assembly: Assembly, chunk: Chunk, others: float = 0.0, own: float
 
 def buffered(assembly: Assembly) -> frozenset[str]:
     """Tensors that Megatron keeps in its grow-only buffer instead of allocating them."""
-    if not assembly.job.software.comm_buffer:
+    if not assembly.job.software.activations.comm_buffer:
         return frozenset()
     return frozenset(
         name
@@ -237,7 +237,7 @@ def buffered(assembly: Assembly) -> frozenset[str]:
 
 def kept_dummies(assembly: Assembly, *, head: bool) -> float:
     """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
-    if assembly.job.software.dummy_wgrads != "kept" or not assembly.job.software.grad_accumulation_fusion:
+    if assembly.job.software.states.dummy_wgrads != "kept" or not assembly.job.software.states.grad_accumulation_fusion:
         return 0.0
     tp, itemsize = assembly.block.tp, assembly.job.software.itemsize
     weights = {
@@ -251,7 +251,7 @@ def comm_buffer_bytes(assembly: Assembly) -> float:
 
     megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
     """
-    if not assembly.job.software.comm_buffer:
+    if not assembly.job.software.activations.comm_buffer:
         return 0.0
     sizes = assembly.block.sizes | assembly.head.sizes
     return max((sizes[name] for name in buffered(assembly)), default=0.0)

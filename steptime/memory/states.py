@@ -40,10 +40,10 @@ def state_bytes(job: Job) -> StateBytes:
     """
     s = job.software
     return StateBytes(
-        s.bytes_of(s.param_dtype),
-        s.bytes_of(s.main_grad_dtype),
-        s.bytes_of(s.master_dtype),
-        2.0 * s.bytes_of(s.moment_dtype),
+        s.bytes_of(s.states.param_dtype),
+        s.bytes_of(s.states.main_grad_dtype),
+        s.bytes_of(s.states.master_dtype),
+        2.0 * s.bytes_of(s.states.moment_dtype),
     )
 
 
@@ -67,7 +67,7 @@ def stage_states(assembly: Assembly) -> list[States]:
     for chunks in assembly.stages:
         buckets = [alike_buckets(assembly, c, known) for c in chunks]
         whole = float(sum(assembly.local_params(c) for c in chunks))
-        padded = float(sum(map(sum, buckets))) if job.software.padded_buckets and level >= 1 else whole
+        padded = float(sum(map(sum, buckets))) if job.software.states.padded_buckets and level >= 1 else whole
         shard = -(-padded // ranks)
         quantised = float(sum(quantised_elements(assembly, c) for c in chunks))
         by_stage.append(
@@ -86,7 +86,7 @@ def stage_states(assembly: Assembly) -> list[States]:
 def reduces_copies(job: Job) -> bool:
     """Whether the gradients that are reduced are copies, which lie in buckets beside them from step to step."""
     p = job.parallelism
-    return job.software.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
+    return job.software.states.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
 
 
 def quantised_elements(assembly: Assembly, chunk: Chunk) -> int:
@@ -97,8 +97,8 @@ def quantised_elements(assembly: Assembly, chunk: Chunk) -> int:
 def extra_bytes(job: Job) -> float:
     """Bytes per quantised weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
     s = job.software
-    stored = s.bytes_of(s.param_dtype)
-    return weight_bytes(s.recipe, stored, stored=s.fp8_params) - stored
+    stored = s.bytes_of(s.states.param_dtype)
+    return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
 def gathered_itemsize(job: Job, quantised: float, whole: float) -> float:
@@ -108,8 +108,8 @@ def gathered_itemsize(job: Job, quantised: float, whole: float) -> float:
     stands for both.
     """
     s = job.software
-    usual = s.bytes_of(s.param_dtype)
-    if s.recipe is None or not s.fp8_params or not whole:
+    usual = s.bytes_of(s.states.param_dtype)
+    if s.recipe is None or not s.states.fp8_params or not whole:
         return usual
     return usual + (s.recipe.param_gather_itemsize - usual) * quantised / whole
 
@@ -132,7 +132,7 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
     software = job.software
     ordered = registered(assembly.chunk_params(chunk))
     local = [local_elements(q, assembly.block.tp) for q in ordered]
-    sharded = software.padded_buckets and job.zero_level >= 1
+    sharded = software.states.padded_buckets and job.zero_level >= 1
     last = len(ordered) - 1
     alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
     size = bucket_size(job, float(sum(local))) if chunk.depth == 0 else None
@@ -163,8 +163,8 @@ def bucket_size(job: Job, elements: float) -> float:
     if p.n_param_buckets is not None:
         return -(-elements // p.n_param_buckets)
     if p.bucket_size_mb is not None:
-        return p.bucket_size_mb * 1e6 / software.bytes_of(software.main_grad_dtype)
-    return max(software.bucket_elements, software.bucket_elements_per_dp * p.dp * p.cp)
+        return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)
+    return max(software.layout.bucket_elements, software.layout.bucket_elements_per_dp * p.dp * p.cp)
 
 
 class PartialGradients(NamedTuple):

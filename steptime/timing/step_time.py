@@ -53,13 +53,13 @@ class StepTime:
         slow = slowdown(job.performance.calibration)
         self.tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
         shards = group(p, "shards", n_dcs=self.n_dcs)
-        self.dp_tiers = one_link(shards, self.tiers) if job.software.node_links == "one" else self.tiers
+        self.dp_tiers = one_link(shards, self.tiers) if job.software.comm.node_links == "one" else self.tiers
         self.rates = slower_rates(rates(job.machine.accelerator, job.software, job.microbatches), slow)
         self.tp_group = group(p, "tp", n_dcs=self.n_dcs)
         groups = {"tp": self.tp_group, "cp": group(p, "cp", n_dcs=self.n_dcs)}
         self.context = Context(self.rates, job.software, groups, self.tiers, p.tp)
         self.embedding, self.head = self.timed(assembly.embedding), self.timed(assembly.head)
-        gap_s = job.software.layer_gap_s * self.gap_factor
+        gap_s = job.software.timing.layer_gap_s * self.gap_factor
         self.block = self.timed(assembly.block, job.recompute.modules, gap_s)
         self.states = fsdp.states(assembly) if fsdp.applies(job) else stage_states(assembly)
         self.known_chunks: dict[tuple[int, bool, bool, int], ChunkTime] = {}
@@ -79,13 +79,13 @@ class StepTime:
         """A layer's launch gaps over the profile's."""
         software = self.job.software
         recipe = efficiency().recipe_gap if software.recipe else 1.0
-        return self.rates.slowness * recipe * (GRAPHED_GAP if software.cuda_graphs else 1.0)
+        return self.rates.slowness * recipe * (GRAPHED_GAP if software.timing.cuda_graphs else 1.0)
 
     @cached_property
     def whole_replay(self) -> Work:
         """The forward of a block run again: all of it, or up to the last tensor that backward needs."""
         ops = self.assembly.block.ops
-        again = replayed(ops, 0, len(ops) - 1, stops_early=self.job.software.recompute_stops_early)
+        again = replayed(ops, 0, len(ops) - 1, stops_early=self.job.software.activations.recompute_stops_early)
         passes = [compute.forward(op, self.rates, self.assembly.block.sizes) for op in ops]
         work = forward_work(ops, passes, self.context, again)
         work.launch_s = self.block.forward.launch_s * len(again) / len(ops)
@@ -100,7 +100,7 @@ class StepTime:
             return [(float(chunk.layers), self.block.replay)]
         count = plan.n_layers[chunk.depth]
         layers = min(count, chunk.layers) if plan.method == "block" else chunk.layers
-        if not self.job.software.recompute_stops_early or plan.method == "block" or count <= 1:
+        if not self.job.software.activations.recompute_stops_early or plan.method == "block" or count <= 1:
             return [(float(layers), self.whole_replay)]
         groups = -(-layers // count)
         return [(float(groups), self.whole_replay), (float(layers - groups), self.block.forward)]
@@ -142,7 +142,7 @@ class StepTime:
     def send(self, pair: Group) -> CommCost:
         """One stage's output to the next: its own tokens with sp; split over tp and gathered again where the profile does so."""
         whole = self.assembly.boundary_bytes
-        if not self.job.software.scatter_gather_sends or self.job.sp:
+        if not self.job.software.comm.scatter_gather_sends or self.job.sp:
             return collective("send_recv", whole, pair, self.tiers)
         sent = collective("send_recv", whole / self.context.tp, pair, self.tiers)
         gathered = collective("all_gather", whole, self.tp_group, self.tiers)
