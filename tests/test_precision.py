@@ -319,7 +319,7 @@ def test_other_words_name_no_recipe():
 def test_words():
     assert resolve(Performance(precision="fp8")).precision == "fp8_delayed"
     found = resolve(Performance(precision="mxfp8"))
-    assert (found.compute_dtype, found.itemsize, found.param_dtype, found.main_grad_dtype) == (
+    assert (found.compute_dtype, found.itemsize, found.states.param_dtype, found.states.main_grad_dtype) == (
         "bf16",
         2,
         "bf16",

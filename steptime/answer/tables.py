@@ -116,7 +116,7 @@ def products(part: Part) -> list[Gemm]:
 def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
     job, ops = timing.job, part.ops
-    early = job.software.recompute_stops_early
+    early = job.software.activations.recompute_stops_early
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)

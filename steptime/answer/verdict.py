@@ -42,7 +42,7 @@ def in_step(job: Job, state: States) -> PeakMoment:
     """The optimizer step: no activations, but the temporaries of an update that does not work in place."""
     moments = state_bytes(job).moments
     owned = state.optimizer_bytes * moments / (moments + state_bytes(job).master)
-    return PeakMoment(0.0, job.software.optimizer_temp_copies * owned / 2.0, "optimizer step")
+    return PeakMoment(0.0, job.software.states.optimizer_temp_copies * owned / 2.0, "optimizer step")
 
 
 def stage_row(stage: int, state: States, moment: PeakMoment) -> StageMemory:

@@ -57,7 +57,7 @@ class Groups(NamedTuple):
 def options(assembly: Assembly) -> Fsdp:
     """What the job says of FSDP; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
-    dtype = job.software.main_grad_dtype
+    dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
 

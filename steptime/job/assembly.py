@@ -36,7 +36,7 @@ def shard_of(job: Job) -> Shard:
         kv_seq=float(data.seqlen),
         tp=p.tp,
         sp=job.sp,
-        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.vocab_multiple),
+        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.layout.vocab_multiple),
         software=job.software,
         cp=p.cp,
         cp_comm_type=job.cp_comm_type,

@@ -48,7 +48,11 @@ class PartMemories:
         job, software = assembly.job, assembly.job.software
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
         self.autograd = Autograd(
-            job.parallelism.tp, itemsize, weight_grads_stay, software.recompute_stops_early, software.comm_buffer
+            job.parallelism.tp,
+            itemsize,
+            weight_grads_stay,
+            software.activations.recompute_stops_early,
+            software.activations.comm_buffer,
         )
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
@@ -157,9 +161,12 @@ def weight_grad_itemsize(job: Job) -> float:
     Megatron without fusion frees it in the parameter's hook; torch's first micro-batch keeps it as the gradient.
     """
     software = job.software
-    if software.grad_accumulation_fusion:
-        return software.itemsize if software.dummy_wgrads == "freed" else 0.0
-    own = software.bytes_of(software.main_grad_dtype) == software.itemsize and not software.gradients_persist
+    if software.states.grad_accumulation_fusion:
+        return software.itemsize if software.states.dummy_wgrads == "freed" else 0.0
+    own = (
+        software.bytes_of(software.states.main_grad_dtype) == software.itemsize
+        and not software.states.gradients_persist
+    )
     return 0.0 if own and job.single_microbatch else software.itemsize
 
 
@@ -172,11 +179,11 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
     p, software = job.parallelism, job.software
-    if p.pp == 1 and job.single_microbatch and job.zero_level < 2 and not software.gradients_persist:
+    if p.pp == 1 and job.single_microbatch and job.zero_level < 2 and not software.states.gradients_persist:
         return [first_backward(assembly, assembly.chunks[0])]
     memories = PartMemories(assembly)
     walked = [[memories.chunk(c) for c in chunks] for chunks in assembly.stages]
-    output = 0.0 if software.deallocate_pipeline_outputs else assembly.boundary_bytes
+    output = 0.0 if software.activations.deallocate_pipeline_outputs else assembly.boundary_bytes
     logits = logits_kept(assembly)
     weights = [
         [m.saved + (logits if c.head else output) for m, c in zip(memory, chunks, strict=True)]
@@ -204,7 +211,7 @@ def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backwar
     """
     job = assembly.job
     p, chunks = job.parallelism, assembly.stages[stage]
-    if p.pp == 1 or len(chunks) > 1 or job.software.gradients_persist:
+    if p.pp == 1 or len(chunks) > 1 or job.software.states.gradients_persist:
         return None
     if in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches)[stage] < job.schedule_microbatches:
         return None
@@ -232,7 +239,7 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
     memories = PartMemories(assembly, weight_grads_stay=True)
     parts = memories.parts(chunk)
     software = assembly.job.software
-    stored = software.bytes_of(software.main_grad_dtype)
+    stored = software.bytes_of(software.states.main_grad_dtype)
     to_come = 1.0 * assembly.local_params(chunk) * stored
     whole = chunk_peaks(parts)
     saved = others + (whole.saved if own is None else own)
@@ -258,7 +265,7 @@ def comm_buffer_bytes(assembly: Assembly) -> Num:
     megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
     """
     largest: Num = 0.0
-    for bytes_ in pooled_bytes(assembly) if assembly.job.software.comm_buffer else []:
+    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
         largest = maximum(largest, bytes_)
     return largest
 
@@ -266,7 +273,7 @@ def comm_buffer_bytes(assembly: Assembly) -> Num:
 def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
     software, chunks = assembly.job.software, assembly.stages[stage]
-    if software.dummy_wgrads != "kept" or not software.grad_accumulation_fusion:
+    if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
     weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}

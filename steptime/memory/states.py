@@ -53,10 +53,10 @@ def state_bytes(job: Job) -> StateBytes:
     """
     s = job.software
     return StateBytes(
-        s.bytes_of(s.param_dtype),
-        s.bytes_of(s.main_grad_dtype),
-        s.bytes_of(s.master_dtype),
-        2.0 * s.bytes_of(s.moment_dtype),
+        s.bytes_of(s.states.param_dtype),
+        s.bytes_of(s.states.main_grad_dtype),
+        s.bytes_of(s.states.master_dtype),
+        2.0 * s.bytes_of(s.states.moment_dtype),
     )
 
 
@@ -102,8 +102,8 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
-    padded = sum(buffer.values()) if job.software.padded_buckets and level >= 1 else whole
-    parts = buffer if job.software.padded_buckets and level >= 1 else local_groups(assembly, chunks)
+    padded = sum(buffer.values()) if job.software.states.padded_buckets and level >= 1 else whole
+    parts = buffer if job.software.states.padded_buckets and level >= 1 else local_groups(assembly, chunks)
     shard = sum([-(-elements // shard_ranks(job, group)) for group, elements in parts.items()])
     copies = 2.0 if reduces_copies(job) else 1.0
     return States(
@@ -127,7 +127,7 @@ def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
 def reduces_copies(job: Job) -> bool:
     """Whether the gradients that are reduced are copies, which lie in buckets beside them from step to step."""
     p = job.parallelism
-    return job.software.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
+    return job.software.states.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
 
 
 def quantized_elements(chunk: Chunk) -> Num:
@@ -138,8 +138,8 @@ def quantized_elements(chunk: Chunk) -> Num:
 def extra_bytes(job: Job) -> float:
     """Bytes per quantized weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
     s = job.software
-    stored = s.bytes_of(s.param_dtype)
-    return weight_bytes(s.recipe, stored, stored=s.fp8_params) - stored
+    stored = s.bytes_of(s.states.param_dtype)
+    return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
 def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
@@ -149,8 +149,8 @@ def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
     stands for both.
     """
     s = job.software
-    usual = s.bytes_of(s.param_dtype)
-    if s.recipe is None or not s.fp8_params:
+    usual = s.bytes_of(s.states.param_dtype)
+    if s.recipe is None or not s.states.fp8_params:
         return usual
     return usual + (s.recipe.param_gather_itemsize - usual) * quantized / maximum(whole, 1.0)
 
@@ -163,7 +163,7 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     lie in buffers of their own (same file, expert_parallel_buffers).
     """
     job = assembly.job
-    sharded = job.software.padded_buckets and job.zero_level >= 1
+    sharded = job.software.states.padded_buckets and job.zero_level >= 1
     found: list[Bucket] = []
     ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
     for group in dict.fromkeys(p.group for p in ordered):
@@ -182,8 +182,8 @@ def bucket_size(job: Job, elements: Num) -> Num:
     if p.n_param_buckets is not None:
         return ceil(elements / p.n_param_buckets)
     if p.bucket_size_mb is not None:
-        return p.bucket_size_mb * 1e6 / software.bytes_of(software.main_grad_dtype)
-    return maximum(software.bucket_elements, software.bucket_elements_per_dp * p.dp * p.cp)
+        return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)
+    return maximum(software.layout.bucket_elements, software.layout.bucket_elements_per_dp * p.dp * p.cp)
 
 
 class PartialGradients(NamedTuple):

@@ -61,7 +61,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
     parts = (("q", n_q, model.n_q_heads), ("k", n_kv, model.n_kv_heads), ("v", n_kv, model.n_kv_heads))
     own = ("attn.q", "attn.k", "attn.v")
-    if not shard.software.fused_projections:
+    if not shard.software.kernels.fused_projections:
         params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.qkv_bias) for p, _, count in parts}
         return [
             linear(f"attn.{p}_proj", x, f"attn.{p}", hidden, n * d, shard, params[p], casts(shard, n * d, hidden))
@@ -72,7 +72,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
-    views = shard.software.attention_impl == "unfused"
+    views = shard.software.kernels.attention_impl == "unfused"
     outputs = whole if views else split
     one = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm = replace(one, outputs=outputs)
@@ -132,8 +132,8 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     d, size = model.head_dim, shard.itemsize
     out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
     out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
-    own = shard.software.rope_impl == "own_tables"
-    fused = shard.software.rope_impl == "fused"
+    own = shard.software.kernels.rope_impl == "own_tables"
+    fused = shard.software.kernels.rope_impl == "fused"
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
     # eager: rotate half (2 passes), two products (2 each), their sum (3)
     moved = (2.0 if fused else 9.0) * (out_q.bytes + out_k.bytes)
@@ -146,7 +146,7 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
     if shard.context_split:
         return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
-    if shard.software.attention_impl == "flash":
+    if shard.software.kernels.attention_impl == "flash":
         return flash(model, shard, q, k, v)
     return unfused(model, shard, q, k, v)
 
@@ -203,7 +203,7 @@ def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
     fused keeps the probabilities (megatron/core/fusions/fused_softmax.py, ScaledUpperTriangMaskedSoftmax). composite works in
     fp32, keeps that, and casts it down.
     """
-    if shard.software.softmax_impl == "fused" or shard.itemsize == FP32:
+    if shard.software.kernels.softmax_impl == "fused" or shard.itemsize == FP32:
         return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,), role="core_attn")
     wide = Tensor("attn.core.softmax.fp32", scores.elements, FP32)
     # upcast, mask, softmax, downcast; backward the other way

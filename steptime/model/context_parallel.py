@@ -81,7 +81,7 @@ def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -
     local = Local(shard, *heads, d)
     if shard.cp_comm_type == "a2a":
         return ulysses(local, qkv), local.out.name
-    if shard.software.cp_impl == "torch":
+    if shard.software.kernels.cp_impl == "torch":
         return torch_ring(local, qkv), local.out.name
     return (ring if shard.cp_comm_type == "p2p" else gathered)(local, qkv), local.out.name
 
@@ -173,7 +173,7 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
     """
     shard, (q, k, v) = local.shard, qkv
     size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
-    again = shard.software.cp_impl == "transformer_engine"
+    again = shard.software.kernels.cp_impl == "transformer_engine"
 
     def swap(part: str, name: str, made: Tensor, saves: tuple[str, ...] = ()) -> Comm:
         return Comm(

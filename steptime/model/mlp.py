@@ -42,7 +42,7 @@ def glu(model: Model, shard: Shard, x: Operand) -> Made:
     hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
     elements = shard.tokens * width
     gate, up = "mlp.gate", "mlp.up"
-    if shard.software.fused_projections:
+    if shard.software.kernels.fused_projections:
         gate = up = "mlp.gate_up"
         params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
         back = casts(shard, 2.0 * width, hidden)
@@ -56,13 +56,13 @@ def glu(model: Model, shard: Shard, x: Operand) -> Made:
         ]
     both = tuple(dict.fromkeys((gate, up)))
     out = Tensor("mlp.act.out", elements, size)
-    if shard.software.activation_impl == "fused":
+    if shard.software.kernels.activation_impl == "fused":
         return [*ops, Move("mlp.act", both, (out,), both, role="act")], out.name
     activated = Tensor("mlp.act.gate", elements, size)
     saved = gate if model.activation != "relu" else activated.name
     # one half of the storage is read and written where gate and up share it
     ops.append(Move("mlp.act", (gate,), (activated,), (saved,), (), (), 2.0 * out.bytes, 3.0 * out.bytes, role="act"))
-    if shard.software.fused_projections:
+    if shard.software.kernels.fused_projections:
         # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
         shifted = Tensor("mlp.act.up", elements, size)
         ops.append(Move("mlp.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role="act"))

@@ -81,7 +81,7 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
         return normed, Operand(x, x)
     both = not recipe.tensor_scaled
     last = normed[-1]
-    if not recipe.fused_norm or shard.software.norm_impl != "fused" or not isinstance(last, Move):
+    if not recipe.fused_norm or shard.software.kernels.norm_impl != "fused" or not isinstance(last, Move):
         ops, operand = cast(last.name, x, elements, shard, both=both, role="norm")
         return [*normed, *agree(last.name, shard, forward=True, role="norm"), *ops], operand
     made = copies(x, elements, recipe, shard.itemsize, both=both)

@@ -39,7 +39,7 @@ def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, r
     out = Tensor(f"{name}.out", rows * width, shard.itemsize)
     params = norm_params(name, width, model)
     rstd = Tensor(f"{name}.rstd", rows, FP32)
-    if model.norm == "rmsnorm" and shard.software.norm_impl == "composite":
+    if model.norm == "rmsnorm" and shard.software.kernels.norm_impl == "composite":
         return composite_rmsnorm(name, x, out, rstd, params, shard, role), out.name
     stats = (rstd,) if model.norm == "rmsnorm" else (Tensor(f"{name}.mean", rows, FP32), rstd)
     saves = (x, *(s.name for s in stats))
@@ -118,7 +118,7 @@ def enter_tp(
     whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=True)
     if recipe:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
-    regather = shard.software.sp_regather
+    regather = shard.software.activations.sp_regather
     gather = Comm(
         f"{name}.gather",
         (x.read,),
@@ -166,7 +166,7 @@ def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: 
     """Dropout with its mask kept; nothing when the probability is 0."""
     if not model.dropout:
         return [], x
-    mask = Tensor(f"{name}.mask", elements, shard.software.dropout_mask_bytes)
+    mask = Tensor(f"{name}.mask", elements, shard.software.activations.dropout_mask_bytes)
     out = Tensor(f"{name}.out", elements, shard.itemsize)
     return [Move(name, (x,), (out,), (mask.name,), (mask,), draws_mask=True, role=role)], out.name
 

@@ -81,11 +81,11 @@ def data_parallel(
     nets = {"dense": Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)}
     size = state_bytes(job)
     times = job.microbatches if job.zero_level == 2 else 1
-    kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
-    itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
+    kind: Kind = job.software.comm.sharded_reduction if sharded else "all_reduce"
+    itemsize = ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else size.gradients
     reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
     reductions = priced("gradients", kind, states, reduced, nets, times)
-    gathers = priced("parameters", job.software.sharded_gather, states, gathered, nets, 1) if sharded else []
+    gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1) if sharded else []
     share = job.software.overlap.dp
     if share is True:
         reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, chunks, times)
@@ -96,7 +96,7 @@ def data_parallel(
     else:
         shown = 1.0 - float(share or 0.0)
         reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
-    if job.software.sharded_gather == "broadcast":
+    if job.software.comm.sharded_gather == "broadcast":
         gather_s = worst_stage(gathers)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 

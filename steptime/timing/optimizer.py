@@ -14,9 +14,9 @@ def adam_bytes_per_param(job: Job) -> float:
     its own master, or the upper half of one.
     """
     size = state_bytes(job)
-    if job.software.optimizer_temp_copies:
+    if job.software.states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
-    read = 0.0 if job.software.master_dtype == "fp32" else size.params
+    read = 0.0 if job.software.states.master_dtype == "fp32" else size.params
     return size.gradients + read + 2.0 * size.master + 2.0 * size.moments + size.params
 
 
@@ -35,7 +35,7 @@ def foreach_bytes_per_param(size: StateBytes) -> float:
 
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
-    return 3.0 * state_bytes(job).gradients if job.software.clip_grad else 0.0
+    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad else 0.0
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
@@ -50,7 +50,7 @@ def quantize_bytes_per_weight(job: Job) -> float:
     if recipe is None:
         return 0.0
     copies = recipe.copies * recipe.weight_itemsize
-    if s.fp8_params and recipe.param_gather_itemsize < s.itemsize:
+    if s.states.fp8_params and recipe.param_gather_itemsize < s.itemsize:
         return 2.0 * (recipe.copies - 1.0) * recipe.weight_itemsize
     return s.itemsize * (1.0 + recipe.amax_reads) + copies
 
@@ -73,5 +73,5 @@ def update_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
     size = state_bytes(job)
-    zeroed = held * size.gradients if job.software.gradients_persist else 0.0
+    zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
     return (owned * (adam_bytes_per_param(job) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

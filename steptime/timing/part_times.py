@@ -41,7 +41,7 @@ def pricing(job: Job) -> Pricing:
     n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
     slow = slowdown(job.performance.calibration)
     tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
-    dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.node_links == "one" else tiers
+    dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
     groups = {"tp": group(p, "tp", n_dcs=n_dcs), "cp": group(p, "cp", n_dcs=n_dcs)}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     return Pricing(Context(found, software, groups, tiers, p.tp), dp_tiers, n_dcs)
@@ -90,7 +90,7 @@ class PartTimes:
             return [(float(count), part, self.of[part].replay) for part, count in chunk.runs]
         size = recompute.n_layers[chunk.depth]
         runs = take(chunk.runs, size)[0] if recompute.method == "block" else chunk.runs
-        if not job.software.recompute_stops_early or recompute.method == "block":
+        if not job.software.activations.recompute_stops_early or recompute.method == "block":
             size = 1
         last: dict[Part, float] = {}
         inner: dict[Part, float] = {}
@@ -120,14 +120,14 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
 def layer_gap_s(job: Job, context: Context) -> float:
     """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter from CUDA graphs [s]."""
     recipe = efficiency().recipe_gap if job.software.recipe else 1.0
-    graphs = GRAPHED_GAP if job.software.cuda_graphs else 1.0
-    return job.software.layer_gap_s * (context.rates.slowness * recipe * graphs)
+    graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
+    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     """The forward of a layer run again: all of it, or up to the last tensor that backward needs."""
     ops = part.ops
-    again = replayed(ops, 0, len(ops) - 1, stops_early=context.software.recompute_stops_early)
+    again = replayed(ops, 0, len(ops) - 1, stops_early=context.software.activations.recompute_stops_early)
     passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
     work = forward_work(ops, passes, context, again)
     work.launch_s = times.forward.launch_s * len(again) / len(ops)

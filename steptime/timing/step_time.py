@@ -163,7 +163,7 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
 def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:
     """One stage's output to the next: its own tokens with sp; split over tp and gathered again where the profile does so."""
     job, whole, tiers = assembly.job, assembly.boundary_bytes, priced.context.tiers
-    if not job.software.scatter_gather_sends or job.sp:
+    if not job.software.comm.scatter_gather_sends or job.sp:
         return collective("send_recv", whole, pair, tiers)
     sent = collective("send_recv", whole / job.parallelism.tp, pair, tiers)
     gathered = collective("all_gather", whole, priced.context.groups["tp"], tiers)

@@ -200,5 +200,5 @@ def test_what_the_device_dictates():
     assert (dropped.model.dropout, len(notes)) == (0.0, 1)
     assert as_run(unclipped, "cpu") == (unclipped, [])
     assert [note.partition(":")[0] for note in as_run(job(GPT), "cpu")[1]] == ["performance.clip_grad"]
-    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.norm_impl == "fused"
+    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.kernels.norm_impl == "fused"
     assert "CUDA's flash attention takes bf16 and fp16" in unsupported(job(), "cuda")[0]

@@ -139,8 +139,17 @@ def test_a_plan_by_hand():
         True,
         "layernorm",
     )
-    assert (job.software.precision, job.software.main_grad_dtype, job.zero_level, job.sp) == ("fp16", "fp16", 0, False)
-    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.attention_impl) == (False, False, "flash")
+    assert (job.software.precision, job.software.states.main_grad_dtype, job.zero_level, job.sp) == (
+        "fp16",
+        "fp16",
+        0,
+        False,
+    )
+    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.kernels.attention_impl) == (
+        False,
+        False,
+        "flash",
+    )
     assert (job.data.gbs, job.data.seqlen, job.data.microbatch_sz) == (1536, 2048, 1)
     assert any("16 16 5859375" in note and "full batch" in note for note in job.notes)
 
