@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -44,7 +44,7 @@ class LayerRun(Config):
     head_dim: int | None = Field(None, ge=1)
 
     @property
-    def widths(self) -> dict[str, int]:
+    def widths(self) -> dict[str, Any]:
         """What it says of its widths."""
         said = {key: getattr(self, key) for key in ("inter_sz", "n_q_heads", "n_kv_heads", "head_dim")}
         return {key: value for key, value in said.items() if value is not None}
