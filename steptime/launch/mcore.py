@@ -22,7 +22,7 @@ _ACTIVATIONS = {
     "gelu": "gelu",
     "quick_gelu": "gelu",
     "relu": "relu",
-    "squared_relu": "relu",
+    "squared_relu": "relu2",
 }
 _POSITIONS = {
     "rope": True,

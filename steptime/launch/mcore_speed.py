@@ -110,9 +110,13 @@ def kernels_of(values: Values) -> dict[str, Any]:
     """Which kernels are fused."""
     graphs = str(values.get("model.cuda_graph_impl") or "none") != "none"
     fused_loss = values.yes("model.cross_entropy_loss_fusion") and values.get("model.cross_entropy_fusion_impl") == "te"
+    # megatron/core/activations.py, squared_relu: compiled, whatever is said of the others
+    compiled = str(values.get("model.activation_func")).endswith("squared_relu") and not values.yes(
+        "model.gated_linear_unit"
+    )
     section: dict[str, Any] = {
         "rope_impl": "fused" if values.yes("model.apply_rope_fusion") else "own_tables",
-        "activation_impl": "fused" if values.yes("model.bias_activation_fusion") else "composite",
+        "activation_impl": "fused" if compiled or values.yes("model.bias_activation_fusion") else "composite",
         # the native fusion keeps fp32 logits too (core tensor_parallel/cross_entropy.py)
         "loss_impl": "fused" if fused_loss else "composite",
         "grad_accumulation_fusion": values.yes("model.gradient_accumulation_fusion"),

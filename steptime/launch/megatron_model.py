@@ -61,7 +61,7 @@ def _ffn(hidden: int | None, *, swiglu: bool) -> int | None:
 
 def _activation(a: Arguments, *, glu: bool) -> str:
     if a.on("squared_relu"):
-        return "relu"
+        return "relu2"
     return "silu" if glu and not a.on("quick_geglu") else "gelu"
 
 

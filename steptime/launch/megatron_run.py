@@ -119,7 +119,8 @@ def _kernels(a: Arguments, *, glu: bool) -> dict[str, Any]:
     fused = a.on("bias_swiglu_fusion") if glu else a.on("bias_gelu_fusion") and a.on("add_bias_linear")
     if "bias_activation_fusion" in a.said:
         fused = a.on("bias_activation_fusion")
-    section["activation_impl"] = "fused" if fused and not a.on("squared_relu") else "composite"
+    # megatron/core/activations.py, squared_relu: compiled, whatever is said of the others
+    section["activation_impl"] = "fused" if fused or a.on("squared_relu") else "composite"
     # the native fusion keeps as much as no fusion does (data/software/megatron-core.yaml, loss_impl)
     fused_loss = a.on("cross_entropy_loss_fusion") and a.text("cross_entropy_fusion_impl") == "te"
     section["loss_impl"] = "fused" if fused_loss else "composite"
