@@ -32,18 +32,21 @@ class ParamGroup:
     padded: int
     elements: int
     ranks: int
+    last: int
+    """Elements of its last parameter."""
 
 
 class Buffers(NamedTuple):
     """Bytes of a group's buffers, in torch's own order of making them."""
 
-    copy_in: float
-    """The local shard cast to the compute dtype; none where it already is."""
     gathered: float
     unsharded: float
     gradients: float
     reduce_input: float
     reduce_output: float
+    reduced: float
+    """What takes the gradients' place once they are copied in: the output, its copy in the stored dtype where that differs, and
+    the last parameter's gradient, which a loop still names (_fsdp_collectives.py, foreach_reduce)."""
 
 
 class Groups(NamedTuple):
@@ -64,13 +67,13 @@ def options(assembly: Assembly) -> Fsdp:
 
 def group_of(params: list[Param], tp: int, ranks: int) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
-    padded = elements = 0
+    padded = elements = local = 0
     for p in params:
         rows = -(-p.shape[0] // tp) if column(p) else p.shape[0]
         local = -(-p.elements // tp) if p.shard else p.elements
         elements += local
         padded += -(-rows // ranks) * ranks * (local // rows)
-    return ParamGroup(padded, elements, ranks)
+    return ParamGroup(padded, elements, ranks, local)
 
 
 def column(p: Param) -> bool:
@@ -81,26 +84,28 @@ def column(p: Param) -> bool:
 def groups(assembly: Assembly) -> Groups:
     """The model's groups."""
     tp, ranks = assembly.block.tp, shard_ranks(assembly.job)
-    ends = [*assembly.embedding.params, *assembly.head_params]
+    first, last = assembly.embedding.params, assembly.head_params
     layers = assembly.job.model.n_layers
     if options(assembly).wrap == "model":
-        return Groups(group_of(ends + assembly.block.params * layers, tp, ranks), ParamGroup(0, 0, ranks), layers)
-    return Groups(group_of(ends, tp, ranks), group_of(assembly.block.params, tp, ranks), layers)
+        every = [*first, *assembly.block.params * layers, *last]
+        return Groups(group_of(every, tp, ranks), ParamGroup(0, 0, ranks, 0), layers)
+    return Groups(group_of([*first, *last], tp, ranks), group_of(assembly.block.params, tp, ranks), layers)
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group."""
     job = assembly.job
-    stored, used = state_bytes(job).params, job.software.itemsize
+    stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard = of.padded / of.ranks
+    copied = 0.0 if stored == reduce else stored
     return Buffers(
-        copy_in=0.0 if stored == used else shard * used,
         gathered=of.padded * used,
         unsharded=of.padded * used,
         gradients=of.elements * used,
         reduce_input=of.padded * reduce,
         reduce_output=shard * reduce,
+        reduced=shard * (reduce + copied) + of.last * used,
     )
 
 

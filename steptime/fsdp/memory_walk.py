@@ -43,7 +43,6 @@ def forward(
     assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, block: Buffers, *, reshard: bool
 ) -> None:
     """Root first, then blocks in order; an all-gather's output stays until the next group has copied out."""
-    moments.mark(0.0, root.copy_in + root.gathered + root.unsharded, "forward of the root's all-gather")
     below = memories.embedding.saved
     embedding = memories.embedding.forward
     moments.mark(0.0, root.unsharded + root.gathered + embedding.bytes, f"forward of {embedding.op}")
@@ -53,7 +52,7 @@ def forward(
     for count, memory in memories.blocks(assembly.chunks[0]):
         for _ in range(count):
             arriving = root.unsharded + previous + block.gathered + kept
-            moments.mark(below, arriving + x + max(block.copy_in, block.unsharded), "forward of an all-gather")
+            moments.mark(below, arriving + x + block.unsharded, "forward of an all-gather")
             held_now = root.unsharded + block.unsharded + newest + kept
             extra = memory.forward.bytes - memory.saved
             moments.mark(below + memory.saved, held_now + extra, f"forward of {memory.forward.op}")
@@ -72,7 +71,7 @@ def backward(
     """Last block first: the next group arrives while this one computes; a reduce-scatter's input outlives one block.
 
     `waiting` grows with each block done: its gradients where the model is one group, its all-reduced shard where replicas
-    reduce in another dtype than the gradients are kept in (_fsdp_param_group.py, AllReduceState).
+    reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
     blocks = [memory for count, memory in memories.blocks(assembly.chunks[0]) for _ in range(count)]
     head, embedding = memories.head, memories.embedding
@@ -97,14 +96,20 @@ def backward(
         below -= memory.saved
         unsharded -= 0.0 if reshard else block.unsharded
         rest = following if reshard else unsharded
-        moments.mark(below, base + rest + block.gradients + block.reduce_input + x, "backward of a reduce-scatter")
+        moments.mark(
+            below,
+            base + rest + max(block.gradients, block.reduced) + block.reduce_input + x,
+            "backward of a reduce-scatter",
+        )
         reducing = block.reduce_input
         moments.due = max(0.0, moments.due - made)
         waiting += wait
     held_now = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
     moments.mark(embedding.saved, held_now, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    moments.mark(0.0, root.gradients + root.reduce_input + mine, "backward of the root's reduce-scatter")
+    moments.mark(
+        0.0, max(root.gradients, root.reduced) + root.reduce_input + mine, "backward of the root's reduce-scatter"
+    )
 
 
 def waits(assembly: Assembly, block: Buffers) -> float:
@@ -113,7 +118,7 @@ def waits(assembly: Assembly, block: Buffers) -> float:
     if options(assembly).wrap == "model":
         return group_of(assembly.block.params, assembly.block.tp, 1).elements * job.software.itemsize
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
-    return 0.0 if same or job.parallelism.replicas == 1 else block.reduce_output
+    return 0.0 if (same and job.microbatches == 1) or job.parallelism.replicas == 1 else block.reduce_output
 
 
 def sharded_gradients(assembly: Assembly) -> float:
