@@ -63,8 +63,8 @@ EVERY_GATHER = HEAD + MIDDLE + EMBEDDING
 )
 def test_gathers_run_last_bucket_first_each_beside_the_forward_of_the_one_before(bucket_s, shown):
     """megatron/core/distributed/distributed_data_parallel.py:237 chains the buckets from last to first; a bucket's pre-forward
-    hook waits for its own gather and sends the next one off (param_and_grad_buffer.py, finish_param_sync). Three buckets share the
-    forward evenly.
+    hook waits for its own gather, then sends the next one off (param_and_grad_buffer.py, finish_param_sync). Three buckets share
+    the forward evenly.
     """
     assert exposed("parameters", FORWARD_FLOPS / (3 * bucket_s)) == by_hand(shown, EVERY_GATHER)
 
@@ -105,7 +105,7 @@ def test_a_bucket_is_ready_when_backward_has_passed_its_share_of_the_elements(ba
 def test_a_later_stage_reduces_in_the_cool_down(backward_s, shown):
     """Two stages, one bucket each: the last one's gradients are whole a send and a backward of stage 0 before the pipeline ends.
 
-    Stage 0 has a layer and the embedding: 2 * (164,096 + 1,048,576) = 2,425,344 s. Stage 1 has three layers, the norm and the head:
+    Stage 0 has a layer and the embedding: 2 * (164,096 + 1,048,576) = 2,425,344 s. Stage 1 has three layers, norm and head:
     2 * (3 * 164,096 + 128 + 1,048,576) = 3,081,984 s. The send is of 2,048 bytes. A layer's backward on stage 0 has
     2,621,440 * (1 + 1 / 0.95) + 40,960 FLOPs (see BACKWARD_FLOPS). The longer of both shows.
     """

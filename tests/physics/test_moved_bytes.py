@@ -32,7 +32,7 @@ def test_a_megatron_step_of_one_layer():
     embedding forward: rows read and written 4,096; backward the same and the dense gradient of 131,072 elements: zeroed and
         scattered into (2 bytes), read (2), the fp32 main gradient read and written (4 + 4): 12 each = 1,572,864
     head: a norm 10,816; logits L = 8 * 1024 * 2 = 16,384, in fp32 32,768. Loss forward: logits read, upcast written, softmax read
-        and written: 16384 + 3 * 32768 = 114,688; backward: softmax read, fp32 gradient written and read, downcast written: the same
+        and written: 16384 + 3 * 32768 = 114,688; backward: softmax read, fp32 gradient written, read, downcast written: the same
     """
     layer, embedding, head = 83_072, 2 * 4_096 + 1_572_864, 10_816 + 2 * 114_688
     assert layer + embedding + head == 1_904_320
