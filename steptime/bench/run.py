@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,8 @@ from steptime.bench import attention, bandwidth, collectives, gemm, operands, op
 from steptime.bench.block import BlockRow, run_block
 from steptime.bench.figures import Measured
 from steptime.bench.layouts import lay_out, make_mesh
-from steptime.bench.phases import step_line
+from steptime.bench.log import LOG
+from steptime.bench.phases import first_step_done
 from steptime.bench.runnable import as_run, layout_name, unsupported
 from steptime.bench.spread import named
 from steptime.bench.step import StepRow, run_steps
@@ -221,8 +222,8 @@ def train(job: Job, world: World, options: Options, phases: Phases) -> Step:
 
     def mark(name: str) -> None:
         phases.end(name)
-        if name == "first_step" and world.is_root and not options.parts & {"sweeps", "block"}:
-            sys.stderr.write(step_line(0, {"layout": layout_name(job)}) + "\n")
+        if name == "first_step" and not options.parts & {"sweeps", "block"}:
+            LOG.info(first_step_done(time.time(), layout_name(job)))
 
     row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark if first else str)
     if first:

@@ -7,7 +7,7 @@ always differences of times, never of the digits HHMMSS.
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
@@ -35,7 +35,6 @@ _DATE_COMMAND = re.compile(
     r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) "
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) (?:(?P<half>[AP]M) )?(?:[A-Z]{2,5} |[+-]\d\d )?(?P<year>\d{4})\b"
 )
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _TIME_OF_DAY = re.compile(
     r"(?<![\d:.])(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?(?![\d:])"
 )
@@ -160,38 +159,30 @@ def _of_day(stamp: Stamp) -> timedelta:
 
 
 def _time(found: re.Match[str]) -> time | None:
-    micro = int((found["fraction"] or "").ljust(6, "0")[:6])
     try:
-        return time(int(found["hour"]), int(found["minute"]), int(found["second"]), micro)
+        return time.fromisoformat(_clock(found))
     except ValueError:
         return None
 
 
 def _datetime(found: re.Match[str]) -> datetime | None:
-    clock = _time(found)
+    zone = (found["zone"] or "") if found["t"] == ":" else ""  # 2023-10-05-191101-0042 is no zone
     try:
-        day = date(int(found["year"]), int(found["month"]), int(found["day"]))
+        return datetime.fromisoformat(f"{found['year']}-{found['month']}-{found['day']}T{_clock(found)}{zone.strip()}")
     except ValueError:
         return None
-    if clock is None:
-        return None
-    moment = datetime.combine(day, clock)
-    if found["zone"] is None or found["t"] != ":":  # 2023-10-05-191101-0042 is no zone
-        return moment
-    zone = "+0000" if found["zone"] == "Z" else found["zone"].replace(":", "")
-    try:
-        return moment.replace(tzinfo=datetime.strptime(zone, "%z").tzinfo)
-    except ValueError:
-        return moment
+
+
+def _clock(found: re.Match[str]) -> str:
+    return f"{found['hour']}:{found['minute']}:{found['second']}.{found['fraction'] or 0}"
 
 
 def _from_date_command(found: re.Match[str]) -> datetime | None:
     """Zone names are dropped: most stand for several zones, and logs of one job share the clock."""
-    hour = int(found["hour"])
-    if found["half"]:
-        hour = hour % 12 + (12 if found["half"] == "PM" else 0)
+    words = [found[name] for name in ("year", "month", "day", "hour", "minute", "second")]
     try:
-        month = _MONTHS.index(found["month"]) + 1
-        return datetime(int(found["year"]), month, int(found["day"]), hour, int(found["minute"]), int(found["second"]))  # noqa: DTZ001
+        if found["half"]:
+            return datetime.strptime(" ".join([*words, found["half"]]), "%Y %b %d %I %M %S %p")  # noqa: DTZ007
+        return datetime.strptime(" ".join(words), "%Y %b %d %H %M %S")  # noqa: DTZ007
     except ValueError:
         return None

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from steptime.bench.host_memory import max_rss
+from steptime.bench.host_memory import max_rss_bytes
 from steptime.bench.layouts import Laid, lay_out
 from steptime.bench.operands import release
 from steptime.bench.probes import LiveBytes
@@ -114,7 +114,7 @@ def run_steps(
     ddp = ddp_times(trainer)
     if trace is not None:
         profile(trainer, trace)
-    mine = {"samples": samples, "peaks": peaks, "rss": max_rss().own_bytes, "params": laid.n_params}
+    mine = {"samples": samples, "peaks": peaks, "rss": max_rss_bytes(), "params": laid.n_params}
     return row(laid, mine, (first, last), ddp, notes)
 
 

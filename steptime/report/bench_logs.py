@@ -9,15 +9,14 @@ from steptime.bench import gpu_memory, scaling, startup
 from steptime.bench.rows import SCHEMA
 from steptime.bench.samples import MIB
 from steptime.report import bench_startup
-from steptime.report.format import BINARY, GIB, TIME, column, number, percent, quantity, seconds, unit_for
-from steptime.report.table import Fact, Facts, Section, Table
+from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
+from steptime.report.table import Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
     from steptime.bench.gpu_memory import Summary
-    from steptime.bench.host_memory import MaxRss
     from steptime.bench.samples import Memory
     from steptime.bench.scaling import Point, Series
     from steptime.bench.startup import NeverStarted, Startup, Unclear
@@ -152,23 +151,6 @@ def _memory_table(found: Summary) -> Table:
         notes,
         left=2,
     )
-
-
-def host_memory(row: Memory, most: MaxRss) -> tuple[dict[str, Any], Facts]:
-    """What this process and its children held on the host: samples, and what the kernel kept."""
-    peak, average, mode = (quantity(value, BINARY) for value in (row.peak_bytes, row.average_bytes, row.mode_bytes))
-    every = f", every {seconds(row.interval_s)}" if row.interval_s else ""
-    facts = [
-        Fact(
-            "with children", [f"peak {peak}, average {average}, mode {mode} ({row.samples:,} samples{every})"], "head"
-        ),
-        Fact("this process", [f"at most {quantity(most.own_bytes, BINARY)}, by the kernel's count"]),
-    ]
-    if most.largest_child_bytes:
-        facts.append(
-            Fact("largest child", [f"at most {quantity(most.largest_child_bytes, BINARY)}, of those that have ended"])
-        )
-    return _plain(row) | most._asdict(), Facts("host memory (RSS; shared pages count in each process)", facts)
 
 
 # --- scaling ---

@@ -11,8 +11,8 @@ from steptime.report.answer import headline
 from steptime.report.figures import percent
 from steptime.report.format import COUNT, GIB, number, quantity, seconds
 from steptime.report.row import indented
-from steptime.report.table import Fact, Facts, Section, Style, Table, layout
-from steptime.report.text import PLAIN, assumptions
+from steptime.report.table import PLAIN, Fact, Facts, Section, Style, Table, layout
+from steptime.report.text import assumptions
 
 if TYPE_CHECKING:
     from steptime.launch.steady import Steady

@@ -36,6 +36,9 @@ class Style(NamedTuple):
         return text.translate(_ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
 
 
+PLAIN = Style()
+
+
 def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether to colour: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
     if choice != "auto":
@@ -74,6 +77,11 @@ class Table(NamedTuple):
 
 
 Section = Table | Facts
+
+
+def to_text(sections: Sequence[Section], style: Style = PLAIN) -> str:
+    """Sections with an empty line between."""
+    return "\n\n".join("\n".join(layout(section, style)) for section in sections) + "\n"
 
 
 def layout(section: Section, style: Style) -> list[str]:

@@ -6,12 +6,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from steptime.report import answer, breakdown, details
-from steptime.report.table import WIDTH, Section, Style, layout
+from steptime.report.table import PLAIN, WIDTH, Section, Style, layout
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-
-PLAIN = Style()
 
 
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> str:
