@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
-from steptime.bench import beside
-from steptime.bench.beside import Beside, of
-from steptime.bench.figures import figures, tiers
+from steptime.bench import comparison
+from steptime.bench.comparison import Beside, of
 from steptime.bench.links import alpha_beta
+from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
-from steptime.bench.rows import SCHEMA, to_dict
 from steptime.bench.runnable import alone, peak_differences
+from steptime.bench.timings import SCHEMA, to_dict
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from steptime.bench.block import BlockRow
     from steptime.bench.device import Device
     from steptime.bench.run import Raw, Step
+    from steptime.bench.runs.block import BlockRow
     from steptime.bench.world import World
     from steptime.job.job import Job
 
@@ -92,11 +92,11 @@ def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], device: D
     rows += [row for block in raw.blocks for row in of_block(job, block, device)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
     rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
-    rows += beside.gemms(own, joined.gemms, dtype, statistic)
-    rows += beside.attention(own, joined.attention, dtype, statistic)
-    rows += beside.moves(own, joined.moves, dtype, statistic)
+    rows += comparison.gemms(own, joined.gemms, dtype, statistic)
+    rows += comparison.attention(own, joined.attention, dtype, statistic)
+    rows += comparison.moves(own, joined.moves, dtype, statistic)
     groups = {axis: group(job.parallelism, axis) for axis in ("tp", "dp", "pp")}
-    return rows + beside.collectives(job.machine, joined.collectives, groups)
+    return rows + comparison.collectives(job.machine, joined.collectives, groups)
 
 
 def name_of(step: Step) -> str:

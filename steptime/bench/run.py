@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.bench import attention, bandwidth, collectives, gemm, operands, optimizer
-from steptime.bench.block import BlockRow, run_block
-from steptime.bench.figures import Measured
-from steptime.bench.layouts import lay_out, make_mesh
-from steptime.bench.log import LOG
+from steptime.bench.machine_figures import Measured
 from steptime.bench.phases import first_step_done
+from steptime.bench.rank_log import LOG
 from steptime.bench.runnable import as_run, layout_name, unsupported
+from steptime.bench.runs import adamw, bandwidth, collectives, gemm, operands, sdpa
+from steptime.bench.runs.block import BlockRow, run_block
+from steptime.bench.runs.layouts import lay_out, make_mesh
+from steptime.bench.runs.step import StepRow, run_steps
+from steptime.bench.runs.training import Trainer
+from steptime.bench.runs.truths import Truth, layout_truths, truths
 from steptime.bench.spread import named
-from steptime.bench.step import StepRow, run_steps
-from steptime.bench.training import Trainer
-from steptime.bench.truths import Truth, layout_truths, truths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.bench import rows
+    from steptime.bench import timings
+    from steptime.bench.logs.samples import Memory
     from steptime.bench.phases import Phases
-    from steptime.bench.samples import Memory
     from steptime.bench.world import World
     from steptime.job.job import Job
 
@@ -189,17 +189,17 @@ def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) 
     dtypes = [dtype] if device.type == "cpu" else list(dict.fromkeys((dtype, "bf16")))
     gemms, notes = gemm.sweep(job, device, share["gemm"])
     done()
-    attended, said = attention.sweep(job, device, dtypes, share["attention"])
+    attended, said = sdpa.sweep(job, device, dtypes, share["attention"])
     notes += said
     done()
     moves, said = bandwidth.sweep(job, device, dtypes, share["moves"])
     notes += said
     done()
-    updates, said = optimizer.steps(job, device, dtypes, share["optimizer"])
-    launches, more = optimizer.launches(device, share["launches"])
+    updates, said = adamw.steps(job, device, dtypes, share["optimizer"])
+    launches, more = adamw.launches(device, share["launches"])
     notes += said + more
     done()
-    sent: list[rows.Collective] = []
+    sent: list[timings.Collective] = []
     if world.world_size > 1:
         sent, said = collectives.sweep(make_mesh(job, device.type), device, share["collectives"])
         notes += said

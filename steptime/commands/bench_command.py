@@ -39,7 +39,7 @@ def bench(options: Namespace, out: Printer) -> int:
     if rest:
         raise ConfigError(f"bench: one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})")
     if options.emit is not None:
-        from steptime.bench.emit import emit
+        from steptime.bench.launch_script import emit
 
         again = _arguments(options)
         out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
@@ -95,8 +95,8 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
 
 def _measured(options: Namespace, out: Printer) -> int:
     """One benchmark on this rank, its output and failures in a log."""
-    from steptime.bench.log import guarded, same_problems
     from steptime.bench.phases import Phases
+    from steptime.bench.rank_log import guarded, same_problems
     from steptime.bench.world import find
 
     # threads that wait should not take the cores of those that work
@@ -124,8 +124,8 @@ def _folder(asked: str | None) -> Path:
 def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namespace, out: Printer) -> int:
     """Start, measure, and on the root conclude, write and print."""
     from steptime.bench.host_memory import sampled
-    from steptime.bench.log import LOG, progress
     from steptime.bench.phases import job_start_s, job_started
+    from steptime.bench.rank_log import LOG, progress
     from steptime.bench.run import Options, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
@@ -163,8 +163,8 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     from steptime.bench.conclude import conclude, results
     from steptime.bench.device import describe, torch_version
     from steptime.bench.diagnostics import diagnostics, text
-    from steptime.bench.log import LOG
     from steptime.bench.machine_file import Provenance
+    from steptime.bench.rank_log import LOG
     from steptime.bench.write import Run, write
 
     device = describe(world.device)

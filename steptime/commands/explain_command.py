@@ -45,8 +45,8 @@ def explain(options: Namespace, out: Printer) -> int:
 def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     """A profiler's trace sorted into the parts of the estimate, beside it."""
     from steptime.answer.result import estimate
-    from steptime.bench.trace import attribute
-    from steptime.bench.trace_events import read_all
+    from steptime.bench.trace.attribution import attribute
+    from steptime.bench.trace.events import read_all
     from steptime.report import trace as view
 
     if options.name is not None or options.yaml:

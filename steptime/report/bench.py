@@ -11,9 +11,9 @@ from steptime.report.table import Fact, Facts, Table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from steptime.bench.beside import Beside, Summary
+    from steptime.bench.comparison import Beside, Summary
     from steptime.bench.machine_file import Figure
-    from steptime.bench.rows import Collective
+    from steptime.bench.timings import Collective
     from steptime.bench.write import Run
     from steptime.report.table import Section
 
@@ -36,7 +36,7 @@ _EACH = ("step", "block", "memory", "attention")
 
 def sections(run: Run) -> list[Section]:
     """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
-    from steptime.bench.beside import summarise
+    from steptime.bench.comparison import summarise
 
     found = run.found
     notes = [*run.raw.notes, *found.notes]

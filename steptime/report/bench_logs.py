@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.bench import gpu_memory, scaling, startup
-from steptime.bench.rows import SCHEMA
-from steptime.bench.samples import MIB
+from steptime.bench.logs import gpu_memory, scaling, startup
+from steptime.bench.logs.samples import MIB
+from steptime.bench.timings import SCHEMA
 from steptime.report import bench_startup
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
 from steptime.report.table import Section, Table
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
-    from steptime.bench.gpu_memory import Summary
-    from steptime.bench.samples import Memory
-    from steptime.bench.scaling import Point, Series
-    from steptime.bench.startup import NeverStarted, Startup, Unclear
+    from steptime.bench.logs.gpu_memory import Summary
+    from steptime.bench.logs.samples import Memory
+    from steptime.bench.logs.scaling import Point, Series
+    from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
 
     Found = TypeVar("Found")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.bench.startup import PHASES, by_world_size, quantiles
+from steptime.bench.logs.startup import PHASES, by_world_size, quantiles
 from steptime.report.format import whole
 from steptime.report.table import Fact, Facts, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.bench.startup import NeverStarted, Startup, Unclear
+    from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
 
 _NO_LAW = (
     "no scaling law is fitted: of 119 published start-ups (Perlmutter, 2023) world size explains 2 % of the variance"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.base.rows import Time
-    from steptime.bench.trace import Attribution, Collective, Row
+    from steptime.bench.trace.attribution import Attribution, Collective, Row
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5

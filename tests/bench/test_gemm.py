@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime import estimate
-from steptime.bench import gemm, operands, rows
-from steptime.bench.gemm import Shape
-from steptime.bench.timing import Timing
+from steptime.bench import timings
+from steptime.bench.runs import gemm, operands
+from steptime.bench.runs.clock import Timing
+from steptime.bench.runs.gemm import Shape
 from steptime.job.job import Job
 
 CPU = torch.device("cpu")
@@ -135,8 +136,8 @@ def test_what_does_not_fit_or_end_in_time_is_noted():
 
 def test_the_best_shape_counts_by_its_minimum():
     """2 x 10^3 FLOP in 1 us against 2 x 20^3 in 4 us: 2 and 4 GFLOP/s."""
-    slow = rows.Gemm("a", "forward", "fp32", 10, 10, 10, Timing(1e-6, 1e-6, 1e-6, 3))
-    fast = rows.Gemm("b", "forward", "fp32", 20, 20, 20, Timing(4e-6, 9e-6, 9e-6, 3))
+    slow = timings.Gemm("a", "forward", "fp32", 10, 10, 10, Timing(1e-6, 1e-6, 1e-6, 3))
+    fast = timings.Gemm("b", "forward", "fp32", 20, 20, 20, Timing(4e-6, 9e-6, 9e-6, 3))
     assert gemm.best([slow, fast]) == {"fp32": fast}
 
 

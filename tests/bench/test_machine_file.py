@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from steptime import Job, Machine, estimate
-from steptime.bench import rows
+from steptime.bench import timings
 from steptime.bench.device import Device, describe, known_accelerator
-from steptime.bench.figures import Measured, figures, tiers
+from steptime.bench.machine_figures import Measured, figures, tiers
 from steptime.bench.machine_file import Provenance, machine_document, machine_yaml
-from steptime.bench.timing import Timing
+from steptime.bench.runs.clock import Timing
 from steptime.cost.rates import rates
 
 GIB = 2.0**30
@@ -51,18 +51,18 @@ def test_a_cpu_has_no_data_sheet():
 def measured() -> Measured:
     """A machine of 100 GFLOP/s in fp32 and 400 in bf16, 10 GB/s, attention at half of fp32's rate."""
     gemms = [
-        rows.Gemm("mlp.up_proj", direction, dtype, m, n, k, once(2.0 * m * n * k / rate))
+        timings.Gemm("mlp.up_proj", direction, dtype, m, n, k, once(2.0 * m * n * k / rate))
         for dtype, rate in (("fp32", 100e9), ("bf16", 400e9))
         for direction, m, n, k in (("forward", 1024, 1408, 512), ("dgrad", 1024, 512, 1408))
     ]
     attention = [
-        rows.Attention("default", direction, "fp32", 1, s, 8, 4, 64, causal=True, timing=once(1.0))
+        timings.Attention("default", direction, "fp32", 1, s, 8, 4, 64, causal=True, timing=once(1.0))
         for s in (512, 1024)
         for direction in ("forward", "backward")
     ]
     attention = [row._replace(timing=once(row.flops / 50e9)) for row in attention]
-    moves = [rows.Move(name, "forward", "fp32", 1e8, once(0.01)) for name in ("copy", "residual", "rmsnorm")]
-    launches = [rows.Launch("gemm", once(4e-6)), rows.Launch("move", once(2e-6))]
+    moves = [timings.Move(name, "forward", "fp32", 1e8, once(0.01)) for name in ("copy", "residual", "rmsnorm")]
+    launches = [timings.Launch("gemm", once(4e-6)), timings.Launch("move", once(2e-6))]
     return Measured(gemms, attention, moves, launches, [], [])
 
 
@@ -133,7 +133,7 @@ def test_collectives_become_tiers():
     """Two ranks of a node at 1 GB/s, and two nodes at 0.1 GB/s: each tier gets its own."""
 
     def row(axis, rate, kind="broadcast"):
-        return [rows.Collective(kind, axis, 2, size, once(1e-4 + size / rate)) for size in (2**10, 2**18, 2**24)]
+        return [timings.Collective(kind, axis, 2, size, once(1e-4 + size / rate)) for size in (2**10, 2**18, 2**24)]
 
     found = tiers(row("tp", 1e9) + row("dp", 1e8), frozenset({"dp"}), 2, PROVENANCE)
     assert [tier["name"].value for tier in found] == ["node", "network"]

@@ -8,13 +8,13 @@ from bench_jobs import GPT, job
 
 from steptime import estimate
 from steptime.base.config import ConfigError
-from steptime.bench.block import OneBlock
-from steptime.bench.layouts import lay_out
-from steptime.bench.modules import Slice, Span, slices, spans_of, whole
 from steptime.bench.runnable import alone, as_run
-from steptime.bench.step import allocated
-from steptime.bench.training import Trainer
-from steptime.bench.truths import truths
+from steptime.bench.runs.block import OneBlock
+from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.modules import Slice, Span, slices, spans_of, whole
+from steptime.bench.runs.step import allocated
+from steptime.bench.runs.training import Trainer
+from steptime.bench.runs.truths import truths
 from steptime.job.job import Job
 from steptime.software.recomputation import RecomputePlan
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.bench.phases import JOB_STARTED, Phases, first_step_done, job_started
-from steptime.bench.stamps import in_name
-from steptime.bench.startup import (
+from steptime.bench.logs.stamps import in_name
+from steptime.bench.logs.startup import (
     NeverStarted,
     Startup,
     Unclear,
@@ -26,6 +25,7 @@ from steptime.bench.startup import (
     read_stamps,
     step_of,
 )
+from steptime.bench.phases import JOB_STARTED, Phases, first_step_done, job_started
 from steptime.report.bench_logs import startup_command
 from steptime.report.table import Style, layout
 

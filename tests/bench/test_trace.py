@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime import Job, estimate
-from steptime.bench import trace_names
-from steptime.bench.trace import attribute
-from steptime.bench.trace_events import Op, read, read_all
-from steptime.bench.trace_names import COMM, WORK, group_part, kernel_part, op_part
-from steptime.bench.trace_parts import ORDER, Interval, own_time, share_out
+from steptime.bench.trace import names
+from steptime.bench.trace.attribution import attribute
+from steptime.bench.trace.events import Op, read, read_all
+from steptime.bench.trace.intervals import ORDER, Interval, own_time, share_out
+from steptime.bench.trace.names import COMM, WORK, group_part, kernel_part, op_part
 from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def test_a_packed_trace_reads_the_same(two_ranks, tmp_path):
 
 def test_chunks_of_any_size_give_the_same_events(two_ranks, monkeypatch):
     whole = read(two_ranks[0])
-    monkeypatch.setattr("steptime.bench.trace_json._CHUNK", 4099)
+    monkeypatch.setattr("steptime.bench.trace.chrome_json._CHUNK", 4099)
     assert read(two_ranks[0]) == whole
 
 
@@ -548,7 +548,7 @@ def test_groups_by_name(names, part):
 
 
 def test_every_part_of_the_tables_has_its_place():
-    tables = (trace_names._OPS, trace_names._KERNELS, trace_names._GROUPS)
+    tables = (names._OPS, names._KERNELS, names._GROUPS)
     assert {part for table in tables for _, part in table} <= {*ORDER, "wait"}
 
 
@@ -682,7 +682,8 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
 def test_sorting_a_trace_imports_no_torch(written):
     path = written(*TWO_STREAMS, world=2).path
     code = (
-        "import sys\nimport steptime.bench.trace, steptime.report.trace\nfrom steptime.bench.trace_events import read\n"
+        "import sys\nimport steptime.bench.trace.attribution, steptime.report.trace\n"
+        "from steptime.bench.trace.events import read\n"
         f"read({path!r})\nassert not {{'torch', 'numpy'}} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
-from steptime.bench.probes import Collective, Collectives, LiveBytes
+from steptime.bench.runs.probes import Collective, Collectives, LiveBytes
 from steptime.job.job import Job
 from steptime.model.ops import Attention
 

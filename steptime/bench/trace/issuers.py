@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.bench.trace_events import Group
+from steptime.bench.trace.events import Group
 
 if TYPE_CHECKING:
-    from steptime.bench.trace_events import Trace, Work
+    from steptime.bench.trace.events import Trace, Work
 
 FUNCTIONAL, DIRECT = "DTensor's functional collectives", "direct collectives (DDP, FSDP)"
 _FAMILIES = ("reduce", "gather", "broadcast", "alltoall", "barrier", "scatter", "send", "recv")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from steptime.base.config import ConfigError
-from steptime.bench.samples import MIB, Memory, Tally
-from steptime.bench.stamps import Stamp, dated, following, nearest, of_line, read_lines
-from steptime.bench.startup import step_of
+from steptime.bench.logs.samples import MIB, Memory, Tally
+from steptime.bench.logs.stamps import Stamp, dated, following, nearest, of_line, read_lines
+from steptime.bench.logs.startup import step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from steptime.bench import operands, rows
-from steptime.bench.timing import measure
+from steptime.bench import timings
+from steptime.bench.runs import operands
+from steptime.bench.runs.clock import measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +116,7 @@ def usable(backend: str, shape: Shape, dtype: str, device: torch.device) -> str:
 
 def time_shape(
     shape: Shape, backend: str, dtype: str, device: torch.device, seconds: float, *, causal: bool = True
-) -> list[rows.Attention]:
+) -> list[timings.Attention]:
     """Forward, which keeps what backward needs, and backward, of one back end."""
     first = tensors(shape, dtype, device)
     size = shape.elements * operands.ITEMSIZE[dtype]
@@ -131,7 +132,7 @@ def time_shape(
         done = [(attend(q, k, v, causal=causal), (q, k, v), grad) for q, k, v, grad in copies]
         again = operands.rotate(done)
         back = measure(lambda: gradients(*again()), device, seconds=0.5 * seconds, least=3)
-    forward_row = rows.Attention(backend, "forward", dtype, *shape, causal, ahead)
+    forward_row = timings.Attention(backend, "forward", dtype, *shape, causal, ahead)
     return [forward_row, forward_row._replace(direction="backward", timing=back)]
 
 
@@ -142,13 +143,13 @@ def gradients(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.T
 
 def sweep(
     job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 5.0
-) -> tuple[list[rows.Attention], list[str]]:
+) -> tuple[list[timings.Attention], list[str]]:
     """Every back end that runs here, causal, over the job's shape and others, for about `seconds`.
 
     `dtypes`: of fp32, bf16, fp16; fused kernels on GPUs take the last two. The longest sequences of a back end are left out
     where its share of the time is used up.
     """
-    found: list[rows.Attention] = []
+    found: list[timings.Attention] = []
     notes: list[str] = []
     mine = shapes(job, device)
     kinds = [(dtype, backend) for dtype in dtypes for backend in ("default", *BACKENDS)]

@@ -11,14 +11,14 @@ import pytest
 from bench.launch import clean, torchrun
 
 from steptime.base.config import ConfigError
-from steptime.bench import log, phases
-from steptime.bench.log import LOG, guarded, progress, same_problems
+from steptime.bench import phases, rank_log
 from steptime.bench.phases import Phases, first_step_done, job_start_s, job_started, process_start_s
+from steptime.bench.rank_log import LOG, guarded, progress, same_problems
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from steptime.bench.log import LOG, guarded
+from steptime.bench.rank_log import LOG, guarded
 from steptime.bench.world import find, finish, start
 from steptime.base.config import ConfigError
 
@@ -193,7 +193,7 @@ def python(code, tmp_path, shell="{}"):
 PROGRESS = """
 import sys
 from pathlib import Path
-from steptime.bench.log import guarded, progress
+from steptime.bench.rank_log import guarded, progress
 
 def run():
     done = progress(20000, "gemm")
@@ -217,7 +217,7 @@ def test_a_reader_that_leaves_does_not_end_the_measurement(tmp_path):
 
 def test_progress_counts_what_is_done_and_the_seconds(monkeypatch, capsys):
     clock = iter([0.0, 60.0, 62.4])
-    monkeypatch.setattr(log, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(rank_log, "perf_counter", lambda: next(clock))
 
     def run():
         done = progress(10, "benchmark")

@@ -20,7 +20,7 @@ from steptime.software.precision import recipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from steptime.bench import rows
+    from steptime.bench import timings
 
 Statistic = Literal["min_s", "median_s"]
 ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -151,7 +151,7 @@ class Device(NamedTuple):
 # --- products ---
 
 
-def gemm_pass(row: rows.Gemm, flops: float, device: Device, overhead: float = compute.K_OVERHEAD) -> compute.Pass:
+def gemm_pass(row: timings.Gemm, flops: float, device: Device, overhead: float = compute.K_OVERHEAD) -> compute.Pass:
     """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
 
     `overhead`: in place of the model's K_OVERHEAD.
@@ -171,7 +171,7 @@ def gemm_pass(row: rows.Gemm, flops: float, device: Device, overhead: float = co
 
 
 def gemm(
-    measured: Sequence[rows.Gemm],
+    measured: Sequence[timings.Gemm],
     dtype: str,
     device: Device,
     statistic: Statistic = "median_s",
@@ -181,7 +181,7 @@ def gemm(
 
     Args:
         measured: rows of any dtype; the sweep's are taken where there are no projections of this one.
-        dtype: of rows.Gemm.
+        dtype: of timings.Gemm.
         device: its memory rate and fixed times.
         statistic: "min_s" on a shared CPU, where other work stretches the median.
         overheads: values of K_OVERHEAD to choose from, OVERHEADS say; a CPU's kernels need next to none.
@@ -194,7 +194,7 @@ def gemm(
     tried: list[GemmFit] = []
     for overhead in overheads:
 
-        def model(row: rows.Gemm, flops: float, overhead: float = overhead) -> float:
+        def model(row: timings.Gemm, flops: float, overhead: float = overhead) -> float:
             return float(gemm_pass(row, flops, device, overhead).time_s)
 
         found = asymptote(mine, model, statistic)
@@ -203,7 +203,7 @@ def gemm(
     return min(tried, key=lambda fit: fit.error, default=None)
 
 
-Row = TypeVar("Row", "rows.Gemm", "rows.Attention")
+Row = TypeVar("Row", "timings.Gemm", "timings.Attention")
 
 
 def asymptote(measured: Sequence[Row], model: Callable[[Row, float], float], statistic: Statistic) -> Fit | None:
@@ -222,7 +222,7 @@ def asymptote(measured: Sequence[Row], model: Callable[[Row, float], float], sta
 # --- attention ---
 
 
-def attention_pass(row: rows.Attention, flops: float, ramp_tokens: float, device: Device) -> compute.Pass:
+def attention_pass(row: timings.Attention, flops: float, ramp_tokens: float, device: Device) -> compute.Pass:
     """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
@@ -233,7 +233,7 @@ def attention_pass(row: rows.Attention, flops: float, ramp_tokens: float, device
 
 
 def attention(
-    measured: Sequence[rows.Attention],
+    measured: Sequence[timings.Attention],
     dtype: str,
     peak_flops: float,
     device: Device,
@@ -253,7 +253,7 @@ def attention(
     tried: list[AttentionFit] = []
     for tokens in ramps:
 
-        def model(row: rows.Attention, flops: float, tokens: float = tokens) -> float:
+        def model(row: timings.Attention, flops: float, tokens: float = tokens) -> float:
             return float(attention_pass(row, flops, tokens, device).time_s)
 
         both = [
@@ -270,7 +270,7 @@ def attention(
 
 
 def memory(
-    measured: Sequence[rows.Move],
+    measured: Sequence[timings.Move],
     names: Sequence[str] = STREAMING,
     dtype: str | None = None,
     statistic: Statistic = "median_s",

@@ -7,17 +7,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.bench.trace_axes import Axes
-from steptime.bench.trace_issuers import with_issuers
-from steptime.bench.trace_names import COMM, WORK
-from steptime.bench.trace_parts import Interval, device_part, host_intervals, share_out
+from steptime.bench.trace.axes import Axes
+from steptime.bench.trace.intervals import Interval, device_part, host_intervals, share_out
+from steptime.bench.trace.issuers import with_issuers
+from steptime.bench.trace.names import COMM, WORK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from steptime.base.rows import Time
-    from steptime.bench.trace_events import Trace, Work
-    from steptime.bench.trace_parts import Frame
+    from steptime.bench.trace.events import Trace, Work
+    from steptime.bench.trace.intervals import Frame
     from steptime.job.job import Job
 
 Seconds = dict[str, float]

@@ -14,8 +14,8 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.bench.trace_json import events, unpacked
-from steptime.bench.trace_names import BYTES, DEVICE_WORK, TRANSFERS
+from steptime.bench.trace.chrome_json import events, unpacked
+from steptime.bench.trace.names import BYTES, DEVICE_WORK, TRANSFERS
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 

@@ -10,7 +10,7 @@ import pytest
 from bench.launch import ROOT
 
 from steptime.base.config import ConfigError
-from steptime.bench.emit import emit
+from steptime.bench.launch_script import emit
 from steptime.bench.phases import job_start_s
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job

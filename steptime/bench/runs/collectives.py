@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
-from steptime.bench import operands, rows
-from steptime.bench.timing import Timing, summary, synchronize
+from steptime.bench import timings
+from steptime.bench.runs import operands
+from steptime.bench.runs.clock import Timing, summary, synchronize
 from steptime.model.ops import Kind
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def sizes(device: torch.device) -> list[int]:
 
 def measure_axis(
     group: ProcessGroup, axis: str, device: torch.device, seconds: float, dtype: torch.dtype | None = None
-) -> tuple[list[rows.Collective], list[str]]:
+) -> tuple[list[timings.Collective], list[str]]:
     """Every kind over the ranks of `group`; a kind stops growing when its share of the `seconds` is used up.
 
     Args:
@@ -150,7 +151,7 @@ def measure_axis(
     """
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     counted = -slowest([-float(len(sizes(device)))], group, device)[0]  # the least of all ranks
-    found: list[rows.Collective] = []
+    found: list[timings.Collective] = []
     notes: list[str] = []
     for kind in KINDS:
         timed, note = _measure_kind(
@@ -170,9 +171,9 @@ def _measure_kind(
     device: torch.device,
     dtype: torch.dtype,
     seconds: float,
-) -> tuple[list[rows.Collective], str]:
+) -> tuple[list[timings.Collective], str]:
     """One kind over all sizes, smallest first."""
-    found: list[rows.Collective] = []
+    found: list[timings.Collective] = []
     spent = 0.0
     for bytes_ in of_bytes:
         if found and bytes_ > ALWAYS and spent + GROWTH * found[-1].timing.min_s * (LEAST + 2) > seconds:
@@ -184,13 +185,13 @@ def _measure_kind(
             return found, f"{kind} over {axis}, {bytes_} B: not measured; {str(error).partition(chr(10))[0][:160]}"
         spent += timing.median_s * call.trips * (timing.reps + 2)
         if not found or found[-1].bytes != call.bytes:
-            found.append(rows.Collective(kind, axis, call.ranks, call.bytes, timing))
+            found.append(timings.Collective(kind, axis, call.ranks, call.bytes, timing))
     return found, ""
 
 
 def sweep(
     mesh: DeviceMesh | None, device: torch.device, seconds: float = 6.0
-) -> tuple[list[rows.Collective], list[str]]:
+) -> tuple[list[timings.Collective], list[str]]:
     """Every kind over every axis of a mesh that has more than one rank, for about `seconds` altogether.
 
     Without a mesh all ranks are one axis, "world". The rows are those of this rank's groups: groups side by side run at the same
@@ -204,7 +205,7 @@ def sweep(
         return measure_axis(world, "world", device, seconds)
     names = mesh.mesh_dim_names or tuple(str(i) for i in range(mesh.ndim))
     axes = [(name, mesh.get_group(i)) for i, name in enumerate(names) if mesh.size(i) > 1]
-    found: list[rows.Collective] = []
+    found: list[timings.Collective] = []
     notes: list[str] = []
     for name, group in axes:
         timed, said = measure_axis(group, name, device, seconds / len(axes))

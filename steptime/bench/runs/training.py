@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from steptime.bench.layouts import Laid, local, optimizer
+from steptime.bench.runs.layouts import Laid, local, optimizer
 
 
 class Batch(NamedTuple):

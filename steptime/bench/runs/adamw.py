@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from steptime.answer.result import estimate
-from steptime.bench import operands, rows
-from steptime.bench.timing import measure, summary, synchronize
+from steptime.bench import timings
+from steptime.bench.runs import operands
+from steptime.bench.runs.clock import measure, summary, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 def step(
     job: Job, device: torch.device, dtype: str, *, fused: bool = False, seconds: float = 0.5
-) -> tuple[rows.Move, str]:
+) -> tuple[timings.Move, str]:
     """AdamW as torch runs it unasked (foreach on CUDA, tensor by tensor on CPU), or its fused kernel; and over how much.
 
     Gradients have the parameters' dtype, so have the moments; the gradients are not cleared.
@@ -66,16 +67,16 @@ def step(
     count = sum(map(_elements, shapes))
     name = "adamw_fused" if fused else "adamw"
     accesses = FUSED_ACCESSES if fused else FOREACH_ACCESSES
-    return rows.Move(name, "forward", dtype, accesses * size * count, timing), (
+    return timings.Move(name, "forward", dtype, accesses * size * count, timing), (
         f"{name} {dtype}: over {count:,} parameters in {len(shapes)} tensors"
     )
 
 
 def steps(
     job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 2.0
-) -> tuple[list[rows.Move], list[str]]:
+) -> tuple[list[timings.Move], list[str]]:
     """Both kinds of step in every dtype."""
-    found: list[rows.Move] = []
+    found: list[timings.Move] = []
     notes: list[str] = []
     for dtype in dtypes:
         for fused in (False, True):
@@ -90,7 +91,7 @@ def steps(
     return found, notes
 
 
-def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[rows.Launch], list[str]]:
+def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.Launch], list[str]]:
     """What a tiny kernel takes: on a device queued behind others (its own time and the gap), on the host to launch one.
 
     A CPU has no queue: its calls are timed, and there is no row for the host.
@@ -102,7 +103,7 @@ def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[rows.Laun
         return few.add_(1e-6)
 
     tiny = {"gemm": lambda: torch.mm(left, left, out=right), "move": move}
-    found = [rows.Launch(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
+    found = [timings.Launch(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
     if device.type == "cpu":
         return found, ["launches: a CPU runs what it is given at once; gemm and move are whole calls"]
     samples = []
@@ -112,4 +113,4 @@ def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[rows.Laun
         for _ in range(LAUNCHES):
             move()
         samples.append((perf_counter() - start) / LAUNCHES)
-    return [*found, rows.Launch("host", summary(samples))], []
+    return [*found, timings.Launch("host", summary(samples))], []

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from steptime.answer.result import Estimate
     from steptime.base.rows import GemmRow
-    from steptime.bench import rows
-    from steptime.bench.fit import Statistic
-    from steptime.bench.timing import Timing
+    from steptime.bench import timings
+    from steptime.bench.rate_fit import Statistic
+    from steptime.bench.runs.clock import Timing
     from steptime.hardware.machine import Machine
 
 What = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
@@ -78,7 +78,7 @@ def of(what: What, name: str, predicted: float, timing: Timing, statistic: Stati
     return Beside(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
 
-def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str, statistic: Statistic) -> list[Beside]:
+def gemms(found: Estimate, measured: Iterable[timings.Gemm], dtype: str, statistic: Statistic) -> list[Beside]:
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
@@ -88,7 +88,7 @@ def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str, statistic:
     ]
 
 
-def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str, statistic: Statistic) -> list[Beside]:
+def attention(found: Estimate, measured: Iterable[timings.Attention], dtype: str, statistic: Statistic) -> list[Beside]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
     timing, part = found.timing, found.assembly.block
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
@@ -109,7 +109,7 @@ def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str, s
     ]
 
 
-def moves(found: Estimate, measured: Iterable[rows.Move], dtype: str, statistic: Statistic) -> list[Beside]:
+def moves(found: Estimate, measured: Iterable[timings.Move], dtype: str, statistic: Statistic) -> list[Beside]:
     """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
     rates = found.timing.rates
     return [
@@ -125,7 +125,7 @@ def moves(found: Estimate, measured: Iterable[rows.Move], dtype: str, statistic:
     ]
 
 
-def collectives(machine: Machine, measured: Sequence[rows.Collective], groups: dict[str, Group]) -> list[Beside]:
+def collectives(machine: Machine, measured: Sequence[timings.Collective], groups: dict[str, Group]) -> list[Beside]:
     """Each collective on its axis, against the fastest call: other processes only ever slow one down."""
     return [
         Beside(

@@ -17,14 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from steptime import fsdp
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.bench.block import OneBlock
-from steptime.bench.layouts import lay_out
-from steptime.bench.modules import whole
-from steptime.bench.probes import Collectives, Saved
 from steptime.bench.reduce import gathered
 from steptime.bench.runnable import RECOMPUTES, alone, as_run, unsupported
-from steptime.bench.step import allocated
-from steptime.bench.training import Trainer
+from steptime.bench.runs.block import OneBlock
+from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.modules import whole
+from steptime.bench.runs.probes import Collectives, Saved
+from steptime.bench.runs.step import allocated
+from steptime.bench.runs.training import Trainer
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.stages import PartMemories

@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.bench.host_memory import max_rss_bytes
-from steptime.bench.layouts import Laid, lay_out
-from steptime.bench.operands import release
-from steptime.bench.probes import LiveBytes
 from steptime.bench.reduce import gathered, over_ranks, slowest
 from steptime.bench.runnable import as_run
-from steptime.bench.timing import Timing, summary, synchronize
-from steptime.bench.training import Trainer
+from steptime.bench.runs.clock import Timing, summary, synchronize
+from steptime.bench.runs.layouts import Laid, lay_out
+from steptime.bench.runs.operands import release
+from steptime.bench.runs.probes import LiveBytes
+from steptime.bench.runs.training import Trainer
 from steptime.job.job import Job
 
 DDP_TIMES = {

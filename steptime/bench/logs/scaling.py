@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.bench.rows import SCHEMA
+from steptime.bench.timings import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.bench.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
+from steptime.bench.logs.stamps import Stamp, dated, elapsed, in_name, of_line, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

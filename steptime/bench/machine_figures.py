@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.bench import fit, links
+from steptime.bench import links, rate_fit
 from steptime.bench.device import known_accelerator
-from steptime.bench.gemm import best
 from steptime.bench.machine_file import Figure
+from steptime.bench.runs.gemm import best
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.bench import rows
+    from steptime.bench import timings
     from steptime.bench.device import Device
     from steptime.bench.machine_file import Provenance
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class Measured(NamedTuple):
     """Every row of one calibration, and what could not be measured."""
 
-    gemms: list[rows.Gemm]
-    attention: list[rows.Attention]
-    moves: list[rows.Move]
-    launches: list[rows.Launch]
-    collectives: list[rows.Collective]
+    gemms: list[timings.Gemm]
+    attention: list[timings.Attention]
+    moves: list[timings.Move]
+    launches: list[timings.Launch]
+    collectives: list[timings.Collective]
     notes: list[str]
 
     def joined(self, other: Measured) -> Measured:
@@ -53,7 +53,7 @@ def figures(measured: Measured, device: Device, dtype: str, provenance: Provenan
     rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
     share = float(memory["memory_efficiency"].value) if memory else 1.0
     gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
-    under = fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
+    under = rate_fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
     products = _products(measured.gemms, dtype, device.statistic, under, provenance)
     known = known_accelerator(device)
     peaks = {} if known else _peaks(products)
@@ -74,11 +74,15 @@ def _peaks(products: dict[str, Figure]) -> dict[str, Figure]:
 
 
 def _products(
-    gemms: Sequence[rows.Gemm], dtype: str, statistic: fit.Statistic, under: fit.Device, provenance: Provenance
+    gemms: Sequence[timings.Gemm],
+    dtype: str,
+    statistic: rate_fit.Statistic,
+    under: rate_fit.Device,
+    provenance: Provenance,
 ) -> dict[str, Figure]:
     """Best and sustained rates by dtype, and the depth overhead that the config's dtype wants."""
     found: dict[str, Figure] = {}
-    overheads: Sequence[float] = fit.OVERHEADS
+    overheads: Sequence[float] = rate_fit.OVERHEADS
     tops = best(gemms)
     for name in sorted(tops, key=lambda name: name != dtype):
         row = tops[name]
@@ -86,7 +90,7 @@ def _products(
         found[f"best_flops.{name}"] = Figure(
             row.flops / row.timing.min_s, provenance.measured(shape, row.timing.spread)
         )
-        if sustained := fit.gemm(gemms, name, under, statistic, overheads):
+        if sustained := rate_fit.gemm(gemms, name, under, statistic, overheads):
             what = (
                 f"asymptote for {sustained.points} products, which the model then meets to {_percent(sustained.error)}"
             )
@@ -99,9 +103,9 @@ def _products(
 
 
 def _memory(
-    moves: Sequence[rows.Move], dtype: str, statistic: fit.Statistic, provenance: Provenance
+    moves: Sequence[timings.Move], dtype: str, statistic: rate_fit.Statistic, provenance: Provenance
 ) -> dict[str, Figure]:
-    held = fit.memory(moves, dtype=dtype, statistic=statistic)
+    held = rate_fit.memory(moves, dtype=dtype, statistic=statistic)
     if held is None:
         return {}
     what = f"median of {held.efficiency.points} streaming kernels over it, which lie {_percent(held.efficiency.error)} apart"
@@ -114,18 +118,18 @@ def _memory(
 
 
 def _attention(
-    measured: Measured, device: Device, dtype: str, peak: float, under: fit.Device, provenance: Provenance
+    measured: Measured, device: Device, dtype: str, peak: float, under: rate_fit.Device, provenance: Provenance
 ) -> dict[str, Figure]:
     """Shares of `peak` [FLOP/s] at the config's own length, and the ramp over all lengths."""
     if not peak or not measured.attention:
         return {}
-    over_lengths = fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic)
+    over_lengths = rate_fit.attention(measured.attention, dtype, peak, under, statistic=device.statistic)
     if over_lengths is None:
         return {}
     ramps = (over_lengths.ramp_tokens,)
     length = measured.attention[0].seqlen  # the config's own comes first
     own = [row for row in measured.attention if row.seqlen == length]
-    held = fit.attention(own, dtype, peak, under, statistic=device.statistic, ramps=ramps) or over_lengths
+    held = rate_fit.attention(own, dtype, peak, under, statistic=device.statistic, ramps=ramps) or over_lengths
     found: dict[str, Figure] = {}
     for direction, one in (("forward", held.forward), ("backward", held.backward)):
         every = over_lengths.forward if direction == "forward" else over_lengths.backward
@@ -140,7 +144,7 @@ def _attention(
     return found
 
 
-def _kernels(launches: Sequence[rows.Launch], provenance: Provenance) -> dict[str, Figure]:
+def _kernels(launches: Sequence[timings.Launch], provenance: Provenance) -> dict[str, Figure]:
     """What a kernel costs beside its work."""
     held = {row.name: row.timing for row in launches}
     if not {"gemm", "move"} <= held.keys():
@@ -159,7 +163,7 @@ def _kernels(launches: Sequence[rows.Launch], provenance: Provenance) -> dict[st
 
 
 def tiers(
-    collectives: Sequence[rows.Collective], crossing: frozenset[str], per_node: int, provenance: Provenance
+    collectives: Sequence[timings.Collective], crossing: frozenset[str], per_node: int, provenance: Provenance
 ) -> list[dict[str, Figure]]:
     """Network tiers, innermost first.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from steptime.bench.timing import Timing
+from steptime.bench.runs.clock import Timing
 
 SCHEMA = "3dtrn-bench/1"
 Direction = Literal["forward", "dgrad", "wgrad", "backward"]

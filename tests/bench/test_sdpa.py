@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from steptime import estimate
-from steptime.bench import attention
-from steptime.bench.attention import Shape
+from steptime.bench.runs import sdpa
+from steptime.bench.runs.sdpa import Shape
 from steptime.job.job import Job
 
 CPU = torch.device("cpu")
@@ -27,9 +27,9 @@ def job():
 
 
 def test_shape_is_the_configs_own(job):
-    assert attention.of_job(job) == SMALL
-    assert attention.of_job(job.replace(**{"parallelism.tp": 2})) == Shape(2, 32, 2, 1, 16)
-    lengths = [s.seqlen for s in attention.shapes(job, CPU)]
+    assert sdpa.of_job(job) == SMALL
+    assert sdpa.of_job(job.replace(**{"parallelism.tp": 2})) == Shape(2, 32, 2, 1, 16)
+    lengths = [s.seqlen for s in sdpa.shapes(job, CPU)]
     assert lengths[0] == 32
     assert len(lengths) == len(set(lengths)) == 5
 
@@ -37,7 +37,7 @@ def test_shape_is_the_configs_own(job):
 def test_flops_are_the_models(job):
     """Forward 2 x 2 b h s^2 d halved, backward 2.5 times that."""
     op = next(op for op in estimate(job).assembly.block.ops if type(op).__name__ == "Attention")
-    forward, backward = attention.time_shape(SMALL, "default", "fp32", CPU, 0.0)
+    forward, backward = sdpa.time_shape(SMALL, "default", "fp32", CPU, 0.0)
     assert forward.flops == op.full_flops * op.causal_share == 2 * 2 * 2 * 4 * 32**2 * 16 / 2
     assert backward.flops == 2.5 * forward.flops
 
@@ -46,13 +46,13 @@ def test_flops_are_the_models(job):
 def test_back_ends_agree(backend):
     """Grouped heads, causal: softmax of masked scores, written out."""
     torch.manual_seed(0)
-    q, k, v, grad = attention.tensors(SMALL, "fp32", CPU)
+    q, k, v, grad = sdpa.tensors(SMALL, "fp32", CPU)
     assert q.shape == (2, 4, 32, 16)
     assert k.shape == (2, 2, 32, 16)
     assert q.stride()[1] == 16  # heads of one token lie side by side
-    with attention.only(backend):
-        out = attention.attend(q, k, v)
-        found = attention.gradients(out, (q, k, v), grad)
+    with sdpa.only(backend):
+        out = sdpa.attend(q, k, v)
+        found = sdpa.gradients(out, (q, k, v), grad)
     keys, values = (x.repeat_interleave(2, dim=1) for x in (k, v))
     scores = (q @ keys.transpose(-1, -2)) / 4.0
     mask = torch.ones(32, 32, dtype=torch.bool).tril()
@@ -63,7 +63,7 @@ def test_back_ends_agree(backend):
 
 
 def test_sweep_measures_what_runs_and_notes_what_does_not(job):
-    found, notes = attention.sweep(job, CPU, ["fp32"], 0.5)
+    found, notes = sdpa.sweep(job, CPU, ["fp32"], 0.5)
     assert {row.backend for row in found} == {"default", "flash", "math"}
     for backend in ("cudnn", "efficient"):
         assert any(note.startswith(f"attention fp32 {backend}: not measured") for note in notes)
@@ -76,5 +76,5 @@ def test_sweep_measures_what_runs_and_notes_what_does_not(job):
 
 def test_scores_that_do_not_fit_are_noted():
     long = Shape(1, 2**20, 8, 8, 64)
-    assert attention.usable("math", long, "fp32", CPU).endswith("GiB do not fit")
-    assert attention.usable("flash", SMALL, "fp32", CPU) == ""
+    assert sdpa.usable("math", long, "fp32", CPU).endswith("GiB do not fit")
+    assert sdpa.usable("flash", SMALL, "fp32", CPU) == ""

@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.base.config import ConfigError
-from steptime.bench.modules import DTYPES, INIT_STD, Slice, Transformer, building, plan_of, slices, tables
 from steptime.bench.runnable import layout_name, unsupported
+from steptime.bench.runs.modules import DTYPES, INIT_STD, Slice, Transformer, building, plan_of, slices, tables
 from steptime.fsdp import options
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job

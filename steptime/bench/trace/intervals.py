@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.bench.trace_names import COMM, WORK, kernel_part, op_part
+from steptime.bench.trace.names import COMM, WORK, kernel_part, op_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from steptime.bench.trace_events import Op, Trace, Work
+    from steptime.bench.trace.events import Op, Trace, Work
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
 """What an operator hands down to those it calls: a product's copies belong to the product."""

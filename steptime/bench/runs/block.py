@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from steptime.base.config import ConfigError
-from steptime.bench.modules import Block, building, plan_of, tables
-from steptime.bench.probes import Saved
 from steptime.bench.runnable import RECOMPUTES, Recompute, alone, unsupported
-from steptime.bench.timing import Timing, measure
+from steptime.bench.runs.clock import Timing, measure
+from steptime.bench.runs.modules import Block, building, plan_of, tables
+from steptime.bench.runs.probes import Saved
 from steptime.job.job import Job
 
 

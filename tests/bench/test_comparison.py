@@ -8,13 +8,13 @@ import pytest
 
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
-from steptime.bench import beside, rows
-from steptime.bench.beside import Beside, summarise
-from steptime.bench.block import BlockRow
+from steptime.bench import comparison, timings
+from steptime.bench.comparison import Beside, summarise
 from steptime.bench.conclude import crosses, of_block
 from steptime.bench.device import Device
+from steptime.bench.runs.block import BlockRow
+from steptime.bench.runs.clock import Timing
 from steptime.bench.spread import LAYOUTS, named, spread
-from steptime.bench.timing import Timing
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bench" / "cpu_tiny.yaml"
 
@@ -44,26 +44,28 @@ def test_a_cpu_is_judged_by_its_fastest_call_and_a_gpu_by_its_median(job):
     row = next(g for g in found.gemms if g.pass_ == "forward")
     timing = Timing(1.0, 2.0, 3.0, 5)
     measured = [
-        rows.Gemm(row.name, "forward", "fp32", 1, 1, 1, timing),
-        rows.Gemm("other", "forward", "fp32", 1, 1, 1, timing),
+        timings.Gemm(row.name, "forward", "fp32", 1, 1, 1, timing),
+        timings.Gemm("other", "forward", "fp32", 1, 1, 1, timing),
     ]
-    (least,), (middle,) = (beside.gemms(found, measured, "fp32", s) for s in ("min_s", "median_s"))
+    (least,), (middle,) = (comparison.gemms(found, measured, "fp32", s) for s in ("min_s", "median_s"))
     assert (least.measured, middle.measured) == (1.0, 2.0)
     assert least.predicted == row.time_s
     assert least.spread == 1.0
-    assert beside.gemms(found, measured, "bf16", "min_s") == []
+    assert comparison.gemms(found, measured, "bf16", "min_s") == []
 
 
 def test_only_the_config_s_own_attention_is_compared(job):
     found = estimate(job)
-    one = rows.Attention("default", "forward", "fp32", 2, 512, 8, 4, 64, causal=True, timing=Timing(1.0, 1.0, 1.0, 5))
+    one = timings.Attention(
+        "default", "forward", "fp32", 2, 512, 8, 4, 64, causal=True, timing=Timing(1.0, 1.0, 1.0, 5)
+    )
     others = [
         one._replace(seqlen=256),
         one._replace(backend="math"),
         one._replace(causal=False),
         one._replace(dtype="bf16"),
     ]
-    (row,) = beside.attention(found, [one, *others], "fp32", "min_s")
+    (row,) = comparison.attention(found, [one, *others], "fp32", "min_s")
     assert row.predicted > 0
     assert row.name == "forward"
 

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.answer.result import estimate
-from steptime.bench import operands, rows
-from steptime.bench.attention import gradients
-from steptime.bench.timing import measure
+from steptime.bench import timings
+from steptime.bench.runs import operands
+from steptime.bench.runs.clock import measure
+from steptime.bench.runs.sdpa import gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,17 +142,17 @@ def _embed(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.embedding(ids, table)
 
 
-def time_work(work: Work, dtype: str, device: torch.device, seconds: float) -> list[rows.Move]:
+def time_work(work: Work, dtype: str, device: torch.device, seconds: float) -> list[timings.Move]:
     """Forward and, where there is one, backward, over several copies of the inputs in turn."""
     copies = [work.inputs() for _ in range(operands.copies(work.size, device))]
     turns = operands.rotate(copies)
     both = 0.5 * seconds if work.backward_bytes else seconds
     timing = measure(lambda: work.forward(*turns()), device, seconds=both, least=3)
-    found = [rows.Move(work.name, "forward", dtype, work.forward_bytes, timing)]
+    found = [timings.Move(work.name, "forward", dtype, work.forward_bytes, timing)]
     if work.backward_bytes:
         done = operands.rotate([_graph(work, inputs) for inputs in copies])
         timing = measure(lambda: gradients(*done()), device, seconds=both, least=3)
-        found.append(rows.Move(work.name, "backward", dtype, work.backward_bytes, timing))
+        found.append(timings.Move(work.name, "backward", dtype, work.backward_bytes, timing))
     return found
 
 
@@ -162,13 +163,13 @@ def _graph(work: Work, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, 
 
 def sweep(
     job: Job | None, device: torch.device, dtypes: Sequence[str], seconds: float = 4.0
-) -> tuple[list[rows.Move], list[str]]:
+) -> tuple[list[timings.Move], list[str]]:
     """Streams of two sizes, and the job's memory-bound work in every dtype, for about `seconds`."""
     sizes = (2**26, 2**28) if device.type == "cpu" else (2**28, 2**30)
     layer = of_job(job) if job is not None else Layer(8192, 4096, 14336, 32768)
     works = [(work, "fp32") for bytes_ in sizes for work in streams(bytes_, "fp32", device)]
     works += [(work, dtype) for dtype in dtypes for work in of_layer(layer, dtype, device)]
-    found: list[rows.Move] = []
+    found: list[timings.Move] = []
     notes: list[str] = []
     for work, dtype in works:
         if work.size > SHARE * operands.free_bytes(device):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.bench import fit, links, rows
-from steptime.bench.timing import Timing
+from steptime.bench import links, rate_fit, timings
+from steptime.bench.runs.clock import Timing
 from steptime.cost import compute
 from steptime.cost.comm import ALGORITHMS, collective
 from steptime.hardware.machine import Tier
@@ -38,14 +38,14 @@ def products(flops, device, dtype="bf16", name="mlp.up"):
     made = []
     for m, n, k in SHAPES:
         for direction, shape in (("forward", (m, n, k)), ("dgrad", (m, k, n)), ("wgrad", (k, n, m))):
-            row = rows.Gemm(name, direction, dtype, *shape, exact(1.0))
-            made.append(row._replace(timing=exact(fit.gemm_pass(row, flops, device).time_s)))
+            row = timings.Gemm(name, direction, dtype, *shape, exact(1.0))
+            made.append(row._replace(timing=exact(rate_fit.gemm_pass(row, flops, device).time_s)))
     return made
 
 
 def test_the_models_pass_is_the_cost_models_own():
     """Bytes 2 (mk + kn + mn), the fixed time once, wgrad at its rate: as a layer in `compute`."""
-    device = fit.Device(3e12, 4e-6, 132.0)
+    device = rate_fit.Device(3e12, 4e-6, 132.0)
     rates = replace(device.rates(700e12), gemm_flops=700e12)
     op = ops.Gemm("up", params=(ops.Param("up.weight", (14336, 4096)),), m=4096.0, n=14336.0, k=4096.0)
     dgrad, wgrad = compute.gemm_backward(op, rates)
@@ -54,8 +54,8 @@ def test_the_models_pass_is_the_cost_models_own():
         ("dgrad", (4096, 4096, 14336), dgrad),
         ("wgrad", (4096, 14336, 4096), wgrad),
     ):
-        row = rows.Gemm("up", direction, "bf16", *shape, exact(1.0))
-        assert fit.gemm_pass(row, 700e12, device) == expected
+        row = timings.Gemm("up", direction, "bf16", *shape, exact(1.0))
+        assert rate_fit.gemm_pass(row, 700e12, device) == expected
 
 
 @given(
@@ -66,11 +66,11 @@ def test_the_models_pass_is_the_cost_models_own():
 )
 @settings(max_examples=25, deadline=None)
 def test_sustained_rate_is_found_back(flops, bytes_per_s, kernel_s, sm_count):
-    device = fit.Device(bytes_per_s, kernel_s, sm_count)
-    found = fit.gemm(products(flops, device), "bf16", device, "min_s")
+    device = rate_fit.Device(bytes_per_s, kernel_s, sm_count)
+    found = rate_fit.gemm(products(flops, device), "bf16", device, "min_s")
     if found is None:  # memory bounds all of it
         assert all(
-            fit.gemm_pass(r, flops, device).bandwidth_s > fit.gemm_pass(r, flops, device).compute_s
+            rate_fit.gemm_pass(r, flops, device).bandwidth_s > rate_fit.gemm_pass(r, flops, device).compute_s
             for r in products(flops, device)
         )
         return
@@ -81,82 +81,84 @@ def test_sustained_rate_is_found_back(flops, bytes_per_s, kernel_s, sm_count):
 
 def test_noise_does_not_move_it_far():
     """One shape in five is three times too slow: the others decide."""
-    device = fit.Device(3e12, 4e-6, 132.0)
+    device = rate_fit.Device(3e12, 4e-6, 132.0)
     made = products(600e12, device)
     made[::5] = [row._replace(timing=exact(3.0 * row.timing.min_s)) for row in made[::5]]
-    found = fit.gemm(made, "bf16", device, "min_s")
+    found = rate_fit.gemm(made, "bf16", device, "min_s")
     assert found.value == pytest.approx(600e12, rel=1e-6)
     assert found.worst == pytest.approx(log(3.0))
     assert found.error == pytest.approx(3 * log(3.0) / 15)
 
 
 def test_medians_unless_minima_are_asked_for():
-    device = fit.Device(1e15, 0.0)
+    device = rate_fit.Device(1e15, 0.0)
     made = products(100e12, device)
-    assert fit.gemm(made, "bf16", device).value == pytest.approx(100e12 / 1.5)
-    assert fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
+    assert rate_fit.gemm(made, "bf16", device).value == pytest.approx(100e12 / 1.5)
+    assert rate_fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
 
 
 def test_projections_before_the_sweep_and_dtypes_apart():
-    device = fit.Device(1e15, 0.0)
+    device = rate_fit.Device(1e15, 0.0)
     made = products(100e12, device) + products(900e12, device, name="sweep") + products(50e12, device, "fp32", "sweep")
-    assert fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
-    assert fit.gemm(made, "fp32", device, "min_s").value == pytest.approx(50e12)
-    assert fit.gemm(made, "fp16", device) is None
+    assert rate_fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
+    assert rate_fit.gemm(made, "fp32", device, "min_s").value == pytest.approx(50e12)
+    assert rate_fit.gemm(made, "fp16", device) is None
 
 
 def test_fp8_is_fitted_at_the_depth_its_tiles_need():
-    device = fit.Device(4e12, 4e-6, 132.0, compute_flops=700e12)
-    found = fit.gemm(products(1300e12, device, "fp8"), "fp8", device, "min_s")
+    device = rate_fit.Device(4e12, 4e-6, 132.0, compute_flops=700e12)
+    found = rate_fit.gemm(products(1300e12, device, "fp8"), "fp8", device, "min_s")
     assert found.value == pytest.approx(1300e12, rel=1e-6)
-    row = rows.Gemm("x", "forward", "fp8", 4096, 4096, 4096, exact(1.0))
-    own = fit.gemm_pass(row, 1300e12, device).compute_s * 1300e12 / row.flops
+    row = timings.Gemm("x", "forward", "fp8", 4096, 4096, 4096, exact(1.0))
+    own = rate_fit.gemm_pass(row, 1300e12, device).compute_s * 1300e12 / row.flops
     assert 1.0 / own == pytest.approx(compute.shape_efficiency(4096, 4096, 4096, 1, 132.0, 200.0 * 1300 / 700))
 
 
 def test_depth_overhead_can_be_fitted_too():
     """A device whose kernels need 20 of k, where the model has 200."""
-    device = fit.Device(1e15, 0.0)
-    made = [row._replace(timing=exact(fit.gemm_pass(row, 1e12, device, 20.0).time_s)) for row in products(1e12, device)]
+    device = rate_fit.Device(1e15, 0.0)
+    made = [
+        row._replace(timing=exact(rate_fit.gemm_pass(row, 1e12, device, 20.0).time_s)) for row in products(1e12, device)
+    ]
     assert made[0].timing.min_s == pytest.approx(made[0].flops / 1e12 * 532 / 512)
-    found = fit.gemm(made, "bf16", device, "min_s", (0.0, 20.0, 200.0))
+    found = rate_fit.gemm(made, "bf16", device, "min_s", (0.0, 20.0, 200.0))
     assert found.depth_overhead == 20.0
     assert found.error < 1e-6
-    assert fit.gemm(made, "bf16", device, "min_s").error > 0.01
+    assert rate_fit.gemm(made, "bf16", device, "min_s").error > 0.01
 
 
 # --- attention ---
 
 
 def attention_rows(forward, backward, tokens, lengths=(512, 1024, 4096, 16384)):
-    device = fit.Device(3e12, 4e-6)
+    device = rate_fit.Device(3e12, 4e-6)
     made = []
     for length in lengths:
         for direction, flops in (("forward", forward), ("backward", backward)):
-            row = rows.Attention("default", direction, "bf16", 1, length, 32, 8, 128, True, exact(1.0))
-            made.append(row._replace(timing=exact(fit.attention_pass(row, flops, tokens, device).time_s)))
+            row = timings.Attention("default", direction, "bf16", 1, length, 32, 8, 128, True, exact(1.0))
+            made.append(row._replace(timing=exact(rate_fit.attention_pass(row, flops, tokens, device).time_s)))
     return made, device
 
 
 def test_attention_pass_is_the_cost_models_own():
-    device = fit.Device(3e12, 4e-6)
+    device = rate_fit.Device(3e12, 4e-6)
     op = ops.Attention("a", batch=2, q_len=2048, kv_len=2048, n_q_heads=32, n_kv_heads=8, d_qk=128, d_v=128)
     rates = device.rates(500e12)
     for direction, expected in (
         ("forward", compute.forward(op, rates, {})),
         ("backward", compute.backward(op, rates, {})[0]),
     ):
-        row = rows.Attention("default", direction, "bf16", 2, 2048, 32, 8, 128, True, exact(1.0))
-        found = fit.attention_pass(row, 500e12, fit.USUAL_RAMP, device)
+        row = timings.Attention("default", direction, "bf16", 2, 2048, 32, 8, 128, True, exact(1.0))
+        found = rate_fit.attention_pass(row, 500e12, rate_fit.USUAL_RAMP, device)
         assert found.time_s == pytest.approx(expected.time_s)
         assert found.flops == expected.flops
 
 
-@given(forward=rate(50e12, 900e12), backward=rate(50e12, 900e12), tokens=st.sampled_from(fit.RAMPS))
+@given(forward=rate(50e12, 900e12), backward=rate(50e12, 900e12), tokens=st.sampled_from(rate_fit.RAMPS))
 @settings(max_examples=15, deadline=None)
 def test_attention_is_found_back(forward, backward, tokens):
     made, device = attention_rows(forward, backward, tokens)
-    found = fit.attention(made, "bf16", 1000e12, device, statistic="min_s")
+    found = rate_fit.attention(made, "bf16", 1000e12, device, statistic="min_s")
     assert found.ramp_tokens == tokens
     assert found.forward.value == pytest.approx(forward / 1000e12, rel=1e-6)
     assert found.backward.value == pytest.approx(backward / 1000e12, rel=1e-6)
@@ -165,27 +167,27 @@ def test_attention_is_found_back(forward, backward, tokens):
 
 def test_one_length_has_no_ramp_of_its_own():
     made, device = attention_rows(500e12, 400e12, 100.0, lengths=(2048,))
-    found = fit.attention(made, "bf16", 1000e12, device, statistic="min_s")
-    assert found.ramp_tokens == fit.USUAL_RAMP
+    found = rate_fit.attention(made, "bf16", 1000e12, device, statistic="min_s")
+    assert found.ramp_tokens == rate_fit.USUAL_RAMP
     assert found.forward.error < 1e-6
 
 
 def test_shares_above_one_are_reported():
     made, device = attention_rows(500e12, 400e12, 450.0)
-    assert fit.attention(made, "bf16", 250e12, device, statistic="min_s").forward.value == pytest.approx(2.0)
+    assert rate_fit.attention(made, "bf16", 250e12, device, statistic="min_s").forward.value == pytest.approx(2.0)
 
 
 def test_attention_needs_both_directions():
     made, device = attention_rows(500e12, 400e12, 450.0)
-    assert fit.attention([r for r in made if r.direction == "forward"], "bf16", 1e15, device) is None
-    assert fit.attention(made, "bf16", 1e15, device, backend="math") is None
+    assert rate_fit.attention([r for r in made if r.direction == "forward"], "bf16", 1e15, device) is None
+    assert rate_fit.attention(made, "bf16", 1e15, device, backend="math") is None
 
 
 # --- memory ---
 
 
 def move(name, bytes_per_s, dtype="fp32"):
-    return rows.Move(name, "forward", dtype, 1e6, Timing(1e6 / bytes_per_s, 1e6 / bytes_per_s, 1.0, 9))
+    return timings.Move(name, "forward", dtype, 1e6, Timing(1e6 / bytes_per_s, 1e6 / bytes_per_s, 1.0, 9))
 
 
 def test_memory_is_the_best_copy_and_the_median_kernel():
@@ -196,21 +198,21 @@ def test_memory_is_the_best_copy_and_the_median_kernel():
         move("silu_mul", 3e12),
         move("residual", 4e12),
     ]
-    found = fit.memory([*made, move("adamw", 1e9), move("embedding", 1e9)])
+    found = rate_fit.memory([*made, move("adamw", 1e9), move("embedding", 1e9)])
     assert found.bytes_per_s[::3] == (pytest.approx(4e12), 2)
     assert found.efficiency[::3] == (pytest.approx(0.75), 3)
     assert found.bytes_per_s.worst == pytest.approx(log(4 / 3))
 
 
 def test_caches_can_beat_a_copy():
-    found = fit.memory([move("copy", 30e9), move("rmsnorm", 60e9), move("rmsnorm", 10e9, "bf16")], dtype="fp32")
+    found = rate_fit.memory([move("copy", 30e9), move("rmsnorm", 60e9), move("rmsnorm", 10e9, "bf16")], dtype="fp32")
     assert found.bytes_per_s.value == pytest.approx(60e9)
     assert found.efficiency.value == 1.0
 
 
 def test_memory_needs_a_copy_and_a_kernel():
-    assert fit.memory([move("copy", 1e9)]) is None
-    assert fit.memory([move("rmsnorm", 1e9)]) is None
+    assert rate_fit.memory([move("copy", 1e9)]) is None
+    assert rate_fit.memory([move("rmsnorm", 1e9)]) is None
 
 
 # --- links ---
@@ -220,7 +222,7 @@ SIZES = [8 * 4**i for i in range(13)]
 
 def calls(seconds, ranks=8, kinds=KINDS):
     return [
-        rows.Collective(kind, "dp", 2 if kind == "send_recv" else ranks, size, exact(seconds(kind, size)))
+        timings.Collective(kind, "dp", 2 if kind == "send_recv" else ranks, size, exact(seconds(kind, size)))
         for kind in kinds
         for size in SIZES
     ]
@@ -228,7 +230,7 @@ def calls(seconds, ranks=8, kinds=KINDS):
 
 def test_bus_bandwidth_is_nccl_tests_own():
     """8 ranks, 8 GB in a second: all-reduce 14, all-gather 7, broadcast and send 8 GB/s on the bus."""
-    found = {kind: links.bus_bytes_per_s(rows.Collective(kind, "dp", 8, 8 * 10**9, exact(1.0))) for kind in KINDS}
+    found = {kind: links.bus_bytes_per_s(timings.Collective(kind, "dp", 8, 8 * 10**9, exact(1.0))) for kind in KINDS}
     assert found == {
         "all_reduce": 14e9, "all_gather": 7e9, "reduce_scatter": 7e9, "all_to_all": 7e9, "broadcast": 8e9, "send_recv": 8e9,
     }  # fmt: skip
@@ -263,7 +265,7 @@ def test_a_falling_line_has_no_bandwidth_and_a_negative_start_no_latency():
     made = calls(lambda _, size: 1e-3 if size < 100 else 0.9e-3, kinds=["broadcast"])
     (line,) = links.alpha_beta(made)
     assert line.bus_bytes_per_s is None
-    made = [rows.Collective("broadcast", "dp", 2, size, exact(size**1.5 * 1e-9)) for size in (10, 100, 1000)]
+    made = [timings.Collective("broadcast", "dp", 2, size, exact(size**1.5 * 1e-9)) for size in (10, 100, 1000)]
     (line,) = links.alpha_beta(made)
     assert line.alpha_s == 0.0
     assert links.alpha_beta(made[:1]) == []
@@ -290,7 +292,7 @@ def test_a_tier_is_found_back(latency, bandwidth, ranks):
 
 def test_small_sizes_alone_give_no_wild_bandwidth():
     """64 KiB in 10 ms are 6.6 MB/s."""
-    made = [rows.Collective("broadcast", "dp", 2, size, exact(0.01)) for size in (8, 1024, 2**16)]
+    made = [timings.Collective("broadcast", "dp", 2, size, exact(0.01)) for size in (8, 1024, 2**16)]
     assert links.tier(made).bytes_per_s <= links.BEYOND * 2**16 / 0.01 * 1.0001
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.bench.trace_issuers import DIRECT, FUNCTIONAL
-from steptime.bench.trace_names import group_part
+from steptime.bench.trace.issuers import DIRECT, FUNCTIONAL
+from steptime.bench.trace.names import group_part
 
 if TYPE_CHECKING:
-    from steptime.bench.trace_events import Trace, Work
+    from steptime.bench.trace.events import Trace, Work
     from steptime.job.job import Job
 
 _SENDS = {"send", "recv", "sendrecv", "send_recv", "batch_isend_irecv", "coalesced"}

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime.answer.result import estimate
-from steptime.bench import operands, rows
-from steptime.bench.timing import Timing, interleaved, single
+from steptime.bench import timings
+from steptime.bench.runs import operands
+from steptime.bench.runs.clock import Timing, interleaved, single
 from steptime.model.ops import Gemm
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def taken(shape: Shape, dtype: str, device: torch.device) -> float:
 
 def time_shapes(
     shapes: Sequence[Shape], dtype: str, device: torch.device, seconds: float, patience: float = 1.0
-) -> tuple[list[rows.Gemm], list[str]]:
+) -> tuple[list[timings.Gemm], list[str]]:
     """All shapes in turns for `seconds`, as many at once as memory holds; alike ones are one measurement.
 
     Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
@@ -219,7 +220,7 @@ def time_shapes(
                 held, runs = 0.0, {}
         found |= _together(runs, device, seconds * len(runs) / len(alike))
     timed = [(named, timing) for shape, timing in found.items() for named in alike[shape]]
-    return [rows.Gemm(s.name, s.direction, dtype, s.m, s.n, s.k, timing) for s, timing in timed], notes
+    return [timings.Gemm(s.name, s.direction, dtype, s.m, s.n, s.k, timing) for s, timing in timed], notes
 
 
 def _together(
@@ -228,14 +229,14 @@ def _together(
     return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.4 * seconds, warm=0)
 
 
-def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[rows.Gemm], list[str]]:
+def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.Gemm], list[str]]:
     """The config's projections and the sweep in every dtype that the device has, for about `seconds` altogether.
 
     Of the sweep the largest shapes are left out where time is short, of the projections none but for three times their share.
     """
     names, notes = dtypes(device)
     mine = sorted(projections(job), key=lambda shape: shape.flops) if job is not None else []
-    found: list[rows.Gemm] = []
+    found: list[timings.Gemm] = []
     for dtype in names:
         for shapes, patience in ((mine, 3.0), (sweep_shapes(device), 1.0)):
             timed, said = time_shapes(shapes, dtype, device, 0.5 * seconds / len(names), patience)
@@ -244,9 +245,9 @@ def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple
     return found, notes
 
 
-def best(found: Sequence[rows.Gemm]) -> dict[str, rows.Gemm]:
+def best(found: Sequence[timings.Gemm]) -> dict[str, timings.Gemm]:
     """The best achievable of each dtype: the row of the highest rate, by the minimum (MAMF)."""
-    top: dict[str, rows.Gemm] = {}
+    top: dict[str, timings.Gemm] = {}
     for row in found:
         other = top.get(row.dtype)
         if other is None or row.flops / row.timing.min_s > other.flops / other.timing.min_s:
