@@ -30,7 +30,7 @@ from steptime.report import breakdown, compare, details, explain
 from steptime.report import notebook as html
 from steptime.report.answer import layout_words
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
-from steptime.report.table import Fact, Facts, Style, Table, layout, wants_color
+from steptime.report.table import Fact, FactList, Style, Table, layout, wants_color
 from steptime.report.text import report, sections
 
 GIB = 2.0**30
@@ -212,7 +212,7 @@ def test_tables_keep_to_the_page(rows, note):
     )
 )
 def test_facts_keep_to_the_page(pairs):
-    section = Facts(
+    section = FactList(
         "title", [Fact(label, [re.sub(r"[xyz]{30,}", "x y", text) for text in texts]) for label, texts in pairs]
     )
     wide = [line for line in layout(section, Style()) if len(line) > WIDTH]

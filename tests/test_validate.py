@@ -14,7 +14,7 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.report.validation import sections
 from steptime.validation import compare, measurements, rows, summary
-from steptime.validation.measurements import REQUIRED, Row
+from steptime.validation.measurements import REQUIRED, MeasuredRow
 from steptime.validation.select import select
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def test_own_row_with_an_unreadable_memory_metric_is_not_judged(metric):
     judged = compare.judge(own(peak_memory_gb=40, mem_metric=metric))
     said = f"(got {metric.lower()!r})"
     assert judged.skipped == f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB {said}"
-    published = compare.judge(Row(BASE | {"peak_memory_gb": "40", "mem_metric": metric}, "other", 2))
+    published = compare.judge(MeasuredRow(BASE | {"peak_memory_gb": "40", "mem_metric": metric}, "other", 2))
     assert published.skipped is None
 
 
@@ -69,7 +69,7 @@ def test_memory_is_compared_with_what_was_read():
     assert predicted() == found.peak_allocated_bytes
     assert predicted(mem_metric="GB max_reserved") == found.peak_reserved_bytes
     assert predicted(mem_metric="nvidia-smi") == found.peak_reserved_bytes + sum(found.overhead_bytes)
-    logged = compare.judge(Row(BASE | {"peak_memory_gb": "40"}, "nvidia", 2))
+    logged = compare.judge(MeasuredRow(BASE | {"peak_memory_gb": "40"}, "nvidia", 2))
     assert logged.predicted_bytes == found.stages[-1].allocated_bytes < found.peak_allocated_bytes
 
 

@@ -13,7 +13,7 @@ from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
 from steptime.validation import compare, hardware, rows, software
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 ROOT = Path(__file__).parents[1]
 
@@ -276,7 +276,8 @@ def test_several_processes_judge_as_one_does():
 
 def test_the_release_of_a_framework_is_taken_where_the_profile_tells_it_apart():
     rows = {
-        said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
+        said: MeasuredRow({"framework": said}, "", 2)
+        for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
     }
     known = {said: software.framework_of(row).software for said, row in rows.items()}
     assert known == {
@@ -329,4 +330,4 @@ def test_no_cell_is_more_than_a_reason(column):
 
 def test_published_cells_are_not_stated_rather_than_missing():
     with pytest.raises(SkipRowError, match=r"^micro_batch_size: not stated$"):
-        rows.to_config(Row(BASE | {"micro_batch_size": ""}, "nvidia", 2))
+        rows.to_config(MeasuredRow(BASE | {"micro_batch_size": ""}, "nvidia", 2))

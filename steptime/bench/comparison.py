@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from steptime.bench.runs.clock import Timing
     from steptime.hardware.machine import Machine
 
-What = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
+Quantity = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
 
 
 UPDATES = ("adamw", "adamw_fused")
 """Memory-bound work that has one direction only."""
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """One figure twice, in SI units."""
 
-    what: What
+    what: Quantity
     name: str
     unit: Literal["s", "bytes", "count", "FLOP"]
     predicted: float
@@ -46,10 +46,10 @@ class Beside(NamedTuple):
         return self.predicted / self.measured - 1.0
 
 
-class Summary(NamedTuple):
+class ErrorSummary(NamedTuple):
     """Errors of one kind of figure, without their signs, and their mean with it."""
 
-    what: What
+    what: Quantity
     n: int
     median: float
     mean: float
@@ -58,27 +58,29 @@ class Summary(NamedTuple):
     bias: float
 
 
-def summarise(found: Iterable[Beside]) -> list[Summary]:
+def summarise(found: Iterable[Comparison]) -> list[ErrorSummary]:
     """Per kind of figure, in the order of first appearance."""
-    kinds: dict[What, list[Beside]] = {}
+    kinds: dict[Quantity, list[Comparison]] = {}
     for row in found:
         kinds.setdefault(row.what, []).append(row)
-    return [_summary(what, held) for what, held in kinds.items()]
+    return [_summary(what, rows) for what, rows in kinds.items()]
 
 
-def _summary(what: What, held: list[Beside]) -> Summary:
-    errors = [abs(row.error) for row in held]
-    worst = max(held, key=lambda row: abs(row.error))
-    bias = mean(row.error for row in held)
-    return Summary(what, len(held), median(errors), mean(errors), max(errors), worst.name, bias)
+def _summary(what: Quantity, rows: list[Comparison]) -> ErrorSummary:
+    errors = [abs(row.error) for row in rows]
+    worst = max(rows, key=lambda row: abs(row.error))
+    bias = mean(row.error for row in rows)
+    return ErrorSummary(what, len(rows), median(errors), mean(errors), max(errors), worst.name, bias)
 
 
-def of(what: What, name: str, predicted: float, timing: Timing, statistic: Statistic) -> Beside:
+def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> Comparison:
     """Seconds, by the statistic that counts on the device."""
-    return Beside(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
+    return Comparison(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
 
-def gemms(found: Estimate, measured: Iterable[timings.Gemm], dtype: str, statistic: Statistic) -> list[Beside]:
+def gemms(
+    found: Estimate, measured: Iterable[timings.GemmTiming], dtype: str, statistic: Statistic
+) -> list[Comparison]:
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
@@ -88,7 +90,9 @@ def gemms(found: Estimate, measured: Iterable[timings.Gemm], dtype: str, statist
     ]
 
 
-def attention(found: Estimate, measured: Iterable[timings.Attention], dtype: str, statistic: Statistic) -> list[Beside]:
+def attention(
+    found: Estimate, measured: Iterable[timings.AttentionTiming], dtype: str, statistic: Statistic
+) -> list[Comparison]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
     timing, part = found.timing, found.assembly.block
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
@@ -109,7 +113,9 @@ def attention(found: Estimate, measured: Iterable[timings.Attention], dtype: str
     ]
 
 
-def moves(found: Estimate, measured: Iterable[timings.Move], dtype: str, statistic: Statistic) -> list[Beside]:
+def moves(
+    found: Estimate, measured: Iterable[timings.MoveTiming], dtype: str, statistic: Statistic
+) -> list[Comparison]:
     """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
     rates = found.timing.rates
     return [
@@ -125,10 +131,12 @@ def moves(found: Estimate, measured: Iterable[timings.Move], dtype: str, statist
     ]
 
 
-def collectives(machine: Machine, measured: Sequence[timings.Collective], groups: dict[str, Group]) -> list[Beside]:
+def collectives(
+    machine: Machine, measured: Sequence[timings.CollectiveTiming], groups: dict[str, Group]
+) -> list[Comparison]:
     """Each collective on its axis, against the fastest call: other processes only ever slow one down."""
     return [
-        Beside(
+        Comparison(
             "collective",
             f"{row.kind} {row.axis} {row.bytes} B",
             "s",

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.bench import timings
-    from steptime.bench.device import Device
+    from steptime.bench.device import BenchDevice
     from steptime.bench.machine_file import Provenance
 
 
-class Measured(NamedTuple):
+class Sweeps(NamedTuple):
     """Every row of one calibration, and what could not be measured."""
 
-    gemms: list[timings.Gemm]
-    attention: list[timings.Attention]
-    moves: list[timings.Move]
-    launches: list[timings.Launch]
-    collectives: list[timings.Collective]
+    gemms: list[timings.GemmTiming]
+    attention: list[timings.AttentionTiming]
+    moves: list[timings.MoveTiming]
+    launches: list[timings.LaunchTiming]
+    collectives: list[timings.CollectiveTiming]
     notes: list[str]
 
-    def joined(self, other: Measured) -> Measured:
+    def joined(self, other: Sweeps) -> Sweeps:
         """The rows of two calibrations."""
-        return Measured(
+        return Sweeps(
             self.gemms + other.gemms,
             self.attention + other.attention,
             self.moves + other.moves,
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
         )
 
 
-def figures(measured: Measured, device: Device, dtype: str, provenance: Provenance) -> dict[str, Figure]:
+def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Provenance) -> dict[str, Figure]:
     """Fields of the accelerator, in SI units, for what was measured.
 
     Args:
@@ -53,7 +53,7 @@ def figures(measured: Measured, device: Device, dtype: str, provenance: Provenan
     rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
     share = float(memory["memory_efficiency"].value) if memory else 1.0
     gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
-    under = rate_fit.Device(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
+    under = rate_fit.KnownRates(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
     products = _products(measured.gemms, dtype, device.statistic, under, provenance)
     known = known_accelerator(device)
     peaks = {} if known else _peaks(products)
@@ -74,10 +74,10 @@ def _peaks(products: dict[str, Figure]) -> dict[str, Figure]:
 
 
 def _products(
-    gemms: Sequence[timings.Gemm],
+    gemms: Sequence[timings.GemmTiming],
     dtype: str,
     statistic: rate_fit.Statistic,
-    under: rate_fit.Device,
+    under: rate_fit.KnownRates,
     provenance: Provenance,
 ) -> dict[str, Figure]:
     """Best and sustained rates by dtype, and the depth overhead that the config's dtype wants."""
@@ -103,22 +103,22 @@ def _products(
 
 
 def _memory(
-    moves: Sequence[timings.Move], dtype: str, statistic: rate_fit.Statistic, provenance: Provenance
+    moves: Sequence[timings.MoveTiming], dtype: str, statistic: rate_fit.Statistic, provenance: Provenance
 ) -> dict[str, Figure]:
-    held = rate_fit.memory(moves, dtype=dtype, statistic=statistic)
-    if held is None:
+    streaming = rate_fit.memory(moves, dtype=dtype, statistic=statistic)
+    if streaming is None:
         return {}
-    what = f"median of {held.efficiency.points} streaming kernels over it, which lie {_percent(held.efficiency.error)} apart"
+    what = f"median of {streaming.efficiency.points} streaming kernels over it, {_percent(streaming.efficiency.error)} apart"
     return {
         "memory_bytes_per_s": Figure(
-            held.bytes_per_s.value, provenance.measured("the fastest copy, or kernel if faster")
+            streaming.bytes_per_s.value, provenance.measured("the fastest copy, or kernel if faster")
         ),
-        "memory_efficiency": Figure(held.efficiency.value, provenance.measured(what)),
+        "memory_efficiency": Figure(streaming.efficiency.value, provenance.measured(what)),
     }
 
 
 def _attention(
-    measured: Measured, device: Device, dtype: str, peak: float, under: rate_fit.Device, provenance: Provenance
+    measured: Sweeps, device: BenchDevice, dtype: str, peak: float, under: rate_fit.KnownRates, provenance: Provenance
 ) -> dict[str, Figure]:
     """Shares of `peak` [FLOP/s] at the config's own length, and the ramp over all lengths."""
     if not peak or not measured.attention:
@@ -129,9 +129,9 @@ def _attention(
     ramps = (over_lengths.ramp_tokens,)
     length = measured.attention[0].seqlen  # the config's own comes first
     own = [row for row in measured.attention if row.seqlen == length]
-    held = rate_fit.attention(own, dtype, peak, under, statistic=device.statistic, ramps=ramps) or over_lengths
+    fitted = rate_fit.attention(own, dtype, peak, under, statistic=device.statistic, ramps=ramps) or over_lengths
     found: dict[str, Figure] = {}
-    for direction, one in (("forward", held.forward), ("backward", held.backward)):
+    for direction, one in (("forward", fitted.forward), ("backward", fitted.backward)):
         every = over_lengths.forward if direction == "forward" else over_lengths.backward
         what = f"{dtype}, {length} tokens; over {every.points} lengths one share would be {_percent(every.error)} off"
         source = provenance.measured(what)
@@ -139,31 +139,33 @@ def _attention(
             source = f"assumed: 1, though {one.value:.2f} was found; {source}"
         found[f"attention_{direction}_efficiency"] = Figure(min(one.value, 1.0), source)
     found["attention_ramp_tokens"] = Figure(
-        held.ramp_tokens, provenance.measured("the ramp that all lengths agree on best")
+        fitted.ramp_tokens, provenance.measured("the ramp that all lengths agree on best")
     )
     return found
 
 
-def _kernels(launches: Sequence[timings.Launch], provenance: Provenance) -> dict[str, Figure]:
+def _kernels(launches: Sequence[timings.LaunchTiming], provenance: Provenance) -> dict[str, Figure]:
     """What a kernel costs beside its work."""
-    held = {row.name: row.timing for row in launches}
-    if not {"gemm", "move"} <= held.keys():
+    timing_of = {row.name: row.timing for row in launches}
+    if not {"gemm", "move"} <= timing_of.keys():
         return {}
     found = {
         f"kernels.{name}_kernel_s": Figure(
-            held[name].median_s, provenance.measured(f"a tiny {name} among many", held[name].spread)
+            timing_of[name].median_s, provenance.measured(f"a tiny {name} among many", timing_of[name].spread)
         )
         for name in ("gemm", "move")
     }
     found["kernels.layer_gap_s"] = Figure(0.0, "assumed: none beyond the kernels' own times")
-    if "host" in held:
+    if "host" in timing_of:
         what = "launching a tiny kernel"
-        found["kernels.host_kernel_s"] = Figure(held["host"].median_s, provenance.measured(what, held["host"].spread))
+        found["kernels.host_kernel_s"] = Figure(
+            timing_of["host"].median_s, provenance.measured(what, timing_of["host"].spread)
+        )
     return found
 
 
 def tiers(
-    collectives: Sequence[timings.Collective], crossing: frozenset[str], per_node: int, provenance: Provenance
+    collectives: Sequence[timings.CollectiveTiming], crossing: frozenset[str], per_node: int, provenance: Provenance
 ) -> list[dict[str, Figure]]:
     """Network tiers, innermost first.
 
@@ -176,8 +178,8 @@ def tiers(
     inside = [row for row in collectives if row.axis not in crossing]
     across = [row for row in collectives if row.axis in crossing]
     found = []
-    for name, held in (("node", inside), ("network", across)):
-        tier = links.tier(held, name)
+    for name, rows in (("node", inside), ("network", across)):
+        tier = links.tier(rows, name)
         if tier is None:
             continue
         what = f"{tier.points} collectives, which the model then meets to {_percent(tier.error)}"

@@ -121,7 +121,7 @@ def solve(seconds: Callable[[float], float], target: float) -> float | None:
     return exp(0.5 * (low + high))
 
 
-class Device(NamedTuple):
+class KnownRates(NamedTuple):
     """What is known of a device before its rates are fitted."""
 
     bytes_per_s: float
@@ -151,7 +151,9 @@ class Device(NamedTuple):
 # --- products ---
 
 
-def gemm_pass(row: timings.Gemm, flops: float, device: Device, overhead: float = compute.K_OVERHEAD) -> compute.Pass:
+def gemm_pass(
+    row: timings.GemmTiming, flops: float, device: KnownRates, overhead: float = compute.K_OVERHEAD
+) -> compute.Pass:
     """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
 
     `overhead`: in place of the model's K_OVERHEAD.
@@ -171,9 +173,9 @@ def gemm_pass(row: timings.Gemm, flops: float, device: Device, overhead: float =
 
 
 def gemm(
-    measured: Sequence[timings.Gemm],
+    measured: Sequence[timings.GemmTiming],
     dtype: str,
-    device: Device,
+    device: KnownRates,
     statistic: Statistic = "median_s",
     overheads: Sequence[float] = (compute.K_OVERHEAD,),
 ) -> GemmFit | None:
@@ -181,7 +183,7 @@ def gemm(
 
     Args:
         measured: rows of any dtype; the sweep's are taken where there are no projections of this one.
-        dtype: of timings.Gemm.
+        dtype: of timings.GemmTiming.
         device: its memory rate and fixed times.
         statistic: "min_s" on a shared CPU, where other work stretches the median.
         overheads: values of K_OVERHEAD to choose from, OVERHEADS say; a CPU's kernels need next to none.
@@ -194,7 +196,7 @@ def gemm(
     tried: list[GemmFit] = []
     for overhead in overheads:
 
-        def model(row: timings.Gemm, flops: float, overhead: float = overhead) -> float:
+        def model(row: timings.GemmTiming, flops: float, overhead: float = overhead) -> float:
             return float(gemm_pass(row, flops, device, overhead).time_s)
 
         found = asymptote(mine, model, statistic)
@@ -203,10 +205,12 @@ def gemm(
     return min(tried, key=lambda fit: fit.error, default=None)
 
 
-Row = TypeVar("Row", "timings.Gemm", "timings.Attention")
+TimingT = TypeVar("TimingT", "timings.GemmTiming", "timings.AttentionTiming")
 
 
-def asymptote(measured: Sequence[Row], model: Callable[[Row, float], float], statistic: Statistic) -> Fit | None:
+def asymptote(
+    measured: Sequence[TimingT], model: Callable[[TimingT, float], float], statistic: Statistic
+) -> Fit | None:
     """The rate with which `model` meets the rows best; None where it meets none.
 
     A sum of absolute errors of steadily falling functions is least where one of them vanishes, so those are the candidates.
@@ -222,7 +226,7 @@ def asymptote(measured: Sequence[Row], model: Callable[[Row, float], float], sta
 # --- attention ---
 
 
-def attention_pass(row: timings.Attention, flops: float, ramp_tokens: float, device: Device) -> compute.Pass:
+def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: float, device: KnownRates) -> compute.Pass:
     """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
@@ -233,10 +237,10 @@ def attention_pass(row: timings.Attention, flops: float, ramp_tokens: float, dev
 
 
 def attention(
-    measured: Sequence[timings.Attention],
+    measured: Sequence[timings.AttentionTiming],
     dtype: str,
     peak_flops: float,
-    device: Device,
+    device: KnownRates,
     *,
     backend: str = "default",
     statistic: Statistic = "median_s",
@@ -253,7 +257,7 @@ def attention(
     tried: list[AttentionFit] = []
     for tokens in ramps:
 
-        def model(row: timings.Attention, flops: float, tokens: float = tokens) -> float:
+        def model(row: timings.AttentionTiming, flops: float, tokens: float = tokens) -> float:
             return float(attention_pass(row, flops, tokens, device).time_s)
 
         both = [
@@ -270,7 +274,7 @@ def attention(
 
 
 def memory(
-    measured: Sequence[timings.Move],
+    measured: Sequence[timings.MoveTiming],
     names: Sequence[str] = STREAMING,
     dtype: str | None = None,
     statistic: Statistic = "median_s",

@@ -10,7 +10,7 @@ SCHEMA = "3dtrn-bench/1"
 Direction = Literal["forward", "dgrad", "wgrad", "backward"]
 
 
-class Gemm(NamedTuple):
+class GemmTiming(NamedTuple):
     """One matrix product m x k by k x n; a projection of the config, or one of the sweep ("sweep")."""
 
     name: str
@@ -33,7 +33,7 @@ class Gemm(NamedTuple):
         return self.flops / self.timing.median_s
 
 
-class Attention(NamedTuple):
+class AttentionTiming(NamedTuple):
     """scaled_dot_product_attention of one back end."""
 
     backend: str
@@ -61,7 +61,7 @@ class Attention(NamedTuple):
         return self.flops / self.timing.median_s
 
 
-class Move(NamedTuple):
+class MoveTiming(NamedTuple):
     """A memory-bound piece of work: copy, norm, activation, optimizer."""
 
     name: str
@@ -77,7 +77,7 @@ class Move(NamedTuple):
         return self.bytes / self.timing.median_s
 
 
-class Launch(NamedTuple):
+class LaunchTiming(NamedTuple):
     """What a kernel costs beside its work."""
 
     name: str
@@ -86,7 +86,7 @@ class Launch(NamedTuple):
     """Of one kernel."""
 
 
-class Collective(NamedTuple):
+class CollectiveTiming(NamedTuple):
     """One collective over the ranks of a mesh axis; of all ranks the slowest in each repetition."""
 
     kind: str

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptime.bench.phases import Phases
     from steptime.bench.run import Raw
     from steptime.bench.world import World
-    from steptime.bench.write import Run
+    from steptime.bench.write import BenchResults
     from steptime.job.job import Job
 
 LOGS = ("startup", "memory", "scaling")
@@ -126,7 +126,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     from steptime.bench.host_memory import sampled
     from steptime.bench.phases import job_start_s, job_started
     from steptime.bench.rank_log import LOG, progress
-    from steptime.bench.run import Options, measure_all, stages
+    from steptime.bench.run import BenchOptions, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
     from steptime.report import bench as view
@@ -139,7 +139,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     phases.end("init")
     LOG.info("world_size=%d", world.world_size)
     job, notes = spread(job, world.world_size)
-    chosen = Options(
+    chosen = BenchOptions(
         folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
     )
     with sampled(SAMPLE_S) as host:
@@ -158,14 +158,14 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     return 0
 
 
-def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
+def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> BenchResults:
     """The machine file, the estimates, and all files of the results."""
     from steptime.bench.conclude import conclude, results
     from steptime.bench.device import describe, torch_version
     from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
     from steptime.bench.rank_log import LOG
-    from steptime.bench.write import Run, write
+    from steptime.bench.write import BenchResults, write
 
     device = describe(world.device)
     command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])
@@ -173,11 +173,13 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
     LOG.debug(text(header))  # the screen is for the answer
-    run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
+    run = write(
+        folder, BenchResults(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, [])
+    )
     return _with_rows(run, folder)
 
 
-def _with_rows(run: Run, folder: Path) -> Run:
+def _with_rows(run: BenchResults, folder: Path) -> BenchResults:
     """The measured steps as rows that `3dtrn validate --measurements` reads, each with its prediction."""
     from steptime.validation.save import append, job_cells
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job.job import Job
-    from steptime.validation.measurements import Row
+    from steptime.validation.measurements import MeasuredRow
 
 
 def explain(options: Namespace, out: Printer) -> int:
@@ -60,7 +60,7 @@ def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     return 0
 
 
-def _row_job(row: Row) -> Job:
+def _row_job(row: MeasuredRow) -> Job:
     """The job of a measured row.
 
     Raises:
@@ -75,7 +75,7 @@ def _row_job(row: Row) -> Job:
         raise ConfigError(f"{row.id}: {problem}") from None
 
 
-def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
+def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
     """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
     from steptime.answer.result import estimate
     from steptime.report import row as view

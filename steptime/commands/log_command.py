@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from steptime.commands.console import Printer
     from steptime.job.sections import Hardware
-    from steptime.validation.logged import Run
+    from steptime.validation.logged import LoggedRun
 
 
 def validate(options: Namespace, out: Printer) -> int:
@@ -67,17 +67,17 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     return 0
 
 
-def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> Run:
+def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> LoggedRun:
     """The job of training logs and what they measured, with progress on a terminal; `hardware` where nobody says it.
 
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report.progress import Progress
+    from steptime.report.progress import ReadProgress
     from steptime.validation.logged import read_run
 
     sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
-    with Progress(sys.stderr) as progress:
+    with ReadProgress(sys.stderr) as progress:
         return read_run(
             paths,
             sets,

@@ -182,5 +182,5 @@ def _any(groups: Iterable[Mapping[str, Any]]) -> int:
 
 def all_tables(summary: Summary) -> list[Table]:
     """Every analysis that has something to say, in the order of reading."""
-    made = (baselines, noise, ratios, regret, bands, mechanisms)
-    return [table for make in made for table in make(summary)]
+    kinds = (baselines, noise, ratios, regret, bands, mechanisms)
+    return [table for make in kinds for table in make(summary)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
-from steptime.report.table import Fact, Facts, Table
+from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -49,7 +49,7 @@ def layout_words(estimate: Estimate) -> str:
     return "  ".join(words)
 
 
-def answer(estimate: Estimate) -> Facts:
+def answer(estimate: Estimate) -> FactList:
     """Verdict, step, MFU."""
     word, tone = VERDICTS[estimate.memory.verdict]
     rate = estimate.throughput
@@ -66,7 +66,7 @@ def answer(estimate: Estimate) -> Facts:
         Fact("STEP", ["   ".join(step), *_interval(estimate)]),
         Fact("MFU", mfu),
     ]
-    return Facts("", [*facts, Fact("WORK", _work(estimate))])
+    return FactList("", [*facts, Fact("WORK", _work(estimate))])
 
 
 def _interval(estimate: Estimate) -> list[str]:
@@ -89,14 +89,14 @@ def _room(estimate: Estimate) -> str:
     """Head-room on the worst stage, or what is missing."""
     memory = estimate.memory
     worst = memory.stages[memory.worst_stage]
-    beside = memory.overhead_bytes.context + memory.overhead_bytes.communicators
-    reserved, allocated = worst.reserved_bytes + beside, worst.allocated_bytes + beside
+    overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
+    reserved, allocated = worst.reserved_bytes + overhead, worst.allocated_bytes + overhead
     where = f"on stage {worst.stage}, the worst" if len(memory.stages) > 1 else "per device"
     usable = f"{gib(memory.capacity_bytes)} GiB"
     if memory.verdict == "fits":
         return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB to spare"
     if memory.verdict == "tight" and reserved <= memory.capacity_bytes:
-        likely = gib(memory.peak_reserved_bytes_p90 + beside)
+        likely = gib(memory.peak_reserved_bytes_p90 + overhead)
         return f"{gib(reserved)} of {usable} {where}, but one run in ten like it would need {likely} GiB or more"
     if memory.verdict == "tight":
         return (

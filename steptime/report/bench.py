@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from steptime.report.figures import percent
 from steptime.report.format import BINARY, COUNT, SI, Unit, number, quantity, seconds
-from steptime.report.table import Fact, Facts, Table
+from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from steptime.bench.comparison import Beside, Summary
+    from steptime.bench.comparison import Comparison, ErrorSummary
     from steptime.bench.machine_file import Figure
-    from steptime.bench.timings import Collective
-    from steptime.bench.write import Run
+    from steptime.bench.timings import CollectiveTiming
+    from steptime.bench.write import BenchResults
     from steptime.report.table import Section
 
 TITLES = {
@@ -34,34 +34,34 @@ _EACH = ("step", "block", "memory", "attention")
 """Kinds of figures of which every one is shown; of the others the errors, and the widest."""
 
 
-def sections(run: Run) -> list[Section]:
+def sections(run: BenchResults) -> list[Section]:
     """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
     from steptime.bench.comparison import summarise
 
     found = run.found
     notes = [*run.raw.notes, *found.notes]
-    held: list[Section] = [
+    blocks: list[Section] = [
         head(run),
         each([row for row in found.beside if row.what in _EACH]),
         errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
         counts([row for row in found.beside if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
         links(run.raw.before.collectives),
-        *([Facts("notes", [Fact("-", [note]) for note in notes])] if notes else []),
+        *([FactList("notes", [Fact("-", [note]) for note in notes])] if notes else []),
         written(run),
     ]
-    return [section for section in held if getattr(section, "rows", True)]
+    return [section for section in blocks if getattr(section, "rows", True)]
 
 
-def written(run: Run) -> Facts:
+def written(run: BenchResults) -> FactList:
     """The files, and what to do with the machine's."""
     facts = [Fact("wrote", run.files)]
     if run.found.machine:
         facts.append(Fact("use it", [f"3dtrn CONFIG --set hardware.node_type={run.files[0]}"]))
-    return Facts("", facts)
+    return FactList("", facts)
 
 
-def head(run: Run) -> Facts:
+def head(run: BenchResults) -> FactList:
     """What was measured where, and whether the machine kept its pace."""
     device, drift = run.device, run.raw.drift
     kind = ("thread" if device.kind == "cpu" else "processor") + "s" * (device.processors != 1)
@@ -78,10 +78,10 @@ def head(run: Run) -> Facts:
         facts.append(Fact("host memory", [f"peak {peak}, average {average}, this process and its children, sampled"]))
     if not run.found.machine:
         facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
-    return Facts("measured on", facts)
+    return FactList("measured on", facts)
 
 
-def each(found: Sequence[Beside]) -> Table:
+def each(found: Sequence[Comparison]) -> Table:
     """Every figure, with the signed error of the prediction."""
     rows: list[list[str]] = []
     kind = ""
@@ -102,11 +102,11 @@ def each(found: Sequence[Beside]) -> Table:
     return Table("", ["predicted beside measured", "predicted", "measured", "difference", "spread"], rows)
 
 
-def _shown(row: Beside, value: float) -> str:
+def _shown(row: Comparison, value: float) -> str:
     return seconds(value) if row.unit == "s" else quantity(value, _UNITS[row.unit], digits=4)
 
 
-def counts(found: Sequence[Beside]) -> Table:
+def counts(found: Sequence[Comparison]) -> Table:
     """What torch counted without a clock; each is to be equal."""
     rows = [
         [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]
@@ -117,7 +117,7 @@ def counts(found: Sequence[Beside]) -> Table:
     return Table("", ["counted by torch", "predicted", "counted", "difference"], rows, [note])
 
 
-def errors(found: Sequence[Summary]) -> Table:
+def errors(found: Sequence[ErrorSummary]) -> Table:
     """Errors of many alike figures."""
     rows = [
         [TITLES[s.what], str(s.n), *(percent(x) for x in (s.median, s.mean, s.worst)), percent(s.bias, signed=True)]
@@ -127,7 +127,7 @@ def errors(found: Sequence[Summary]) -> Table:
     return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
 
 
-def links(measured: Sequence[Collective]) -> Table:
+def links(measured: Sequence[CollectiveTiming]) -> Table:
     """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
     from steptime.bench.links import BEYOND, alpha_beta, bus_bytes_per_s
 
@@ -152,9 +152,9 @@ def links(measured: Sequence[Collective]) -> Table:
     return Table("", ["bus bandwidth", "ranks", "latency", "asymptote", "best", "up to", "error"], rows)
 
 
-def rates(figures: Mapping[str, Figure]) -> Facts:
+def rates(figures: Mapping[str, Figure]) -> FactList:
     """The figures of the machine file, and what each rests on; who measured when is the same for all, and in the file."""
-    return Facts(
+    return FactList(
         "the machine file",
         [
             Fact(path.rpartition("kernels.")[2], [f"{_rate(path, one.value)}   {one.source.partition(';')[0]}"])

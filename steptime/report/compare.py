@@ -83,10 +83,10 @@ def _memory(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
     worst = (a.memory.stages[a.memory.worst_stage], b.memory.stages[b.memory.worst_stage])
     keys = ("params", "gradients", "optimizer", "activations", "transient", "allocated", "reserved")
 
-    def held(row: StageMemory, key: str) -> float:
+    def stage_bytes(row: StageMemory, key: str) -> float:
         return float(getattr(row, key + "_bytes"))
 
-    pairs = [(key, held(worst[0], key), held(worst[1], key)) for key in keys]
+    pairs = [(key, stage_bytes(worst[0], key), stage_bytes(worst[1], key)) for key in keys]
     pairs.append(("context, communicators", sum(a.memory.overhead_bytes), sum(b.memory.overhead_bytes)))
     pairs.append(("usable", a.memory.capacity_bytes, b.memory.capacity_bytes))
     return Table("memory of the worst stage (GiB)", ["", *labels, "change"], _rows(pairs, GIB, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.table import Fact, Facts
+from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
     from steptime.launch.reading import Flag, Reading
@@ -27,15 +27,15 @@ def document(reading: Reading) -> dict[str, Any]:
     return {"source": reading.source, "framework": reading.framework, "flags": flags}
 
 
-def _used(reading: Reading) -> Facts | None:
+def _used(reading: Reading) -> FactList | None:
     """Flags, what they say, and the config key that it became; facts, since a table would cut long names."""
     used = reading.of("used")
     width = min(max((len(flag.value) for flag in used), default=0), _VALUE)
     facts = [Fact(flag.name, [f"{_cut(flag.value):<{width}}  {flag.note}"]) for flag in used]
-    return Facts(f"read from {reading.source}, as {reading.framework} takes it", facts) if used else None
+    return FactList(f"read from {reading.source}, as {reading.framework} takes it", facts) if used else None
 
 
-def _others(reading: Reading) -> Facts | None:
+def _others(reading: Reading) -> FactList | None:
     kinds = (
         ("left out", [_with_note(flag) for flag in reading.of("unmodelled")]),
         ("defaults", [_with_value(flag) for flag in reading.of("default")]),
@@ -43,7 +43,9 @@ def _others(reading: Reading) -> Facts | None:
     )
     facts = [Fact(f"{label}, {len(words)}", [", ".join(words)]) for label, words in kinds if words]
     return (
-        Facts("other flags: left out (not modelled), the framework's defaults, without cost", facts) if facts else None
+        FactList("other flags: left out (not modelled), the framework's defaults, without cost", facts)
+        if facts
+        else None
     )
 
 

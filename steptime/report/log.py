@@ -11,7 +11,7 @@ from steptime.report.answer import headline
 from steptime.report.figures import percent
 from steptime.report.format import COUNT, GIB, number, quantity, seconds
 from steptime.report.row import indented
-from steptime.report.table import PLAIN, Fact, Facts, Section, Style, Table, layout
+from steptime.report.table import PLAIN, Fact, FactList, Section, Style, Table, layout
 from steptime.report.text import assumptions
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def convention(compared: Compared) -> list[str]:
     return [text]
 
 
-def measured(compared: Compared) -> Facts:
+def measured(compared: Compared) -> FactList:
     """What the measured step stands on."""
     run, steady = compared.run, compared.run.steady
     facts = [
@@ -140,7 +140,7 @@ def measured(compared: Compared) -> Facts:
     flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodelled")}
     words = ("used", "of the framework's defaults", "without a cost", "not modelled")
     facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
-    return Facts("how it was measured", facts)
+    return FactList("how it was measured", facts)
 
 
 def _used(steady: Steady) -> str:

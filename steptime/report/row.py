@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.report import breakdown, constants, details, explain, ops
 from steptime.report.format import GIB, number, seconds
-from steptime.report.table import Fact, Facts, Section, Table
+from steptime.report.table import Fact, FactList, Section, Table
 from steptime.report.validation import percent
 from steptime.validation.rows import to_config
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
     from steptime.validation.compare import Judgement
-    from steptime.validation.measurements import Row
+    from steptime.validation.measurements import MeasuredRow
 
 WIDEST = 2
 """Projections, and collectives, that are written out."""
@@ -48,7 +48,7 @@ def published(judged: Judgement) -> list[Section]:
             facts.append(Fact(label, ["; ".join(f"{column} {text}" for column, text in cells)]))
     name = f"{row.file}.csv of the shipped collection" if row.published else "your file"
     title = f"{row.id} as {'published' if row.published else 'measured'} (line {row.line} of {name})"
-    return [Facts(title, facts), *_standing(judged)]
+    return [FactList(title, facts), *_standing(judged)]
 
 
 def _standing(judged: Judgement) -> list[Section]:
@@ -63,7 +63,7 @@ def _standing(judged: Judgement) -> list[Section]:
     return found
 
 
-def config_yaml(row: Row) -> str:
+def config_yaml(row: MeasuredRow) -> str:
     """The config of a row as YAML that `3dtrn -` takes.
 
     Raises:

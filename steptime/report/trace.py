@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for
-from steptime.report.table import Fact, Facts, Section, Table
+from steptime.report.table import Fact, FactList, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.base.rows import Time
-    from steptime.bench.trace.attribution import Attribution, Collective, Row
+    from steptime.bench.trace.attribution import Attribution, CollectiveTime, PartRow
 
 SCHEMA = "3dtrn-trace/1"
 _KERNELS = 5
@@ -30,14 +30,14 @@ _WORDS = {
 
 def sections(found: Attribution, predicted: Time) -> list[Section]:
     """Predicted beside measured, widest difference first; then communication, ranks, kernels and what it all rests on."""
-    made: list[Section] = [_parts(found, predicted)]
+    tables: list[Section] = [_parts(found, predicted)]
     if found.busiest.collectives:
-        made.append(_communication(found))
+        tables.append(_communication(found))
     if len(found.ranks) > 1:
-        made.append(_ranks(found))
+        tables.append(_ranks(found))
     if found.busiest.kernels:
-        made.append(_kernels(found))
-    return [*made, Facts("what this rests on", [Fact("-", [note]) for note in found.notes])]
+        tables.append(_kernels(found))
+    return [*tables, FactList("what this rests on", [Fact("-", [note]) for note in found.notes])]
 
 
 def _name(part: str) -> str:
@@ -84,7 +84,7 @@ def _communication(found: Attribution) -> Table:
     return Table(f"communication of rank {rank.rank} ({unit.name})", header, rows, notes)
 
 
-def _call(call: Collective) -> str:
+def _call(call: CollectiveTime) -> str:
     return f"{call.calls:,} x {call.kind.replace('_', '-')}"
 
 
@@ -178,6 +178,6 @@ def to_dict(found: Attribution, predicted: Time) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, step: float) -> dict[str, Any]:
+def _row(row: PartRow, step: float) -> dict[str, Any]:
     share = row.difference_s / step if step else 0.0
     return row._asdict() | {"difference_s": row.difference_s, "difference_of_step": share}

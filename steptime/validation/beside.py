@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.validation.measurements import Row
+from steptime.validation.measurements import MeasuredRow
 
 DOUBTFUL = {
     **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
@@ -12,7 +12,7 @@ DOUBTFUL = {
 """Published rows whose inputs are wrong or unknown though their quality says A or B."""
 
 
-def apart(row: Row, assumed: list[str]) -> str | None:
+def apart(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"

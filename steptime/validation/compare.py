@@ -20,7 +20,7 @@ from steptime.answer.result import estimate
 from steptime.base.rows import Memory
 from steptime.job.job import Job
 from steptime.validation.beside import apart
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
 
@@ -42,7 +42,7 @@ class Metric(NamedTuple):
 class Judgement(NamedTuple):
     """One row and what became of it; None where there is nothing to say."""
 
-    row: Row
+    row: MeasuredRow
     skipped: str | None = None
     apart: str | None = None
     """Why a judged row stands beside the headline figures."""
@@ -149,7 +149,7 @@ def _rate(tokens: float | None, step_s: float | None) -> float | None:
     return None if tokens is None or step_s is None else tokens / step_s
 
 
-class Answer(NamedTuple):
+class RowEstimate(NamedTuple):
     """What a row takes from an estimate."""
 
     step_s: float
@@ -158,13 +158,13 @@ class Answer(NamedTuple):
     """Of the whole job."""
 
 
-Answers: TypeAlias = dict[str, Answer]
+RowEstimates: TypeAlias = dict[str, RowEstimate]
 """Answers by config, as its text: many rows repeat one."""
 
 
-def judge_all(rows: Iterable[Row], *, known_release: bool = True) -> list[Judgement]:
+def judge_all(rows: Iterable[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:
     """Every row against its estimate, a config that several rows share estimated once."""
-    answers: Answers = {}
+    answers: RowEstimates = {}
     with _no_collection():
         return [judge(row, answers, known_release=known_release) for row in rows]
 
@@ -181,7 +181,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def judge(row: Row, answers: Answers | None = None, *, known_release: bool = True) -> Judgement:
+def judge(row: MeasuredRow, answers: RowEstimates | None = None, *, known_release: bool = True) -> Judgement:
     """One row against its estimate; trouble with the row is a reason, never an exception.
 
     `answers` holds those of rows before it, and takes this one's.
@@ -200,7 +200,7 @@ def judge(row: Row, answers: Answers | None = None, *, known_release: bool = Tru
     return _predict(measured, mapped, _answer(mapped, job, {} if answers is None else answers), job)
 
 
-def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Judgement:
+def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) -> Judgement:
     """The row with its estimate beside it. A run out of memory has a predicted step time too: a search would see it."""
     assumed = list(mapped.assumed)
     if measured.metric and not measured.row.text("mem_metric") and not measured.row.published:
@@ -223,16 +223,16 @@ def _predict(measured: Judgement, mapped: Mapped, found: Answer, job: Job) -> Ju
     )
 
 
-def _answer(mapped: Mapped, job: Job, answers: Answers) -> Answer:
+def _answer(mapped: Mapped, job: Job, answers: RowEstimates) -> RowEstimate:
     """The estimate of a job."""
     key = json.dumps(mapped.config, sort_keys=True)
     if key not in answers:
         found = estimate(job)
-        answers[key] = Answer(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
+        answers[key] = RowEstimate(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
     return answers[key]
 
 
-def measured_step_s(row: Row) -> float | None:
+def measured_step_s(row: MeasuredRow) -> float | None:
     """Seconds of a step as measured, or from tokens/s per device; None where neither is there, or it times the host.
 
     Raises:
@@ -249,7 +249,7 @@ def measured_step_s(row: Row) -> float | None:
     return step_s
 
 
-def measured_memory(row: Row) -> tuple[float | None, str]:
+def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
     """Peak memory [B] and what it was read from: allocated, reserved, nvidia-smi or unstated.
 
     Raises:
@@ -262,7 +262,7 @@ def measured_memory(row: Row) -> tuple[float | None, str]:
     return value * metric.unit_bytes, metric.name
 
 
-def memory_metric(row: Row) -> Metric:
+def memory_metric(row: MeasuredRow) -> Metric:
     """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty.
 
     Raises:

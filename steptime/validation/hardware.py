@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine, machine_names, normalise
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 
 class Found(NamedTuple):
@@ -33,7 +33,7 @@ _PER_PAIR = re.compile(r"\b(\d+) Gb/s per GPU-pair")
 _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 
 
-def hardware_of(row: Row) -> Found:
+def hardware_of(row: MeasuredRow) -> Found:
     """The `hardware` section of a row.
 
     Raises:

@@ -31,7 +31,7 @@ NOTES = ("overlap_notes", "sp", "machine")
 Cells = dict[tuple[str, ...], list[Judgement]]
 
 
-class Lookup(NamedTuple):
+class CellLookup(NamedTuple):
     """A row and the median of its cell in other releases or sources."""
 
     j: Judgement
@@ -71,14 +71,14 @@ def _notes(j: Judgement) -> list[str]:
     return [j.row.text(column) for column in NOTES]
 
 
-def lookups(cells: Cells) -> list[Lookup]:
+def lookups(cells: Cells) -> list[CellLookup]:
     """Every row whose cell was measured in another release too."""
     found = []
     for cell, rows in cells.items():
         for j in rows:
             others = [o.measured_step_s for o in rows if release(o) != release(j) and o.measured_step_s]
             if others:
-                found.append(Lookup(j, cell, median(others)))
+                found.append(CellLookup(j, cell, median(others)))
     return found
 
 
@@ -102,7 +102,7 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     }
 
 
-def _errors(found: Iterable[Lookup]) -> Errors:
+def _errors(found: Iterable[CellLookup]) -> Errors:
     return [(item.cell, item.other_s / item.j.measured_step_s - 1.0) for item in found if item.j.measured_step_s]
 
 

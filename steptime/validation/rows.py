@@ -10,8 +10,8 @@ from steptime.base.config import ConfigError, build
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.hardware import hardware_of, machine
-from steptime.validation.measurements import Row, SkipRowError
-from steptime.validation.software import Framework, framework_of, performance_of
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.software import RowFramework, framework_of, performance_of
 
 DROPOUT = 0.1
 """Dropout of GPT on Megatron-LM of 2020-2022: its defaults (megatron/arguments.py, --hidden-dropout, --attention-dropout)."""
@@ -22,10 +22,10 @@ class Mapped(NamedTuple):
 
     config: dict[str, Any]
     assumed: list[str]
-    framework: Framework
+    framework: RowFramework
 
 
-def to_config(row: Row, *, known_release: bool = True) -> Mapped:
+def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
 
     Raises:
@@ -59,7 +59,7 @@ def to_config(row: Row, *, known_release: bool = True) -> Mapped:
     return Mapped(config, assumed + hardware.assumed, framework)
 
 
-def _whole(row: Row) -> Mapped:
+def _whole(row: MeasuredRow) -> Mapped:
     """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` and `3dtrn bench` write it.
 
     Raises:
@@ -98,7 +98,7 @@ def _machine(hardware: dict[str, Any]) -> Machine:
     return machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
 
 
-def _refuse_what_is_not_modelled(row: Row) -> None:
+def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
     """Raise for architectures, tasks and features that no config expresses yet."""
     attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
     precision = row.text("precision").lower()
@@ -119,7 +119,7 @@ def _refuse_what_is_not_modelled(row: Row) -> None:
             raise SkipRowError(f"not modelled yet: {what}")
 
 
-def _parallelism(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """Degrees, states and how layers are spread."""
     tp, pp, n_gpus = row.needed("tp"), row.needed("pp"), row.needed("n_gpus")
     cp = row.whole("cp") or 1
@@ -147,7 +147,7 @@ def _parallelism(row: Row, framework: Framework, assumed: list[str]) -> dict[str
     return section
 
 
-def _context(row: Row, framework: Framework, assumed: list[str], cp: int) -> dict[str, Any]:
+def _context(row: MeasuredRow, framework: RowFramework, assumed: list[str], cp: int) -> dict[str, Any]:
     """Context parallelism, and its exchange where the notes state it ("CP a2a", "Ulysses")."""
     if cp == 1:
         return {}
@@ -159,7 +159,7 @@ def _context(row: Row, framework: Framework, assumed: list[str], cp: int) -> dic
     return {"cp": cp, "cp_comm_type": said} if said else {"cp": cp}
 
 
-def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> dict[str, Any]:
+def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp: int) -> dict[str, Any]:
     """ZeRO level or FSDP options."""
     said = row.text("zero_or_fsdp").lower()
     if not said:
@@ -178,14 +178,14 @@ def _sharding(row: Row, framework: Framework, assumed: list[str], dp: int) -> di
     return {"zero_level": int(found[1]) if found else 0}
 
 
-def _replicas(row: Row, sharers: int) -> int:
+def _replicas(row: MeasuredRow, sharers: int) -> int:
     """Copies of the shards among dp*cp ranks, where a source says over how many ranks the states are sharded."""
     found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
     ranks = int(found[1] or found[2]) if found else 0
     return sharers // ranks if ranks and sharers % ranks == 0 else 0
 
 
-def _model(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """Dimensions, and what a family of models has beside them."""
     hidden, inner, heads = row.needed("hidden"), row.needed("ffn_hidden"), row.needed("n_heads")
     glu, name = row.flag("glu"), row.text("model_name")
@@ -230,7 +230,7 @@ def _usual_vocabulary(name: str, *, glu: bool) -> int:
     return 128256 if re.search(r"llama-?3", name.lower()) else 32000
 
 
-def _family(row: Row, framework: Framework, *, glu: bool) -> dict[str, Any]:
+def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str, Any]:
     """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU (costed as ReLU); the rest is GPT's."""
     name = row.text("model_name").lower()
     if glu:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from steptime.software.performance import load_software, software_names
 from steptime.software.profiles import profile_releases
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import recipe_of
 
 _NO_PROFILE = (
@@ -17,7 +17,7 @@ _NO_PROFILE = (
 """Frameworks whose kernels and schedules no profile describes."""
 
 
-class Framework(NamedTuple):
+class RowFramework(NamedTuple):
     """A framework's words, the family it is reported under, and its profile."""
 
     words: str
@@ -45,32 +45,32 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = (
-    Framework(r"maxtext", "MaxText", "xla"),
-    Framework(r"paxml", "PaxML", "paxml"),
-    Framework(r"automodel", "NeMo AutoModel", "fsdp2"),
-    Framework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
-    Framework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
-    Framework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
-    Framework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
-    Framework(
+    RowFramework(r"maxtext", "MaxText", "xla"),
+    RowFramework(r"paxml", "PaxML", "paxml"),
+    RowFramework(r"automodel", "NeMo AutoModel", "fsdp2"),
+    RowFramework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
+    RowFramework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
+    RowFramework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
+    RowFramework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    RowFramework(
         r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"
     ),
-    Framework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
-    Framework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
-    Framework(r"deepspeed", "DeepSpeed", "deepspeed"),
-    Framework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
-    Framework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
-    Framework(r"nemo", "NeMo", "nemo"),
-    Framework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
-    Framework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
-    Framework(r"megatron|primus", "Megatron-LM", "megatron-core"),
-    Framework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
-    Framework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
-    Framework(r"litgpt", "LitGPT", "torch"),
-    Framework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
-    Framework(r"internevo", "InternEvo", "internevo"),
-    Framework(r"nanotron", "nanotron", "nanotron"),
-    Framework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
+    RowFramework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
+    RowFramework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
+    RowFramework(r"deepspeed", "DeepSpeed", "deepspeed"),
+    RowFramework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
+    RowFramework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
+    RowFramework(r"nemo", "NeMo", "nemo"),
+    RowFramework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
+    RowFramework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
+    RowFramework(r"megatron|primus", "Megatron-LM", "megatron-core"),
+    RowFramework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
+    RowFramework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
+    RowFramework(r"litgpt", "LitGPT", "torch"),
+    RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
+    RowFramework(r"internevo", "InternEvo", "internevo"),
+    RowFramework(r"nanotron", "nanotron", "nanotron"),
+    RowFramework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
 )
 """First match wins."""
 
@@ -78,7 +78,7 @@ _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16
 _MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
 
 
-def framework_of(row: Row, *, known: bool = True) -> Framework:
+def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
     """The framework of a row, with its release unless that is to count as unknown.
 
     Raises:
@@ -88,24 +88,24 @@ def framework_of(row: Row, *, known: bool = True) -> Framework:
     return found._replace(release=release_of(found, row.text("framework"))) if known else found
 
 
-def _framework(row: Row) -> Framework:
+def _framework(row: MeasuredRow) -> RowFramework:
     said = row.text("framework").lower()
     if found := next((word for word in _NO_PROFILE if word in said), ""):
         raise SkipRowError(f"not modelled yet: framework {_title(found)}")
     if said in software_names():
-        return Framework(said, said, said)
+        return RowFramework(said, said, said)
     found_one = next((framework for framework in FRAMEWORKS if re.search(framework.words, said)), None)
     if found_one is None:
         profile = "fsdp2" if row.text("zero_or_fsdp").lower().startswith("fsdp") else "megatron-core"
-        return Framework("", said or "not stated", profile, own=False)
+        return RowFramework("", said or "not stated", profile, own=False)
     if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
-        return Framework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
+        return RowFramework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
     if not found_one.sharded and row.text("zero_or_fsdp").lower().startswith("fsdp"):
         return found_one._replace(profile="fsdp2", own=False)
     return found_one
 
 
-def release_of(framework: Framework, words: str) -> str:
+def release_of(framework: RowFramework, words: str) -> str:
     """The release in a framework's words, as far as its profile tells releases apart: 24.12 of "NeMo 24.12.01"."""
     said = re.findall(r"\d+\.\d+", words)
     return next((release for release in profile_releases(framework.profile) if release in said), "")
@@ -115,7 +115,7 @@ def _title(word: str) -> str:
     return "XLA (Levanter, T5X)" if word in {"levanter", "t5x"} else word
 
 
-def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """The `performance` section of a row; what was unsaid is added to `assumed`.
 
     Raises:
@@ -138,14 +138,14 @@ def performance_of(row: Row, framework: Framework, assumed: list[str]) -> dict[s
     return section
 
 
-def _before_flash(row: Row) -> bool:
+def _before_flash(row: MeasuredRow) -> bool:
     """FlashAttention needs Ampere (Dao-AILab/flash-attention README); fp16 on DeepSpeed is of 2020 and 2021, before it."""
     framework = row.text("framework").lower()
     old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
     return old or "v100" in row.text("gpu").lower()
 
 
-def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """The recipe of a row; nothing where it has none.
 
     Raises:
@@ -157,7 +157,7 @@ def low_precision(row: Row, framework: Framework, assumed: list[str]) -> dict[st
     return section
 
 
-def precision_of(row: Row, assumed: list[str]) -> str:
+def precision_of(row: MeasuredRow, assumed: list[str]) -> str:
     """bf16, fp16 or fp32.
 
     Raises:
@@ -185,7 +185,7 @@ def precision_family(said: str) -> str:
     return re.split(r"[^a-z0-9]", said)[0] or "bf16"
 
 
-def recompute_of(row: Row, framework: Framework, assumed: list[str]) -> dict[str, Any]:
+def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """The keys that say what is recomputed.
 
     Raises:
@@ -230,7 +230,7 @@ def xla_policy(said: str) -> list[str]:
     return ["act", "core_attn", "layernorm"] if said in {"minimal", "save_dot_only"} else []
 
 
-def _dtypes(row: Row, notes: str) -> dict[str, Any]:
+def _dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """Dtypes of gradients and states where the source names them."""
     said = row.text("precision").lower()
     section: dict[str, Any] = {}
@@ -241,7 +241,7 @@ def _dtypes(row: Row, notes: str) -> dict[str, Any]:
     return section
 
 
-def _kernels(row: Row, notes: str) -> dict[str, Any]:
+def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """Attention, norm and loss kernels where the source names them."""
     section: dict[str, Any] = {}
     if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:

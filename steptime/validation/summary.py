@@ -70,7 +70,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline` and `other` are the two groups apart.
     """
     counted = headline(judged)
-    beside = [j for j in judged if j.skipped is None and j.apart is not None]
+    excluded = [j for j in judged if j.skipped is None and j.apart is not None]
     skipped = Counter(skip_kind(j.skipped) for j in judged if j.skipped is not None)
     everything = group(counted, worst)
     by = everything["by"]
@@ -86,7 +86,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         "median_over_sources": median(medians) if medians else None,
         "by": by,
         "split_interval_5_95": everything["split_interval_5_95"],
-        "apart": {key: plain(figures) for key, figures in sliced(beside, lambda j: j.apart or "").items()},
+        "apart": {key: plain(figures) for key, figures in sliced(excluded, lambda j: j.apart or "").items()},
         "baselines": baselines(leading),
         "noise": noise(judged),
         "ratios": ratios(judged),

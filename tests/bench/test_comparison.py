@@ -9,9 +9,9 @@ import pytest
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.bench import comparison, timings
-from steptime.bench.comparison import Beside, summarise
+from steptime.bench.comparison import Comparison, summarise
 from steptime.bench.conclude import crosses, of_block
-from steptime.bench.device import Device
+from steptime.bench.device import BenchDevice
 from steptime.bench.runs.block import BlockRow
 from steptime.bench.runs.clock import Timing
 from steptime.bench.spread import LAYOUTS, named, spread
@@ -25,13 +25,17 @@ def job() -> Job:
 
 
 def test_an_error_is_predicted_over_measured_less_one():
-    assert Beside("step", "single", "s", 1.1, 1.0).error == pytest.approx(0.1)
-    assert Beside("exact", "calls", "count", 0.0, 0.0).error == 0.0
-    assert Beside("exact", "calls", "count", 1.0, 0.0).error == float("inf")
+    assert Comparison("step", "single", "s", 1.1, 1.0).error == pytest.approx(0.1)
+    assert Comparison("exact", "calls", "count", 0.0, 0.0).error == 0.0
+    assert Comparison("exact", "calls", "count", 1.0, 0.0).error == float("inf")
 
 
 def test_summaries_are_by_kind_and_name_the_worst():
-    found = [Beside("gemm", "a", "s", 1.1, 1.0), Beside("gemm", "b", "s", 0.7, 1.0), Beside("step", "c", "s", 1.0, 1.0)]
+    found = [
+        Comparison("gemm", "a", "s", 1.1, 1.0),
+        Comparison("gemm", "b", "s", 0.7, 1.0),
+        Comparison("step", "c", "s", 1.0, 1.0),
+    ]
     gemm, step = summarise(found)
     assert (gemm.what, gemm.n, gemm.worst_name) == ("gemm", 2, "b")
     assert (gemm.median, gemm.mean, gemm.worst) == pytest.approx((0.2, 0.2, 0.3))
@@ -44,8 +48,8 @@ def test_a_cpu_is_judged_by_its_fastest_call_and_a_gpu_by_its_median(job):
     row = next(g for g in found.gemms if g.pass_ == "forward")
     timing = Timing(1.0, 2.0, 3.0, 5)
     measured = [
-        timings.Gemm(row.name, "forward", "fp32", 1, 1, 1, timing),
-        timings.Gemm("other", "forward", "fp32", 1, 1, 1, timing),
+        timings.GemmTiming(row.name, "forward", "fp32", 1, 1, 1, timing),
+        timings.GemmTiming("other", "forward", "fp32", 1, 1, 1, timing),
     ]
     (least,), (middle,) = (comparison.gemms(found, measured, "fp32", s) for s in ("min_s", "median_s"))
     assert (least.measured, middle.measured) == (1.0, 2.0)
@@ -56,7 +60,7 @@ def test_a_cpu_is_judged_by_its_fastest_call_and_a_gpu_by_its_median(job):
 
 def test_only_the_config_s_own_attention_is_compared(job):
     found = estimate(job)
-    one = timings.Attention(
+    one = timings.AttentionTiming(
         "default", "forward", "fp32", 2, 512, 8, 4, 64, causal=True, timing=Timing(1.0, 1.0, 1.0, 5)
     )
     others = [
@@ -113,6 +117,6 @@ def test_a_block_is_predicted_with_the_kernels_of_its_device(job):
     """RMSNorm is one kernel on a GPU and several on a CPU: three accesses of 4 B against seventeen, say, backward."""
     timing = Timing(1.0, 1.0, 1.0, 5)
     block = BlockRow("none", "fp32", 2, 512, timing, timing, 0)
-    cpu = Device("cpu", "a", 1e9, 1e9, 2)
+    cpu = BenchDevice("cpu", "a", 1e9, 1e9, 2)
     ours, other = (of_block(job, block, cpu._replace(kind=kind)) for kind in ("cpu", "cuda"))
     assert all(fused.predicted < composite.predicted for composite, fused in zip(ours, other, strict=True))

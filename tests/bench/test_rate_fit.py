@@ -38,14 +38,14 @@ def products(flops, device, dtype="bf16", name="mlp.up"):
     made = []
     for m, n, k in SHAPES:
         for direction, shape in (("forward", (m, n, k)), ("dgrad", (m, k, n)), ("wgrad", (k, n, m))):
-            row = timings.Gemm(name, direction, dtype, *shape, exact(1.0))
+            row = timings.GemmTiming(name, direction, dtype, *shape, exact(1.0))
             made.append(row._replace(timing=exact(rate_fit.gemm_pass(row, flops, device).time_s)))
     return made
 
 
 def test_the_models_pass_is_the_cost_models_own():
     """Bytes 2 (mk + kn + mn), the fixed time once, wgrad at its rate: as a layer in `compute`."""
-    device = rate_fit.Device(3e12, 4e-6, 132.0)
+    device = rate_fit.KnownRates(3e12, 4e-6, 132.0)
     rates = replace(device.rates(700e12), gemm_flops=700e12)
     op = ops.Gemm("up", params=(ops.Param("up.weight", (14336, 4096)),), m=4096.0, n=14336.0, k=4096.0)
     dgrad, wgrad = compute.gemm_backward(op, rates)
@@ -54,7 +54,7 @@ def test_the_models_pass_is_the_cost_models_own():
         ("dgrad", (4096, 4096, 14336), dgrad),
         ("wgrad", (4096, 14336, 4096), wgrad),
     ):
-        row = timings.Gemm("up", direction, "bf16", *shape, exact(1.0))
+        row = timings.GemmTiming("up", direction, "bf16", *shape, exact(1.0))
         assert rate_fit.gemm_pass(row, 700e12, device) == expected
 
 
@@ -66,7 +66,7 @@ def test_the_models_pass_is_the_cost_models_own():
 )
 @settings(max_examples=25, deadline=None)
 def test_sustained_rate_is_found_back(flops, bytes_per_s, kernel_s, sm_count):
-    device = rate_fit.Device(bytes_per_s, kernel_s, sm_count)
+    device = rate_fit.KnownRates(bytes_per_s, kernel_s, sm_count)
     found = rate_fit.gemm(products(flops, device), "bf16", device, "min_s")
     if found is None:  # memory bounds all of it
         assert all(
@@ -81,7 +81,7 @@ def test_sustained_rate_is_found_back(flops, bytes_per_s, kernel_s, sm_count):
 
 def test_noise_does_not_move_it_far():
     """One shape in five is three times too slow: the others decide."""
-    device = rate_fit.Device(3e12, 4e-6, 132.0)
+    device = rate_fit.KnownRates(3e12, 4e-6, 132.0)
     made = products(600e12, device)
     made[::5] = [row._replace(timing=exact(3.0 * row.timing.min_s)) for row in made[::5]]
     found = rate_fit.gemm(made, "bf16", device, "min_s")
@@ -91,14 +91,14 @@ def test_noise_does_not_move_it_far():
 
 
 def test_medians_unless_minima_are_asked_for():
-    device = rate_fit.Device(1e15, 0.0)
+    device = rate_fit.KnownRates(1e15, 0.0)
     made = products(100e12, device)
     assert rate_fit.gemm(made, "bf16", device).value == pytest.approx(100e12 / 1.5)
     assert rate_fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
 
 
 def test_projections_before_the_sweep_and_dtypes_apart():
-    device = rate_fit.Device(1e15, 0.0)
+    device = rate_fit.KnownRates(1e15, 0.0)
     made = products(100e12, device) + products(900e12, device, name="sweep") + products(50e12, device, "fp32", "sweep")
     assert rate_fit.gemm(made, "bf16", device, "min_s").value == pytest.approx(100e12)
     assert rate_fit.gemm(made, "fp32", device, "min_s").value == pytest.approx(50e12)
@@ -106,17 +106,17 @@ def test_projections_before_the_sweep_and_dtypes_apart():
 
 
 def test_fp8_is_fitted_at_the_depth_its_tiles_need():
-    device = rate_fit.Device(4e12, 4e-6, 132.0, compute_flops=700e12)
+    device = rate_fit.KnownRates(4e12, 4e-6, 132.0, compute_flops=700e12)
     found = rate_fit.gemm(products(1300e12, device, "fp8"), "fp8", device, "min_s")
     assert found.value == pytest.approx(1300e12, rel=1e-6)
-    row = timings.Gemm("x", "forward", "fp8", 4096, 4096, 4096, exact(1.0))
+    row = timings.GemmTiming("x", "forward", "fp8", 4096, 4096, 4096, exact(1.0))
     own = rate_fit.gemm_pass(row, 1300e12, device).compute_s * 1300e12 / row.flops
     assert 1.0 / own == pytest.approx(compute.shape_efficiency(4096, 4096, 4096, 1, 132.0, 200.0 * 1300 / 700))
 
 
 def test_depth_overhead_can_be_fitted_too():
     """A device whose kernels need 20 of k, where the model has 200."""
-    device = rate_fit.Device(1e15, 0.0)
+    device = rate_fit.KnownRates(1e15, 0.0)
     made = [
         row._replace(timing=exact(rate_fit.gemm_pass(row, 1e12, device, 20.0).time_s)) for row in products(1e12, device)
     ]
@@ -131,24 +131,24 @@ def test_depth_overhead_can_be_fitted_too():
 
 
 def attention_rows(forward, backward, tokens, lengths=(512, 1024, 4096, 16384)):
-    device = rate_fit.Device(3e12, 4e-6)
+    device = rate_fit.KnownRates(3e12, 4e-6)
     made = []
     for length in lengths:
         for direction, flops in (("forward", forward), ("backward", backward)):
-            row = timings.Attention("default", direction, "bf16", 1, length, 32, 8, 128, True, exact(1.0))
+            row = timings.AttentionTiming("default", direction, "bf16", 1, length, 32, 8, 128, True, exact(1.0))
             made.append(row._replace(timing=exact(rate_fit.attention_pass(row, flops, tokens, device).time_s)))
     return made, device
 
 
 def test_attention_pass_is_the_cost_models_own():
-    device = rate_fit.Device(3e12, 4e-6)
+    device = rate_fit.KnownRates(3e12, 4e-6)
     op = ops.Attention("a", batch=2, q_len=2048, kv_len=2048, n_q_heads=32, n_kv_heads=8, d_qk=128, d_v=128)
     rates = device.rates(500e12)
     for direction, expected in (
         ("forward", compute.forward(op, rates, {})),
         ("backward", compute.backward(op, rates, {})[0]),
     ):
-        row = timings.Attention("default", direction, "bf16", 2, 2048, 32, 8, 128, True, exact(1.0))
+        row = timings.AttentionTiming("default", direction, "bf16", 2, 2048, 32, 8, 128, True, exact(1.0))
         found = rate_fit.attention_pass(row, 500e12, rate_fit.USUAL_RAMP, device)
         assert found.time_s == pytest.approx(expected.time_s)
         assert found.flops == expected.flops
@@ -187,7 +187,7 @@ def test_attention_needs_both_directions():
 
 
 def move(name, bytes_per_s, dtype="fp32"):
-    return timings.Move(name, "forward", dtype, 1e6, Timing(1e6 / bytes_per_s, 1e6 / bytes_per_s, 1.0, 9))
+    return timings.MoveTiming(name, "forward", dtype, 1e6, Timing(1e6 / bytes_per_s, 1e6 / bytes_per_s, 1.0, 9))
 
 
 def test_memory_is_the_best_copy_and_the_median_kernel():
@@ -222,7 +222,7 @@ SIZES = [8 * 4**i for i in range(13)]
 
 def calls(seconds, ranks=8, kinds=KINDS):
     return [
-        timings.Collective(kind, "dp", 2 if kind == "send_recv" else ranks, size, exact(seconds(kind, size)))
+        timings.CollectiveTiming(kind, "dp", 2 if kind == "send_recv" else ranks, size, exact(seconds(kind, size)))
         for kind in kinds
         for size in SIZES
     ]
@@ -230,7 +230,9 @@ def calls(seconds, ranks=8, kinds=KINDS):
 
 def test_bus_bandwidth_is_nccl_tests_own():
     """8 ranks, 8 GB in a second: all-reduce 14, all-gather 7, broadcast and send 8 GB/s on the bus."""
-    found = {kind: links.bus_bytes_per_s(timings.Collective(kind, "dp", 8, 8 * 10**9, exact(1.0))) for kind in KINDS}
+    found = {
+        kind: links.bus_bytes_per_s(timings.CollectiveTiming(kind, "dp", 8, 8 * 10**9, exact(1.0))) for kind in KINDS
+    }
     assert found == {
         "all_reduce": 14e9, "all_gather": 7e9, "reduce_scatter": 7e9, "all_to_all": 7e9, "broadcast": 8e9, "send_recv": 8e9,
     }  # fmt: skip
@@ -265,7 +267,7 @@ def test_a_falling_line_has_no_bandwidth_and_a_negative_start_no_latency():
     made = calls(lambda _, size: 1e-3 if size < 100 else 0.9e-3, kinds=["broadcast"])
     (line,) = links.alpha_beta(made)
     assert line.bus_bytes_per_s is None
-    made = [timings.Collective("broadcast", "dp", 2, size, exact(size**1.5 * 1e-9)) for size in (10, 100, 1000)]
+    made = [timings.CollectiveTiming("broadcast", "dp", 2, size, exact(size**1.5 * 1e-9)) for size in (10, 100, 1000)]
     (line,) = links.alpha_beta(made)
     assert line.alpha_s == 0.0
     assert links.alpha_beta(made[:1]) == []
@@ -292,7 +294,7 @@ def test_a_tier_is_found_back(latency, bandwidth, ranks):
 
 def test_small_sizes_alone_give_no_wild_bandwidth():
     """64 KiB in 10 ms are 6.6 MB/s."""
-    made = [timings.Collective("broadcast", "dp", 2, size, exact(0.01)) for size in (8, 1024, 2**16)]
+    made = [timings.CollectiveTiming("broadcast", "dp", 2, size, exact(0.01)) for size in (8, 1024, 2**16)]
     assert links.tier(made).bytes_per_s <= links.BEYOND * 2**16 / 0.01 * 1.0001
 
 

@@ -7,7 +7,7 @@ import torch
 
 from steptime import estimate
 from steptime.bench.runs import sdpa
-from steptime.bench.runs.sdpa import Shape
+from steptime.bench.runs.sdpa import AttentionShape
 from steptime.job.job import Job
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ performance: {software: torch}
 data: {gbs: 2, seqlen: 32, microbatch_sz: 2}
 hardware: {node_type: h100}
 """
-SMALL = Shape(2, 32, 4, 2, 16)
+SMALL = AttentionShape(2, 32, 4, 2, 16)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def job():
 
 def test_shape_is_the_configs_own(job):
     assert sdpa.of_job(job) == SMALL
-    assert sdpa.of_job(job.replace(**{"parallelism.tp": 2})) == Shape(2, 32, 2, 1, 16)
+    assert sdpa.of_job(job.replace(**{"parallelism.tp": 2})) == AttentionShape(2, 32, 2, 1, 16)
     lengths = [s.seqlen for s in sdpa.shapes(job, CPU)]
     assert lengths[0] == 32
     assert len(lengths) == len(set(lengths)) == 5
@@ -75,6 +75,6 @@ def test_sweep_measures_what_runs_and_notes_what_does_not(job):
 
 
 def test_scores_that_do_not_fit_are_noted():
-    long = Shape(1, 2**20, 8, 8, 64)
+    long = AttentionShape(1, 2**20, 8, 8, 64)
     assert sdpa.usable("math", long, "fp32", CPU).endswith("GiB do not fit")
     assert sdpa.usable("flash", SMALL, "fp32", CPU) == ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.samples import MIB, Memory, Tally
+from steptime.bench.logs.samples import MIB, MemoryUse, Tally
 from steptime.bench.logs.stamps import Stamp, dated, following, nearest, of_line, read_lines
 from steptime.bench.logs.startup import step_of
 
@@ -31,11 +31,11 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B)?", re.IGNORECASE)
 _HEADER = re.compile(r"([\w.]+)\s*(?:\[(\w+)\])?")
 
 
-class Summary(NamedTuple):
+class GpuMemoryLog(NamedTuple):
     """One log."""
 
     log: str
-    gpus: list[Memory]
+    gpus: list[MemoryUse]
     unread: int
     """Lines that are cut short, or whose memory is not stated ([N/A])."""
     start: datetime | None
@@ -51,7 +51,7 @@ class _Sample(NamedTuple):
     when: datetime | None
 
 
-def summarise(path: str, start: datetime | None = None, stop: datetime | None = None) -> Summary:
+def summarise(path: str, start: datetime | None = None, stop: datetime | None = None) -> GpuMemoryLog:
     """Peak, average and mode of each GPU of one log; of samples from `start` to `stop`, both included, where given.
 
     Raises:
@@ -77,7 +77,7 @@ def summarise(path: str, start: datetime | None = None, stop: datetime | None = 
         raise ConfigError(f"{path}: no sample in the window {bounds}; its first is of {first_sample(path)}")
     if not gpus:
         raise ConfigError(f"{path}: no samples of memory.used; expected columns {','.join(QUERY)}")
-    return Summary(path, gpus, unread, start, stop)
+    return GpuMemoryLog(path, gpus, unread, start, stop)
 
 
 def first_sample(path: str) -> datetime:

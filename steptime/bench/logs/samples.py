@@ -9,7 +9,7 @@ from typing import NamedTuple
 MIB = 2.0**20
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """What the samples of one device, or of one process and its children, say."""
 
     name: str
@@ -56,7 +56,7 @@ class Tally:
             self._first = self._first or when
             self._last = when
 
-    def row(self) -> Memory:
+    def row(self) -> MemoryUse:
         """The summary.
 
         Raises:
@@ -67,7 +67,7 @@ class Tally:
         mode = max(self._counts, key=lambda mib: (self._counts[mib], mib)) * MIB
         first, last, gaps = self._first, self._last, self.samples - 1
         interval_s = (last - first).total_seconds() / gaps if first and last and gaps else None
-        return Memory(
+        return MemoryUse(
             self.name, self.model, self._peak, self._sum / self.samples, mode, self.total_bytes, self.samples,
             self.outside, interval_s, first, last,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from steptime.bench.timings import SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Kind = Literal["weak", "strong"]
+ScalingKind = Literal["weak", "strong"]
 
 _SAME = (
     "model", "data.seqlen", "performance.precision", "performance.activation_checkpointing_type", "performance.recompute",
@@ -28,7 +28,7 @@ SINGLE = "single"
 """The layout of a run on one rank: the baseline of all others."""
 
 
-class Run(NamedTuple):
+class ScalingRun(NamedTuple):
     """One measured step of one results.json."""
 
     file: str
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 class Point(NamedTuple):
     """One run beside its baseline."""
 
-    run: Run
+    run: ScalingRun
     speed_up: float
     """Tokens per second over the baseline's."""
     efficiency: float
@@ -68,15 +68,15 @@ class Point(NamedTuple):
     """Allocated peak over the baseline's."""
 
 
-class Series(NamedTuple):
+class ScalingSeries(NamedTuple):
     """Runs of one layout, fewest ranks first; the first is the baseline."""
 
     layout: str
-    kind: Kind
+    kind: ScalingKind
     points: list[Point]
 
 
-def read_runs(path: str) -> list[Run]:
+def read_runs(path: str) -> list[ScalingRun]:
     """The measured steps of a results.json (schema "3dtrn-bench/1").
 
     Raises:
@@ -103,13 +103,13 @@ def read_runs(path: str) -> list[Run]:
     return [run._replace(predictor=_predictor(document, run)) for run in runs]
 
 
-def _predictor(document: dict[str, Any], run: Run) -> str:
+def _predictor(document: dict[str, Any], run: ScalingRun) -> str:
     """The machine that the results measured, else the one of the config."""
     named = _at(document, "machine.name") or _at(run.config, "hardware.node_type")
     return named if isinstance(named, str) else ""
 
 
-def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
+def _read(path: str, i: int, step: Any, problems: list[str]) -> ScalingRun:
     """One step's row; what is wrong with it goes to `problems`, and the row is then of no use."""
     fields = step if isinstance(step, dict) else {}
 
@@ -142,7 +142,7 @@ def _read(path: str, i: int, step: Any, problems: list[str]) -> Run:
         if not isinstance(fields.get(key), kind):
             wrong(key, name)
     predicted = None if fields.get("predicted_step_s") is None else positive("predicted_step_s")
-    return Run(
+    return ScalingRun(
         path, str(fields.get("layout")), count("ranks"), positive("tokens_per_step"), fields.get("config", {}),
         positive("min_s"), positive("median_s"), positive("p90_s"), count("reps"),
         largest("allocated_peak_bytes"), largest("reserved_peak_bytes"), predicted,
@@ -161,7 +161,7 @@ def _short(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:40]
 
 
-def series(runs: list[Run], baseline: int | None = None) -> list[Series]:
+def series(runs: list[ScalingRun], baseline: int | None = None) -> list[ScalingSeries]:
     """The runs as series, each against its baseline.
 
     Args:
@@ -171,11 +171,11 @@ def series(runs: list[Run], baseline: int | None = None) -> list[Series]:
     Raises:
         ConfigError: a series has no baseline, one number of ranks twice, other models or batches; one line each.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ScalingRun]] = {}
     for run in runs:
         groups.setdefault(run.layout, []).append(run)
     single = groups.get(SINGLE, [])
-    found: list[Series] = []
+    found: list[ScalingSeries] = []
     problems: list[str] = []
     for layout, group in groups.items():
         if group is single and len(groups) > 1:
@@ -190,7 +190,7 @@ def series(runs: list[Run], baseline: int | None = None) -> list[Series]:
     return found
 
 
-def _series(layout: str, runs: list[Run], baseline: int | None) -> Series:
+def _series(layout: str, runs: list[ScalingRun], baseline: int | None) -> ScalingSeries:
     """One layout's runs, fewest ranks first."""
     base = runs[0]
     for one, other in pairwise(runs):
@@ -206,10 +206,10 @@ def _series(layout: str, runs: list[Run], baseline: int | None) -> Series:
     problems = [line for run in runs[1:] for line in _differences(base, run)]
     if problems:
         raise ConfigError(f"{layout}: {problem}" for problem in problems)
-    return Series(layout, _kind(layout, runs), [_point(base, run) for run in runs])
+    return ScalingSeries(layout, _kind(layout, runs), [_point(base, run) for run in runs])
 
 
-def _differences(base: Run, run: Run) -> list[str]:
+def _differences(base: ScalingRun, run: ScalingRun) -> list[str]:
     """Settings, other than layout and batch, in which two runs differ."""
     lines = []
     for path in _SAME:
@@ -235,7 +235,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(item, f"{path}.{key}")
 
 
-def _kind(layout: str, runs: list[Run]) -> Kind:
+def _kind(layout: str, runs: list[ScalingRun]) -> ScalingKind:
     """Weak or strong, by the tokens of a step.
 
     Raises:
@@ -246,13 +246,13 @@ def _kind(layout: str, runs: list[Run]) -> Kind:
         return "strong"
     if all(math.isclose(run.tokens_per_step * base.ranks, base.tokens_per_step * run.ranks) for run in runs):
         return "weak"
-    held = ", ".join(f"{run.tokens_per_step:,g} on {run.ranks} ranks" for run in runs)
+    counts = ", ".join(f"{run.tokens_per_step:,g} on {run.ranks} ranks" for run in runs)
     raise ConfigError(
-        f"{layout}: tokens per step are neither the same (strong scaling) nor proportional to the ranks (weak): {held}"
+        f"{layout}: tokens per step are neither the same (strong scaling) nor proportional to the ranks (weak): {counts}"
     )
 
 
-def _point(base: Run, run: Run) -> Point:
+def _point(base: ScalingRun, run: ScalingRun) -> Point:
     speed_up = run.tokens_per_s / base.tokens_per_s
     more = run.ranks / base.ranks
     predicted = None

@@ -51,7 +51,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 def step(
     job: Job, device: torch.device, dtype: str, *, fused: bool = False, seconds: float = 0.5
-) -> tuple[timings.Move, str]:
+) -> tuple[timings.MoveTiming, str]:
     """AdamW as torch runs it unasked (foreach on CUDA, tensor by tensor on CPU), or its fused kernel; and over how much.
 
     Gradients have the parameters' dtype, so have the moments; the gradients are not cleared.
@@ -67,16 +67,16 @@ def step(
     count = sum(map(_elements, shapes))
     name = "adamw_fused" if fused else "adamw"
     accesses = FUSED_ACCESSES if fused else FOREACH_ACCESSES
-    return timings.Move(name, "forward", dtype, accesses * size * count, timing), (
+    return timings.MoveTiming(name, "forward", dtype, accesses * size * count, timing), (
         f"{name} {dtype}: over {count:,} parameters in {len(shapes)} tensors"
     )
 
 
 def steps(
     job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 2.0
-) -> tuple[list[timings.Move], list[str]]:
+) -> tuple[list[timings.MoveTiming], list[str]]:
     """Both kinds of step in every dtype."""
-    found: list[timings.Move] = []
+    found: list[timings.MoveTiming] = []
     notes: list[str] = []
     for dtype in dtypes:
         for fused in (False, True):
@@ -91,7 +91,7 @@ def steps(
     return found, notes
 
 
-def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.Launch], list[str]]:
+def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.LaunchTiming], list[str]]:
     """What a tiny kernel takes: on a device queued behind others (its own time and the gap), on the host to launch one.
 
     A CPU has no queue: its calls are timed, and there is no row for the host.
@@ -103,7 +103,7 @@ def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.L
         return few.add_(1e-6)
 
     tiny = {"gemm": lambda: torch.mm(left, left, out=right), "move": move}
-    found = [timings.Launch(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
+    found = [timings.LaunchTiming(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
     if device.type == "cpu":
         return found, ["launches: a CPU runs what it is given at once; gemm and move are whole calls"]
     samples = []
@@ -113,4 +113,4 @@ def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.L
         for _ in range(LAUNCHES):
             move()
         samples.append((perf_counter() - start) / LAUNCHES)
-    return [*found, timings.Launch("host", summary(samples))], []
+    return [*found, timings.LaunchTiming("host", summary(samples))], []

@@ -38,7 +38,7 @@ class Layer(NamedTuple):
     vocab: int
 
 
-class Work(NamedTuple):
+class MoveWork(NamedTuple):
     """A piece of work: `forward` of some inputs, and the bytes that it and its backward move."""
 
     name: str
@@ -67,8 +67,8 @@ def rmsnorm_bytes(tokens: int, width: int, itemsize: float, *, fused: bool) -> t
     """
     elements = float(tokens * width)
     if fused:
-        beside = tokens * WIDE + width * 2.0
-        return 2.0 * elements * itemsize + beside, 3.0 * elements * itemsize + beside
+        statistics = tokens * WIDE + width * 2.0
+        return 2.0 * elements * itemsize + statistics, 3.0 * elements * itemsize + statistics
     forward, backward = (7.0, 17.0) if itemsize == WIDE else (10.0, 20.0)
     return forward * elements * WIDE, backward * elements * WIDE
 
@@ -82,7 +82,7 @@ def loss_bytes(tokens: int, vocab: int, itemsize: float) -> tuple[float, float]:
     return narrow + 3.0 * wide + picked, narrow + 5.0 * wide
 
 
-def streams(bytes_: float, dtype: str, device: torch.device) -> list[Work]:
+def streams(bytes_: float, dtype: str, device: torch.device) -> list[MoveWork]:
     """copy, add and triad (a + 2 b) over tensors of `bytes_`, into memory that is there already."""
     size = operands.ITEMSIZE[dtype]
     elements = int(bytes_ / size)
@@ -92,15 +92,15 @@ def streams(bytes_: float, dtype: str, device: torch.device) -> list[Work]:
 
     moved = float(elements * size)
     return [
-        Work("copy", lambda x, y: y.copy_(x), partial(tensors, 2), 2 * moved, 0.0, 2 * moved),
-        Work("add", lambda x, y, z: torch.add(x, y, out=z), partial(tensors, 3), 3 * moved, 0.0, 3 * moved),
-        Work(
+        MoveWork("copy", lambda x, y: y.copy_(x), partial(tensors, 2), 2 * moved, 0.0, 2 * moved),
+        MoveWork("add", lambda x, y, z: torch.add(x, y, out=z), partial(tensors, 3), 3 * moved, 0.0, 3 * moved),
+        MoveWork(
             "triad", lambda x, y, z: torch.add(x, y, alpha=2.0, out=z), partial(tensors, 3), 3 * moved, 0.0, 3 * moved
         ),
     ]
 
 
-def of_layer(layer: Layer, dtype: str, device: torch.device) -> list[Work]:
+def of_layer(layer: Layer, dtype: str, device: torch.device) -> list[MoveWork]:
     """Residual add, RMSNorm, SiLU times up, cross entropy and embedding at a job's sizes, allocating as training does."""
     tokens, hidden, inter, vocab = layer
     size = operands.ITEMSIZE[dtype]
@@ -117,12 +117,16 @@ def of_layer(layer: Layer, dtype: str, device: torch.device) -> list[Work]:
     loss = loss_bytes(tokens, vocab, size)
     logits = tokens * vocab * (size + 3 * WIDE)
     return [
-        Work("residual", torch.add, lambda: (leaf(tokens, hidden), leaf(tokens, hidden)), 3 * x, 0.0, 3 * x),
-        Work("rmsnorm", _rmsnorm, lambda: (leaf(tokens, hidden), leaf(hidden)), *norm, 6 * tokens * hidden * WIDE),
-        Work("silu_mul", _silu_mul, lambda: (leaf(tokens, inter), leaf(tokens, inter)), 5 * wide, 8 * wide, 7 * wide),
-        Work("cross_entropy", _loss, lambda: (leaf(tokens, vocab), ids(vocab)), *loss, logits),
+        MoveWork("residual", torch.add, lambda: (leaf(tokens, hidden), leaf(tokens, hidden)), 3 * x, 0.0, 3 * x),
+        MoveWork("rmsnorm", _rmsnorm, lambda: (leaf(tokens, hidden), leaf(hidden)), *norm, 6 * tokens * hidden * WIDE),
+        MoveWork(
+            "silu_mul", _silu_mul, lambda: (leaf(tokens, inter), leaf(tokens, inter)), 5 * wide, 8 * wide, 7 * wide
+        ),
+        MoveWork("cross_entropy", _loss, lambda: (leaf(tokens, vocab), ids(vocab)), *loss, logits),
         # backward: a dense gradient of the table, zeroed and added into
-        Work("embedding", _embed, lambda: (leaf(vocab, hidden), ids(vocab)), 2 * x, 2 * x + table, 2 * table + 2 * x),
+        MoveWork(
+            "embedding", _embed, lambda: (leaf(vocab, hidden), ids(vocab)), 2 * x, 2 * x + table, 2 * table + 2 * x
+        ),
     ]
 
 
@@ -142,34 +146,36 @@ def _embed(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.embedding(ids, table)
 
 
-def time_work(work: Work, dtype: str, device: torch.device, seconds: float) -> list[timings.Move]:
+def time_work(work: MoveWork, dtype: str, device: torch.device, seconds: float) -> list[timings.MoveTiming]:
     """Forward and, where there is one, backward, over several copies of the inputs in turn."""
     copies = [work.inputs() for _ in range(operands.copies(work.size, device))]
     turns = operands.rotate(copies)
     both = 0.5 * seconds if work.backward_bytes else seconds
     timing = measure(lambda: work.forward(*turns()), device, seconds=both, least=3)
-    found = [timings.Move(work.name, "forward", dtype, work.forward_bytes, timing)]
+    found = [timings.MoveTiming(work.name, "forward", dtype, work.forward_bytes, timing)]
     if work.backward_bytes:
         done = operands.rotate([_graph(work, inputs) for inputs in copies])
         timing = measure(lambda: gradients(*done()), device, seconds=both, least=3)
-        found.append(timings.Move(work.name, "backward", dtype, work.backward_bytes, timing))
+        found.append(timings.MoveTiming(work.name, "backward", dtype, work.backward_bytes, timing))
     return found
 
 
-def _graph(work: Work, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
+def _graph(
+    work: MoveWork, inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
     out = work.forward(*inputs)
     return out, tuple(x for x in inputs if x.requires_grad), torch.ones_like(out)
 
 
 def sweep(
     job: Job | None, device: torch.device, dtypes: Sequence[str], seconds: float = 4.0
-) -> tuple[list[timings.Move], list[str]]:
+) -> tuple[list[timings.MoveTiming], list[str]]:
     """Streams of two sizes, and the job's memory-bound work in every dtype, for about `seconds`."""
     sizes = (2**26, 2**28) if device.type == "cpu" else (2**28, 2**30)
     layer = of_job(job) if job is not None else Layer(8192, 4096, 14336, 32768)
     works = [(work, "fp32") for bytes_ in sizes for work in streams(bytes_, "fp32", device)]
     works += [(work, dtype) for dtype in dtypes for work in of_layer(layer, dtype, device)]
-    found: list[timings.Move] = []
+    found: list[timings.MoveTiming] = []
     notes: list[str] = []
     for work, dtype in works:
         if work.size > SHARE * operands.free_bytes(device):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from steptime.base.config import ConfigError
-from steptime.bench.runnable import RECOMPUTES, Recompute, alone, unsupported
+from steptime.bench.runnable import RECOMPUTES, RecomputeChoice, alone, unsupported
 from steptime.bench.runs.clock import Timing, measure
 from steptime.bench.runs.modules import Block, building, plan_of, tables
 from steptime.bench.runs.probes import Saved
@@ -21,7 +21,7 @@ from steptime.job.job import Job
 class BlockRow(NamedTuple):
     """One block, unsharded, on one micro-batch."""
 
-    recompute: Recompute
+    recompute: RecomputeChoice
     dtype: str
     batch: int
     seqlen: int

@@ -38,7 +38,7 @@ QUICK_S, BATCH = 1e-3, 20
 """On a GPU calls shorter than this are timed in batches, so that launching and waiting cost the batch (as nccl-tests)."""
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One collective ready to run."""
 
     run: Callable[[], object]
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     """Times that the bytes go from one rank to another in one run."""
 
 
-def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, dtype: torch.dtype) -> Call:
+def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, dtype: torch.dtype) -> CollectiveCall:
     """A collective whose full tensor has `bytes_`, or what of it splits evenly over the ranks, and an element each at least.
 
     All-reduce and broadcast write into what they are given. send_recv goes from the group's first rank to its last and back,
@@ -66,16 +66,16 @@ def prepare(kind: str, bytes_: int, group: ProcessGroup, device: torch.device, d
     full, shard = (torch.randn(size, device=device, dtype=dtype) for size in (part * ranks, part))
     size = part * ranks * itemsize
     if kind == "all_reduce":
-        return Call(lambda: dist.all_reduce(full, group=group), full, full, size, ranks)
+        return CollectiveCall(lambda: dist.all_reduce(full, group=group), full, full, size, ranks)
     if kind == "all_gather":
-        return Call(lambda: _tensors("all_gather")(full, shard, group=group), shard, full, size, ranks)
+        return CollectiveCall(lambda: _tensors("all_gather")(full, shard, group=group), shard, full, size, ranks)
     if kind == "reduce_scatter":
-        return Call(lambda: _tensors("reduce_scatter")(shard, full, group=group), full, shard, size, ranks)
+        return CollectiveCall(lambda: _tensors("reduce_scatter")(shard, full, group=group), full, shard, size, ranks)
     if kind == "all_to_all":
         there = torch.empty_like(full)
-        return Call(lambda: dist.all_to_all_single(there, full, group=group), full, there, size, ranks)
+        return CollectiveCall(lambda: dist.all_to_all_single(there, full, group=group), full, there, size, ranks)
     if kind == "broadcast":
-        return Call(lambda: dist.broadcast(full, group=group, group_src=0), full, full, size, ranks)
+        return CollectiveCall(lambda: dist.broadcast(full, group=group, group_src=0), full, full, size, ranks)
     return _there_and_back(full, size, group, ranks)
 
 
@@ -86,7 +86,7 @@ def _tensors(kind: str) -> Callable[..., object]:
     return found
 
 
-def _there_and_back(full: torch.Tensor, size: int, group: ProcessGroup, ranks: int) -> Call:
+def _there_and_back(full: torch.Tensor, size: int, group: ProcessGroup, ranks: int) -> CollectiveCall:
     rank, last = dist.get_rank(group), ranks - 1
     back = torch.empty_like(full)
 
@@ -98,7 +98,7 @@ def _there_and_back(full: torch.Tensor, size: int, group: ProcessGroup, ranks: i
             dist.recv(back, group=group, group_src=0)
             dist.send(back, group=group, group_dst=0)
 
-    return Call(run, full, back, size, 2, trips=2)
+    return CollectiveCall(run, full, back, size, 2, trips=2)
 
 
 def slowest(samples: list[float], group: ProcessGroup, device: torch.device) -> list[float]:
@@ -108,7 +108,7 @@ def slowest(samples: list[float], group: ProcessGroup, device: torch.device) -> 
     return [float(x) for x in kept.tolist()]
 
 
-def time_call(call: Call, group: ProcessGroup, device: torch.device, seconds: float) -> Timing:
+def time_call(call: CollectiveCall, group: ProcessGroup, device: torch.device, seconds: float) -> Timing:
     """Repetitions behind a barrier each, as many as two trial runs say fit into `seconds`."""
     trials = slowest([_once(call, group, device, 1) for _ in range(2)], group, device)
     quick = device.type == "cuda" and min(trials) < QUICK_S
@@ -117,7 +117,7 @@ def time_call(call: Call, group: ProcessGroup, device: torch.device, seconds: fl
     return summary(slowest([_once(call, group, device, calls) for _ in range(reps)], group, device))
 
 
-def _once(call: Call, group: ProcessGroup, device: torch.device, calls: int) -> float:
+def _once(call: CollectiveCall, group: ProcessGroup, device: torch.device, calls: int) -> float:
     """Seconds of one trip on this rank."""
     dist.all_reduce(torch.zeros(1, device=device), group=group)
     synchronize(device)
@@ -139,7 +139,7 @@ def sizes(device: torch.device) -> list[int]:
 
 def measure_axis(
     group: ProcessGroup, axis: str, device: torch.device, seconds: float, dtype: torch.dtype | None = None
-) -> tuple[list[timings.Collective], list[str]]:
+) -> tuple[list[timings.CollectiveTiming], list[str]]:
     """Every kind over the ranks of `group`; a kind stops growing when its share of the `seconds` is used up.
 
     Args:
@@ -151,7 +151,7 @@ def measure_axis(
     """
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     counted = -slowest([-float(len(sizes(device)))], group, device)[0]  # the least of all ranks
-    found: list[timings.Collective] = []
+    found: list[timings.CollectiveTiming] = []
     notes: list[str] = []
     for kind in KINDS:
         timed, note = _measure_kind(
@@ -171,9 +171,9 @@ def _measure_kind(
     device: torch.device,
     dtype: torch.dtype,
     seconds: float,
-) -> tuple[list[timings.Collective], str]:
+) -> tuple[list[timings.CollectiveTiming], str]:
     """One kind over all sizes, smallest first."""
-    found: list[timings.Collective] = []
+    found: list[timings.CollectiveTiming] = []
     spent = 0.0
     for bytes_ in of_bytes:
         if found and bytes_ > ALWAYS and spent + GROWTH * found[-1].timing.min_s * (LEAST + 2) > seconds:
@@ -185,13 +185,13 @@ def _measure_kind(
             return found, f"{kind} over {axis}, {bytes_} B: not measured; {str(error).partition(chr(10))[0][:160]}"
         spent += timing.median_s * call.trips * (timing.reps + 2)
         if not found or found[-1].bytes != call.bytes:
-            found.append(timings.Collective(kind, axis, call.ranks, call.bytes, timing))
+            found.append(timings.CollectiveTiming(kind, axis, call.ranks, call.bytes, timing))
     return found, ""
 
 
 def sweep(
     mesh: DeviceMesh | None, device: torch.device, seconds: float = 6.0
-) -> tuple[list[timings.Collective], list[str]]:
+) -> tuple[list[timings.CollectiveTiming], list[str]]:
     """Every kind over every axis of a mesh that has more than one rank, for about `seconds` altogether.
 
     Without a mesh all ranks are one axis, "world". The rows are those of this rank's groups: groups side by side run at the same
@@ -205,7 +205,7 @@ def sweep(
         return measure_axis(world, "world", device, seconds)
     names = mesh.mesh_dim_names or tuple(str(i) for i in range(mesh.ndim))
     axes = [(name, mesh.get_group(i)) for i, name in enumerate(names) if mesh.size(i) > 1]
-    found: list[timings.Collective] = []
+    found: list[timings.CollectiveTiming] = []
     notes: list[str] = []
     for name, group in axes:
         timed, said = measure_axis(group, name, device, seconds / len(axes))

@@ -36,7 +36,7 @@ CALLS = 5
 """Of each product at least: two to warm up, one of them timed, and three samples."""
 
 
-class Shape(NamedTuple):
+class GemmShape(NamedTuple):
     """One product m x k by k x n."""
 
     name: str
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
         return self.m * self.k + self.k * self.n + self.m * self.n
 
 
-def projections(job: Job) -> list[Shape]:
+def projections(job: Job) -> list[GemmShape]:
     """The products of a config's linear layers and its head on one device, each shape and direction once.
 
     Products of two activations (unfused attention's scores) are batched ones and no projections.
@@ -64,27 +64,27 @@ def projections(job: Job) -> list[Shape]:
     found = estimate(job)
     parts = (found.assembly.block, found.assembly.head)
     linear = {op.name for part in parts for op in part.ops if isinstance(op, Gemm) and op.params}
-    shapes = [Shape(r.name, r.pass_, int(r.m), int(r.n), int(r.k)) for r in found.gemms if r.name in linear]
+    shapes = [GemmShape(r.name, r.pass_, int(r.m), int(r.n), int(r.k)) for r in found.gemms if r.name in linear]
     return list(dict.fromkeys(shapes))
 
 
-def sweep_shapes(device: torch.device) -> list[Shape]:
+def sweep_shapes(device: torch.device) -> list[GemmShape]:
     """Squares, and layers of Llama-like widths over a batch of tokens: smallest first."""
     sizes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
     tokens, widths = 8192, [(6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192), (8192, 28672)]
     if device.type == "cpu":
         sizes, tokens, widths = (256, 512, 1024, 2048), 1024, [(1024, 1024), (3072, 1024), (1024, 4096)]
-    shapes = [Shape(SWEEP, "forward", s, s, s) for s in sizes]
+    shapes = [GemmShape(SWEEP, "forward", s, s, s) for s in sizes]
     for n, k in widths:
         shapes += [
-            Shape(SWEEP, "forward", tokens, n, k),
-            Shape(SWEEP, "dgrad", tokens, k, n),
-            Shape(SWEEP, "wgrad", k, n, tokens),
+            GemmShape(SWEEP, "forward", tokens, n, k),
+            GemmShape(SWEEP, "dgrad", tokens, k, n),
+            GemmShape(SWEEP, "wgrad", k, n, tokens),
         ]
     return sorted(dict.fromkeys(shapes), key=lambda shape: shape.flops)
 
 
-def pair(shape: Shape, dtype: str, device: torch.device) -> tuple[torch.Tensor, ...]:
+def pair(shape: GemmShape, dtype: str, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Both operands as they lie in memory: m x k and n x k (forward, and fp8 always), m x k and k x n, k x n and k x m."""
     m, n, k = shape.m, shape.n, shape.k
     if shape.direction == "forward" or dtype == "fp8":
@@ -95,7 +95,9 @@ def pair(shape: Shape, dtype: str, device: torch.device) -> tuple[torch.Tensor, 
     return (*both, torch.ones((), device=device)) if dtype == "fp8" else both
 
 
-def multiply(shape: Shape, dtype: str, left: torch.Tensor, right: torch.Tensor, *scale: torch.Tensor) -> torch.Tensor:
+def multiply(
+    shape: GemmShape, dtype: str, left: torch.Tensor, right: torch.Tensor, *scale: torch.Tensor
+) -> torch.Tensor:
     """The product as torch runs it in this direction: m x n; a weight's gradient n x m, as the weight lies.
 
     fp8: e4m3 by e4m3 into bf16, one scale a tensor, fast accumulation in forward alone, as TransformerEngine's recipes.
@@ -147,7 +149,7 @@ def dtypes(device: torch.device) -> tuple[list[str], list[str]]:
 def _probe(dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
     """A small square product, its operands drawn at the first call."""
     side = 512 if device.type == "cpu" else 4096
-    shape = Shape("probe", "forward", side, side, side)
+    shape = GemmShape("probe", "forward", side, side, side)
     given: list[torch.Tensor] = []
 
     def run() -> torch.Tensor:
@@ -163,7 +165,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:160]
 
 
-def turning(shape: Shape, dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
+def turning(shape: GemmShape, dtype: str, device: torch.device) -> Callable[[], torch.Tensor]:
     """The product, over several copies of its operands in turn.
 
     Raises:
@@ -181,26 +183,26 @@ def turning(shape: Shape, dtype: str, device: torch.device) -> Callable[[], torc
     return lambda: multiply(shape, dtype, *turns())
 
 
-def taken(shape: Shape, dtype: str, device: torch.device) -> float:
+def taken(shape: GemmShape, dtype: str, device: torch.device) -> float:
     """Bytes that a product takes at most: its copies fill the cache twice, if it does not do so by itself."""
     return max(shape.elements * operands.ITEMSIZE[dtype], 2.0 * operands.cache_bytes(device))
 
 
 def time_shapes(
-    shapes: Sequence[Shape], dtype: str, device: torch.device, seconds: float, patience: float = 1.0
-) -> tuple[list[timings.Gemm], list[str]]:
+    shapes: Sequence[GemmShape], dtype: str, device: torch.device, seconds: float, patience: float = 1.0
+) -> tuple[list[timings.GemmTiming], list[str]]:
     """All shapes in turns for `seconds`, as many at once as memory holds; alike ones are one measurement.
 
     Those are noted that do not run, and those for which no time is left after `patience` times the `seconds`: give the short ones
     first.
     """
-    alike: dict[Shape, list[Shape]] = {}
+    alike: dict[GemmShape, list[GemmShape]] = {}
     for shape in shapes:
         alike.setdefault(shape._replace(name=""), []).append(shape)
-    found: dict[Shape, Timing] = {}
-    runs: dict[Shape, Callable[[], torch.Tensor]] = {}
+    found: dict[GemmShape, Timing] = {}
+    runs: dict[GemmShape, Callable[[], torch.Tensor]] = {}
     notes: list[str] = []
-    held, ahead = 0.0, 0.0
+    used, ahead = 0.0, 0.0
     with precision(dtype):
         for i, (shape, named) in enumerate(alike.items()):
             if ahead > patience * seconds:
@@ -214,29 +216,29 @@ def time_shapes(
                 notes.append(f"{dtype} {where}: not measured; {_first_line(error)}")
                 continue
             ahead += CALLS * single(runs[shape], device, warm=0)()
-            held += taken(shape, dtype, device)
-            if held > SHARE * operands.free_bytes(device):
+            used += taken(shape, dtype, device)
+            if used > SHARE * operands.free_bytes(device):
                 found |= _together(runs, device, seconds * len(runs) / len(alike))
-                held, runs = 0.0, {}
+                used, runs = 0.0, {}
         found |= _together(runs, device, seconds * len(runs) / len(alike))
     timed = [(named, timing) for shape, timing in found.items() for named in alike[shape]]
-    return [timings.Gemm(s.name, s.direction, dtype, s.m, s.n, s.k, timing) for s, timing in timed], notes
+    return [timings.GemmTiming(s.name, s.direction, dtype, s.m, s.n, s.k, timing) for s, timing in timed], notes
 
 
 def _together(
-    runs: dict[Shape, Callable[[], torch.Tensor]], device: torch.device, seconds: float
-) -> dict[Shape, Timing]:
+    runs: dict[GemmShape, Callable[[], torch.Tensor]], device: torch.device, seconds: float
+) -> dict[GemmShape, Timing]:
     return interleaved(runs, device, ROUNDS, turns=TURNS, seconds=0.4 * seconds, warm=0)
 
 
-def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.Gemm], list[str]]:
+def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple[list[timings.GemmTiming], list[str]]:
     """The config's projections and the sweep in every dtype that the device has, for about `seconds` altogether.
 
     Of the sweep the largest shapes are left out where time is short, of the projections none but for three times their share.
     """
     names, notes = dtypes(device)
     mine = sorted(projections(job), key=lambda shape: shape.flops) if job is not None else []
-    found: list[timings.Gemm] = []
+    found: list[timings.GemmTiming] = []
     for dtype in names:
         for shapes, patience in ((mine, 3.0), (sweep_shapes(device), 1.0)):
             timed, said = time_shapes(shapes, dtype, device, 0.5 * seconds / len(names), patience)
@@ -245,9 +247,9 @@ def sweep(job: Job | None, device: torch.device, seconds: float = 10.0) -> tuple
     return found, notes
 
 
-def best(found: Sequence[timings.Gemm]) -> dict[str, timings.Gemm]:
+def best(found: Sequence[timings.GemmTiming]) -> dict[str, timings.GemmTiming]:
     """The best achievable of each dtype: the row of the highest rate, by the minimum (MAMF)."""
-    top: dict[str, timings.Gemm] = {}
+    top: dict[str, timings.GemmTiming] = {}
     for row in found:
         other = top.get(row.dtype)
         if other is None or row.flops / row.timing.min_s > other.flops / other.timing.min_s:

@@ -110,7 +110,7 @@ def lay_out(job: Job, device: torch.device, seed: int = 0) -> Laid:
         raise ConfigError(problems)
     mesh = make_mesh(job, device.type)
     stage = 0 if mesh is None else mesh.get_local_rank("pp")
-    parts = [made(job, chunk, mesh, device, seed) for chunk in slices(job)[stage :: job.parallelism.pp]]
+    parts = [materialized(job, chunk, mesh, device, seed) for chunk in slices(job)[stage :: job.parallelism.pp]]
     wrap = job.software.family == "torch" and job.parallelism.dp > 1
     runs = [distributed(part, job, mesh, device) if wrap and mesh is not None else part for part in parts]
     schedule = pipeline(job, parts, runs, mesh, device) if mesh is not None and job.parallelism.pp > 1 else None
@@ -128,7 +128,7 @@ def make_mesh(job: Job, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(device_type, (p.pp, p.dp, p.tp), mesh_dim_names=("pp", "dp", "tp"))
 
 
-def made(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
+def materialized(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
     """One model chunk: split by tp, sharded by FSDP2, then given storage and weights."""
     with building(DTYPES[job.software.param_dtype], "meta"):
         part = Transformer(plan_of(job), chunk)

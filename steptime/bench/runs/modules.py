@@ -27,7 +27,7 @@ INIT_STD = 0.02
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 
 
-class Plan(NamedTuple):
+class ModulePlan(NamedTuple):
     """What of a job its modules are built from."""
 
     model: Model
@@ -41,18 +41,18 @@ class Plan(NamedTuple):
     recompute: RecomputePlan
 
 
-def plan_of(job: Job) -> Plan:
+def plan_of(job: Job) -> ModulePlan:
     """The modules' plan of a job."""
     s = job.software
     flash, wide = s.attention_impl == "flash", s.loss_impl == "composite"
-    return Plan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
+    return ModulePlan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
 
 
-class Span(NamedTuple):
+class CheckpointSpan(NamedTuple):
     """Neighbouring blocks that run as one: checkpointed together, or not at all."""
 
     blocks: int
-    again: bool
+    checkpointed: bool
 
 
 class Slice(NamedTuple):
@@ -60,7 +60,7 @@ class Slice(NamedTuple):
 
     depth: int
     first: int
-    spans: list[Span]
+    spans: list[CheckpointSpan]
     embedding: bool
     head: bool
 
@@ -81,16 +81,20 @@ def slices(job: Job) -> list[Slice]:
     return found
 
 
-def spans_of(recompute: RecomputePlan, depth: int, layers: int) -> list[Span]:
+def spans_of(recompute: RecomputePlan, depth: int, layers: int) -> list[CheckpointSpan]:
     """Full recomputation, uniform: groups of n_layers, each checkpointed; block: the first n_layers, one by one."""
     if recompute.granularity != "full":
-        return [Span(1, again=False)] * layers
+        return [CheckpointSpan(1, checkpointed=False)] * layers
     count = recompute.n_layers[depth]
     if recompute.method == "block":
-        again = min(count, layers)
-        return [Span(1, again=True)] * again + [Span(1, again=False)] * (layers - again)
+        checkpointed = min(count, layers)
+        return [CheckpointSpan(1, checkpointed=True)] * checkpointed + [CheckpointSpan(1, checkpointed=False)] * (
+            layers - checkpointed
+        )
     groups, rest = divmod(layers, count)
-    return [Span(count, again=True)] * groups + ([Span(rest, again=True)] if rest else [])
+    return [CheckpointSpan(count, checkpointed=True)] * groups + (
+        [CheckpointSpan(rest, checkpointed=True)] if rest else []
+    )
 
 
 class Norm(nn.Module):
@@ -134,14 +138,14 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, p: float) -> Tensor:
     return (dropout(probs, p) @ v).view(b, n, s, d)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Grouped-query self-attention, causal."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ModulePlan) -> None:
         super().__init__()
         model = plan.model
         self.head_dim, self.p, self.flash = model.head_dim, model.dropout, plan.flash
-        self.again = "core_attn" in plan.recompute.modules
+        self.checkpointed = "core_attn" in plan.recompute.modules
         hidden, width, kv_width = model.hidden_sz, model.n_q_heads * model.head_dim, model.n_kv_heads * model.head_dim
         self.q = nn.Linear(hidden, width, bias=model.qkv_bias)
         self.k = nn.Linear(hidden, kv_width, bias=model.qkv_bias)
@@ -166,7 +170,9 @@ class Attention(nn.Module):
         if cos is not None and sin is not None:
             q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = checkpoint(self.core, q, k, v, mask, use_reentrant=False) if self.again else self.core(q, k, v, mask)
+        out = (
+            checkpoint(self.core, q, k, v, mask, use_reentrant=False) if self.checkpointed else self.core(q, k, v, mask)
+        )
         del q, k, v
         projected: Tensor = self.o(out.transpose(1, 2).reshape(b, s, -1))
         return projected
@@ -192,10 +198,10 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm, each added to what came in."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ModulePlan) -> None:
         super().__init__()
         self.p = plan.model.dropout
-        self.norm1, self.attn = Norm(plan.model.hidden_sz, plan.model), Attention(plan)
+        self.norm1, self.attn = Norm(plan.model.hidden_sz, plan.model), SelfAttention(plan)
         self.norm2, self.mlp = Norm(plan.model.hidden_sz, plan.model), Mlp(plan.model)
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -207,7 +213,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A model, or the chunk of it that one pipeline stage holds."""
 
-    def __init__(self, plan: Plan, chunk: Slice) -> None:
+    def __init__(self, plan: ModulePlan, chunk: Slice) -> None:
         super().__init__()
         self.plan, self.chunk = plan, chunk
         model = plan.model
@@ -251,9 +257,9 @@ class Transformer(nn.Module):
         """Token ids (b, s), or the hidden states of the chunk before, to hidden states, logits, or with targets the loss."""
         x = self.embed(x) if self.tokens is not None else x
         blocks, at = list(self.blocks.values()), 0
-        for count, again in self.chunk.spans:
+        for count, checkpointed in self.chunk.spans:
             here = blocks[at : at + count]
-            x = checkpoint(self.through, here, x, use_reentrant=False) if again else self.through(here, x)
+            x = checkpoint(self.through, here, x, use_reentrant=False) if checkpointed else self.through(here, x)
             at += count
         if self.norm is None or self.head is None:
             return x
@@ -266,7 +272,7 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-def tables(plan: Plan) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def tables(plan: ModulePlan) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Rotary cos and sin (1, s, 1, d), and for unfused attention the additive causal mask (s, s), in the compute dtype."""
     mask = None if plan.flash else torch.full((plan.seqlen, plan.seqlen), float("-inf"), dtype=plan.dtype).triu(1)
     if not plan.model.rotary_embeds:

@@ -35,7 +35,7 @@ MATH_COPIES = 6
 """Score matrices that the math back end may hold at once: scores, mask, softmax and their gradients, in fp32."""
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """Heads of one device over a batch of sequences."""
 
     batch: int
@@ -55,14 +55,14 @@ class Shape(NamedTuple):
         return 2 * self.batch * self.seqlen * (self.n_q_heads + self.n_kv_heads) * self.head_dim
 
 
-def of_job(job: Job) -> Shape:
+def of_job(job: Job) -> AttentionShape:
     """What one device of a job attends to: its share of the heads, the whole sequence."""
     model, tp = job.model, job.parallelism.tp
     heads = model.n_q_heads // tp, max(model.n_kv_heads // tp, 1)
-    return Shape(job.data.microbatch_sz, job.data.seqlen, *heads, model.head_dim)
+    return AttentionShape(job.data.microbatch_sz, job.data.seqlen, *heads, model.head_dim)
 
 
-def shapes(job: Job, device: torch.device) -> list[Shape]:
+def shapes(job: Job, device: torch.device) -> list[AttentionShape]:
     """The job's own, and its heads over other lengths at a like number of tokens."""
     mine = of_job(job)
     tokens, lengths = (
@@ -78,17 +78,17 @@ def only(backend: str) -> AbstractContextManager[Any]:
     return context
 
 
-def tensors(shape: Shape, dtype: str, device: torch.device) -> list[torch.Tensor]:
+def tensors(shape: AttentionShape, dtype: str, device: torch.device) -> list[torch.Tensor]:
     """q, k and v as projections leave them, [batch, heads, seqlen, head_dim] over storage [batch, seqlen, heads, head_dim].
 
     The last is a gradient of the output.
     """
     heads = (shape.n_q_heads, shape.n_kv_heads, shape.n_kv_heads, shape.n_q_heads)
-    made = [
+    inputs = [
         operands.random((shape.batch, shape.seqlen, count, shape.head_dim), dtype, device).transpose(1, 2)
         for count in heads
     ]
-    return [*(x.requires_grad_() for x in made[:3]), made[3]]
+    return [*(x.requires_grad_() for x in inputs[:3]), inputs[3]]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
@@ -96,7 +96,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = 
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def usable(backend: str, shape: Shape, dtype: str, device: torch.device) -> str:
+def usable(backend: str, shape: AttentionShape, dtype: str, device: torch.device) -> str:
     """Why a back end cannot run forward and backward of a shape here; "" if it can."""
     size = operands.ITEMSIZE[dtype]
     needed = 3.0 * shape.elements * size + (MATH_COPIES * 4.0 * shape.score_elements if backend == "math" else 0.0)
@@ -115,8 +115,8 @@ def usable(backend: str, shape: Shape, dtype: str, device: torch.device) -> str:
 
 
 def time_shape(
-    shape: Shape, backend: str, dtype: str, device: torch.device, seconds: float, *, causal: bool = True
-) -> list[timings.Attention]:
+    shape: AttentionShape, backend: str, dtype: str, device: torch.device, seconds: float, *, causal: bool = True
+) -> list[timings.AttentionTiming]:
     """Forward, which keeps what backward needs, and backward, of one back end."""
     first = tensors(shape, dtype, device)
     size = shape.elements * operands.ITEMSIZE[dtype]
@@ -130,9 +130,9 @@ def time_shape(
     with only(backend):
         ahead = measure(forward, device, seconds=0.5 * seconds, least=3)
         done = [(attend(q, k, v, causal=causal), (q, k, v), grad) for q, k, v, grad in copies]
-        again = operands.rotate(done)
-        back = measure(lambda: gradients(*again()), device, seconds=0.5 * seconds, least=3)
-    forward_row = timings.Attention(backend, "forward", dtype, *shape, causal, ahead)
+        next_inputs = operands.rotate(done)
+        back = measure(lambda: gradients(*next_inputs()), device, seconds=0.5 * seconds, least=3)
+    forward_row = timings.AttentionTiming(backend, "forward", dtype, *shape, causal, ahead)
     return [forward_row, forward_row._replace(direction="backward", timing=back)]
 
 
@@ -143,13 +143,13 @@ def gradients(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.T
 
 def sweep(
     job: Job, device: torch.device, dtypes: Sequence[str], seconds: float = 5.0
-) -> tuple[list[timings.Attention], list[str]]:
+) -> tuple[list[timings.AttentionTiming], list[str]]:
     """Every back end that runs here, causal, over the job's shape and others, for about `seconds`.
 
     `dtypes`: of fp32, bf16, fp16; fused kernels on GPUs take the last two. The longest sequences of a back end are left out
     where its share of the time is used up.
     """
-    found: list[timings.Attention] = []
+    found: list[timings.AttentionTiming] = []
     notes: list[str] = []
     mine = shapes(job, device)
     kinds = [(dtype, backend) for dtype in dtypes for backend in ("default", *BACKENDS)]

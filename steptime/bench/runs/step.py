@@ -174,9 +174,9 @@ def mean_loss(laid: Laid, loss: Tensor | None) -> float:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         assert loss is not None
         return float(loss)
-    held = laid.last and laid.rank("tp") == 0
-    value = float(loss) if held and loss is not None else 0.0
-    total = torch.tensor([value, float(held)], dtype=torch.float32, device=laid.device)
+    has_loss = laid.last and laid.rank("tp") == 0
+    value = float(loss) if has_loss and loss is not None else 0.0
+    total = torch.tensor([value, float(has_loss)], dtype=torch.float32, device=laid.device)
     dist.all_reduce(total)
     return float(total[0] / total[1])
 
@@ -202,8 +202,8 @@ def allocated(trainer: Trainer) -> tuple[int | None, int | None]:
         return None, None
     with watched(trainer) as live:
         trainer.step()
-    beside = [*(t for part in trainer.laid.parts for t in part.tables), *trainer.batch]
-    return live.peak.total - sum({key(t): t.untyped_storage().nbytes() for t in beside}.values()), None
+    tables = [*(t for part in trainer.laid.parts for t in part.tables), *trainer.batch]
+    return live.peak.total - sum({key(t): t.untyped_storage().nbytes() for t in tables}.values()), None
 
 
 def watched(trainer: Trainer) -> LiveBytes:

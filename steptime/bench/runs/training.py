@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from steptime.bench.runs.layouts import Laid, local, optimizer
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """This rank's share of the global batch, (gbs/dp, s) each."""
 
     tokens: Tensor
@@ -70,14 +70,14 @@ class Trainer:
         return torch.stack([local(loss.detach()) for loss in losses]).mean()
 
 
-def batch_of(laid: Laid, seed: int) -> Batch:
+def batch_of(laid: Laid, seed: int) -> TokenBatch:
     """This rank's sequences of one global batch that every layout shares; targets are the next tokens."""
     data, vocab = laid.job.data, laid.job.model.vocab_sz
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(vocab, (data.gbs, data.seqlen + 1), generator=generator)
     mine = data.gbs // laid.job.parallelism.dp
     ids = ids[laid.data_rank * mine : (laid.data_rank + 1) * mine]
-    return Batch(ids[:, :-1].to(laid.device).contiguous(), ids[:, 1:].to(laid.device).contiguous())
+    return TokenBatch(ids[:, :-1].to(laid.device).contiguous(), ids[:, 1:].to(laid.device).contiguous())
 
 
 def reduce_partial(laid: Laid) -> None:

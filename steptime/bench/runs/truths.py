@@ -31,18 +31,18 @@ from steptime.memory.stages import PartMemories
 
 FEW = 2
 """Layers of a shortened model."""
-Unit: TypeAlias = Literal["parameters", "FLOP", "B", "calls"]
+CountUnit: TypeAlias = Literal["parameters", "FLOP", "B", "calls"]
 
 
-Calls: TypeAlias = "Counter[tuple[str, int, int]]"
+CallCounts: TypeAlias = "Counter[tuple[str, int, int]]"
 """(kind, ranks, bytes of the full tensor) -> how often."""
 
 
-class Truth(NamedTuple):
+class TorchCount(NamedTuple):
     """One figure: the estimate's, and torch's."""
 
     name: str
-    unit: Unit
+    unit: CountUnit
     predicted: float
     observed: float
 
@@ -52,7 +52,7 @@ class Truth(NamedTuple):
         return self.predicted - self.observed
 
 
-def truths(job: Job) -> list[Truth]:
+def truths(job: Job) -> list[TorchCount]:
     """Any config that plain torch has kernels for, in a few seconds of one process; the peak where there is only one.
 
     LayerNorm is counted in fp32: below it the CPU's kernel keeps narrower statistics than CUDA's.
@@ -76,13 +76,13 @@ def few(job: Job) -> str:
     return f"{job.model.n_layers} layer" + ("s" if job.model.n_layers > 1 else "")
 
 
-def parameters(job: Job) -> Truth:
+def parameters(job: Job) -> TorchCount:
     """Parameter elements of the whole model."""
     found = sum(p.numel() for p in whole(job, "meta").parameters())
-    return Truth("parameters of the model", "parameters", estimate(job).params.total, found)
+    return TorchCount("parameters of the model", "parameters", estimate(job).params.total, found)
 
 
-def flops(job: Job) -> Truth:
+def flops(job: Job) -> TorchCount:
     """Forward and backward of one micro-batch, attention in full; on the meta device it runs as matrix products."""
     job = job.replace(**{"performance.activation_checkpointing_type": "none"})
     module = whole(job, "meta")
@@ -90,10 +90,10 @@ def flops(job: Job) -> Truth:
     with FlopCounterMode(display=False) as counter:
         module(ids, ids).backward()
     stated = estimate(job).flops.model_per_step_full_attention
-    return Truth(f"FLOPs, {few(job)}, attention in full", "FLOP", stated, counter.get_total_flops())
+    return TorchCount(f"FLOPs, {few(job)}, attention in full", "FLOP", stated, counter.get_total_flops())
 
 
-def saved_by_block(job: Job) -> list[Truth]:
+def saved_by_block(job: Job) -> list[TorchCount]:
     """What one block keeps for backward, under each recomputation."""
     rows = []
     for recompute in RECOMPUTES:
@@ -102,11 +102,11 @@ def saved_by_block(job: Job) -> list[Truth]:
         stated = memories.checkpointed(1).saved if recompute == "full" else memories.selective.saved
         with FakeTensorMode():
             found = OneBlock(one, torch.device("cpu")).saved().bytes
-        rows.append(Truth(f"saved by a block, recompute {recompute}", "B", stated, found))
+        rows.append(TorchCount(f"saved by a block, recompute {recompute}", "B", stated, found))
     return rows
 
 
-def saved_by_model(job: Job) -> Truth:
+def saved_by_model(job: Job) -> TorchCount:
     """What embedding, blocks, head and loss keep for backward of one micro-batch; scalars left out."""
     assembly = Assembly(job)
     with FakeTensorMode():
@@ -115,10 +115,12 @@ def saved_by_model(job: Job) -> Truth:
         with Saved([*module.parameters(), *module.tables]) as saved:
             module(tokens, targets)
     found = sum(t.bytes for t in saved.tensors if t.shape)
-    return Truth(f"saved by the model, {few(job)}", "B", PartMemories(assembly).chunk(assembly.chunks[0]).saved, found)
+    return TorchCount(
+        f"saved by the model, {few(job)}", "B", PartMemories(assembly).chunk(assembly.chunks[0]).saved, found
+    )
 
 
-def peak(job: Job) -> list[Truth]:
+def peak(job: Job) -> list[TorchCount]:
     """The most that a whole step holds, on a small copy of the model.
 
     None where the estimate is known to be off: under full recomputation torch sums a bias's gradient after its input has gone.
@@ -130,7 +132,7 @@ def peak(job: Job) -> list[Truth]:
     trainer.step()
     found, _ = allocated(trainer)
     assert found is not None
-    return [Truth("peak of a step, the model in small", "B", estimate(small).memory.peak_allocated_bytes, found)]
+    return [TorchCount("peak of a step, the model in small", "B", estimate(small).memory.peak_allocated_bytes, found)]
 
 
 def shrunk(job: Job) -> Job:
@@ -158,25 +160,25 @@ def shrunk(job: Job) -> Job:
     return job.replace(**{f"model.{key}": value for key, value in small.items()}, **data)
 
 
-def layout_truths(trainer: Trainer) -> list[Truth]:
+def layout_truths(trainer: Trainer) -> list[TorchCount]:
     """Parameters of the fullest rank of each stage, and the collectives of one step; every rank of the job calls this."""
     laid = trainer.laid
     with Collectives() as seen:
         trainer.step()
-    calls: Calls = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
+    calls: CallCounts = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
     ranks = gathered((laid.n_params, calls))
     assembly = Assembly(laid.job)
     per_stage = len(ranks) // laid.job.parallelism.pp
     rows = []
     for stage, chunks in enumerate(assembly.stages):
-        fullest = max(held for held, _ in ranks[stage * per_stage : (stage + 1) * per_stage])
+        fullest = max(count for count, _ in ranks[stage * per_stage : (stage + 1) * per_stage])
         sharded = fsdp.sharded_elements(assembly) if fsdp.applies(laid.job) else None
         stated = sum(assembly.local_params(c) for c in chunks) if sharded is None else sharded
-        rows.append(Truth(f"parameters of a rank, stage {stage}", "parameters", stated, fullest))
+        rows.append(TorchCount(f"parameters of a rank, stage {stage}", "parameters", stated, fullest))
     return [*rows, *collectives(laid.job, [calls for _, calls in ranks])]
 
 
-def collectives(job: Job, seen: list[Calls]) -> list[Truth]:
+def collectives(job: Job, seen: list[CallCounts]) -> list[TorchCount]:
     """Calls and bytes of a step by kind and group size: of one rank, or of one pipeline's boundaries and its heaviest rank.
 
     Left out: tensor-parallel calls in a pipeline, where the table lists the busiest stage's and both ends', which no rank sees
@@ -184,7 +186,7 @@ def collectives(job: Job, seen: list[Calls]) -> list[Truth]:
     """
     p = job.parallelism
     axes = {"pp"} | ({"dp"} if p.tp == 1 else set()) if p.pp > 1 else {"tp", "dp", "cp"}
-    stated: Calls = Counter()
+    stated: CallCounts = Counter()
     names: dict[tuple[str, int], set[str]] = {}
     for row in estimate(job).collectives:
         if row.axis in axes:
@@ -197,36 +199,36 @@ def collectives(job: Job, seen: list[Calls]) -> list[Truth]:
         chosen = job.sp and not fsdp.applies(job) and kind == "all_reduce"
         name = f"{kind} over {ranks} ({axis})"
         if not chosen:
-            rows.append(Truth(f"{name}, calls", "calls", times(kind, ranks, stated), times(kind, ranks, found)))
-        rows.append(Truth(f"{name}, bytes", "B", volume(kind, ranks, stated), volume(kind, ranks, found)))
+            rows.append(TorchCount(f"{name}, calls", "calls", times(kind, ranks, stated), times(kind, ranks, found)))
+        rows.append(TorchCount(f"{name}, bytes", "B", volume(kind, ranks, stated), volume(kind, ranks, found)))
     return rows
 
 
-def times(kind: str, ranks: int, calls: Calls) -> int:
+def times(kind: str, ranks: int, calls: CallCounts) -> int:
     """How many calls of a kind."""
     return sum(n for key, n in calls.items() if key[:2] == (kind, ranks))
 
 
-def volume(kind: str, ranks: int, calls: Calls) -> int:
+def volume(kind: str, ranks: int, calls: CallCounts) -> int:
     """Bytes of all calls of a kind."""
     return sum(n * key[2] for key, n in calls.items() if key[:2] == (kind, ranks))
 
 
-def in_pipeline(job: Job, seen: list[Calls]) -> Calls:
+def in_pipeline(job: Job, seen: list[CallCounts]) -> CallCounts:
     """Of all ranks' calls: what crosses the boundaries of one pipeline, and the reductions of the rank that sends most."""
     p = job.parallelism
-    sent: Calls = Counter()
+    sent: CallCounts = Counter()
     for calls in seen:
         sent += Counter({key: n for key, n in calls.items() if key[0] == "send_recv"})
-    one: Calls = Counter(
+    one: CallCounts = Counter(
         {key: n // (2 * p.dp * p.tp) for key, n in sent.items()}
     )  # each is seen by sender and receiver
     if p.tp > 1:
         return one
-    reduced: list[Calls] = [Counter({key: n for key, n in c.items() if key[0] != "send_recv"}) for c in seen]
+    reduced: list[CallCounts] = [Counter({key: n for key, n in c.items() if key[0] != "send_recv"}) for c in seen]
     return one + max(reduced, key=of_all)
 
 
-def of_all(calls: Calls) -> int:
+def of_all(calls: CallCounts) -> int:
     """Bytes of all calls."""
     return sum(n * key[2] for key, n in calls.items())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.bench.trace.axes import Axes
-from steptime.bench.trace.intervals import Interval, device_part, host_intervals, share_out
+from steptime.bench.trace.intervals import PartInterval, device_part, host_intervals, share_out
 from steptime.bench.trace.issuers import with_issuers
 from steptime.bench.trace.names import COMM, WORK
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from steptime.base.rows import Time
-    from steptime.bench.trace.events import Trace, Work
+    from steptime.bench.trace.events import Activity, Trace
     from steptime.bench.trace.intervals import Frame
     from steptime.job.job import Job
 
-Seconds = dict[str, float]
-Window = tuple[int, int]
+SecondsByPart = dict[str, float]
+StepWindow = tuple[int, int]
 NS = 1e-9
 
 
-class Collective(NamedTuple):
+class CollectiveTime(NamedTuple):
     """One kind of collective of one axis, over a step of a rank [s]."""
 
     part: str
@@ -59,11 +59,11 @@ class RankStep(NamedTuple):
     steps: int
     """How many there were to choose from."""
     step_s: float
-    parts_s: Seconds
+    parts_s: SecondsByPart
     """Exposed; they sum to step_s."""
-    hidden_s: Seconds
+    hidden_s: SecondsByPart
     """Communication beside work."""
-    collectives: list[Collective]
+    collectives: list[CollectiveTime]
     kernels: list[Kernel]
     """Widest first."""
     by_name: tuple[int, int]
@@ -75,7 +75,7 @@ class RankStep(NamedTuple):
         return sum(self.parts_s.get(part, 0.0) for part in WORK)
 
 
-class Row(NamedTuple):
+class PartRow(NamedTuple):
     """One part, predicted and measured [s]."""
 
     part: str
@@ -96,7 +96,7 @@ class Attribution(NamedTuple):
     ranks: list[RankStep]
     busiest: RankStep
     """The rank that computes longest: the others wait for it, and an estimate follows it as well."""
-    rows: list[Row]
+    rows: list[PartRow]
     """Widest difference first."""
     notes: list[str]
     """What was assumed, and what cannot be told."""
@@ -106,9 +106,9 @@ class Timeline(NamedTuple):
     """A rank's intervals and steps [ns]."""
 
     trace: Trace
-    intervals: list[Interval]
-    windows: dict[int | None, Window]
-    calls: list[tuple[str, Work]]
+    intervals: list[PartInterval]
+    windows: dict[int | None, StepWindow]
+    calls: list[tuple[str, Activity]]
     """Collectives with their part."""
     launched: dict[int, Frame]
 
@@ -148,13 +148,13 @@ def timeline(trace: Trace, axes: Axes) -> Timeline:
     calls = []
     for work in (*trace.kernels, *with_issuers(trace)):
         part = axes.part(work, trace) if work.kind else device_part(work, launched)
-        intervals.append(Interval(work.start, work.end, part, work.kind or work.name))
+        intervals.append(PartInterval(work.start, work.end, part, work.kind or work.name))
         if work.kind:
             calls.append((part, work))
     return Timeline(trace, intervals, dict(_windows(trace, launched)), calls, launched)
 
 
-def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | None, Window]]:
+def _windows(trace: Trace, launched: dict[int, Frame]) -> Iterator[tuple[int | None, StepWindow]]:
     """Where each profiled step begins and ends.
 
     On the CPU that is the host's own range. A device lags behind its host, so there a step runs from its first kernel to the
@@ -212,7 +212,7 @@ def rank_step(line: Timeline) -> RankStep:
     )
 
 
-def _collectives(line: Timeline, inside: list[Interval], window: Window) -> list[Collective]:
+def _collectives(line: Timeline, inside: list[PartInterval], window: StepWindow) -> list[CollectiveTime]:
     """By axis and kind, the most exposed first."""
     calls: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
@@ -221,7 +221,7 @@ def _collectives(line: Timeline, inside: list[Interval], window: Window) -> list
             calls[part, work.kind] += 1
             size[part, work.kind] += work.bytes
     rows = [
-        Collective(
+        CollectiveTime(
             *key, calls[key], size[key], span.covered * NS, (span.covered - span.exposed) * NS, span.exposed * NS
         )
         for key, span in share_out(inside, *window).items()
@@ -230,7 +230,7 @@ def _collectives(line: Timeline, inside: list[Interval], window: Window) -> list
     return sorted(rows, key=lambda row: (-row.exposed_s, -row.total_s, row.part, row.kind))
 
 
-def _memory_bound(inside: list[Interval], window: Window, *, on_cpu: bool) -> list[Kernel]:
+def _memory_bound(inside: list[PartInterval], window: StepWindow, *, on_cpu: bool) -> list[Kernel]:
     """What went to memory-bound work because no table of names claims it, by name."""
     calls: Counter[str] = Counter()
     length: Counter[str] = Counter()
@@ -241,7 +241,7 @@ def _memory_bound(inside: list[Interval], window: Window, *, on_cpu: bool) -> li
     return [Kernel(name, calls[name], long * NS) for name, long in length.most_common()]
 
 
-def compare(predicted: Time, rank: RankStep) -> list[Row]:
+def compare(predicted: Time, rank: RankStep) -> list[PartRow]:
     """Every part of either, widest difference first.
 
     A receive that waits for its sender looks like one that transfers, so the predicted bubble is held against the same time.
@@ -251,7 +251,7 @@ def compare(predicted: Time, rank: RankStep) -> list[Row]:
         parts["pp_comm"] = parts.pop("bubble") + parts.get("pp_comm", 0.0)
     names = dict.fromkeys([*parts, *rank.parts_s, *predicted.hidden_s, *rank.hidden_s])
     rows = [
-        Row(
+        PartRow(
             name,
             parts.get(name, 0.0),
             rank.parts_s.get(name, 0.0),
@@ -263,7 +263,7 @@ def compare(predicted: Time, rank: RankStep) -> list[Row]:
     return sorted(rows, key=lambda row: (-abs(row.difference_s), row.part))
 
 
-def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[Row], devices: int) -> list[str]:
+def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], devices: int) -> list[str]:
     """What a reader has to know to believe the table."""
     shown = {row.part: row for row in rows}
     notes = []

@@ -8,7 +8,7 @@ from steptime.bench.trace.issuers import DIRECT, FUNCTIONAL
 from steptime.bench.trace.names import group_part
 
 if TYPE_CHECKING:
-    from steptime.bench.trace.events import Trace, Work
+    from steptime.bench.trace.events import Activity, Trace
     from steptime.job.job import Job
 
 _SENDS = {"send", "recv", "sendrecv", "send_recv", "batch_isend_irecv", "coalesced"}
@@ -25,7 +25,7 @@ class Axes:
         self.sizes = [*self.degrees.items(), ("dp", layout.dp * layout.cp)]
         self.notes: list[str] = []
 
-    def part(self, work: Work, trace: Trace) -> str:
+    def part(self, work: Activity, trace: Trace) -> str:
         """The part that a collective belongs to: `tp_comm`, `dp_comm` ..., `other_comm` where nothing tells.
 
         A named group decides. Else sends are the pipeline's, the config's only axis has them all, DTensor issues tensor-parallel

@@ -20,7 +20,7 @@ from steptime.bench.trace.names import BYTES, DEVICE_WORK, TRANSFERS
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
-class Group(NamedTuple):
+class TraceGroup(NamedTuple):
     """A process group as torch.distributed describes it."""
 
     name: str
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     """0 where the trace does not say."""
 
 
-class Op(NamedTuple):
+class HostOp(NamedTuple):
     """An operator, a runtime call or a user's range on a host thread [ns]."""
 
     start: int
@@ -43,7 +43,7 @@ class Op(NamedTuple):
     """It ran with gradients on: autograd gave it a sequence number, and it is no backward node."""
 
 
-class Work(NamedTuple):
+class Activity(NamedTuple):
     """A kernel, copy or collective [ns]."""
 
     start: int
@@ -52,12 +52,12 @@ class Work(NamedTuple):
     correlation: int
     kind: str
     """What collective it is (all_reduce, send ...), "" for one that is none."""
-    group: Group
+    group: TraceGroup
     bytes: int
     """Of the larger side of a collective, 0 where the trace does not say."""
 
 
-class Step(NamedTuple):
+class ProfilerStep(NamedTuple):
     """A ProfilerStep range of the host [ns]."""
 
     number: int
@@ -72,13 +72,13 @@ class Trace(NamedTuple):
     rank: int
     world_size: int | None
     """None where torch.distributed was not initialised."""
-    groups: list[Group]
-    steps: list[Step]
-    threads: dict[Any, list[Op]]
+    groups: list[TraceGroup]
+    steps: list[ProfilerStep]
+    threads: dict[Any, list[HostOp]]
     """By thread: operators that compute, launch or wait, without those inside a collective of the host's."""
-    kernels: list[Work]
+    kernels: list[Activity]
     """On the device; empty for a run on the CPU."""
-    transfers: list[Work]
+    transfers: list[Activity]
     """Collectives that the host itself carried out (gloo, MPI)."""
 
     @property
@@ -136,7 +136,7 @@ def read(path: str, *, alone: bool = True) -> Trace:
     about = head.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     groups = [
-        Group(str(row.get("pg_desc", "")), _whole(row.get("pg_size")))
+        TraceGroup(str(row.get("pg_desc", "")), _whole(row.get("pg_size")))
         for row in about.get("pg_config") or []
         if isinstance(row, dict)
     ]
@@ -160,10 +160,10 @@ def _sort(event: dict[str, Any], found: dict[str, Any]) -> None:
     if category in DEVICE_WORK:
         found["kernels"].append(_work(start, end, name, args))
     elif category == "user_annotation" and (step := _STEP.match(name)):
-        found["steps"].append(Step(int(step[1]), start, end))
+        found["steps"].append(ProfilerStep(int(step[1]), start, end))
     elif category == "user_annotation" and (transfer := TRANSFERS.match(name)):
         group = _group(args)
-        work = Work(start, end, name, 0, transfer[1], group, _size(args))
+        work = Activity(start, end, name, 0, transfer[1], group, _size(args))
         found["transfers"].append(work)
         found["threads"].setdefault(("transfers", thread), []).append(work)
     else:
@@ -173,19 +173,19 @@ def _sort(event: dict[str, Any], found: dict[str, Any]) -> None:
         if kind:
             sequence, forward = args.get("Sequence number"), args.get("Fwd thread id")
             grad = kind == "op" and sequence is not None and not forward
-            op = Op(start, end, name, kind, _whole(args.get("correlation")) if kind == "call" else 0, grad)
+            op = HostOp(start, end, name, kind, _whole(args.get("correlation")) if kind == "call" else 0, grad)
             found["threads"].setdefault(thread, []).append(op)
 
 
-def _work(start: int, end: int, name: str, args: dict[str, Any]) -> Work:
+def _work(start: int, end: int, name: str, args: dict[str, Any]) -> Activity:
     """A piece of device work; NCCL's kernels carry what the host knew of the collective."""
     correlation = _whole(args.get("correlation"))
     if not name.startswith(("nccl", "rccl", "void nccl")):
-        return Work(start, end, name, correlation, "", Group("", 0), 0)
+        return Activity(start, end, name, correlation, "", TraceGroup("", 0), 0)
     kind = _kind(name)
     if kind in {"send_recv", "generic", "collective"}:  # these kernels serve several: the host's name for it is better
         kind = str(args.get("Collective name") or kind).strip("_")
-    return Work(start, end, name, correlation, intern(kind), _group(args), _size(args))
+    return Activity(start, end, name, correlation, intern(kind), _group(args), _size(args))
 
 
 def _kind(name: str) -> str:
@@ -194,11 +194,11 @@ def _kind(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower() if found else "collective"
 
 
-def _group(args: dict[str, Any]) -> Group:
+def _group(args: dict[str, Any]) -> TraceGroup:
     """The group of a collective."""
     name = args.get("Process Group Description") or args.get("Process Group Name") or ""
     name = "" if name == "undefined" else str(name)
-    return Group(intern(name), _whole(args.get("Group size")))
+    return TraceGroup(intern(name), _whole(args.get("Group size")))
 
 
 def _size(args: dict[str, Any]) -> int:
@@ -217,7 +217,7 @@ def _outside_transfers(found: dict[str, Any]) -> None:
             threads[key[1]] = _without(ops, sorted(spans))
 
 
-def _without(ops: list[Op], spans: list[tuple[int, int]]) -> list[Op]:
+def _without(ops: list[HostOp], spans: list[tuple[int, int]]) -> list[HostOp]:
     """The ops that lie in none of the spans, which do not overlap."""
     left, at = [], 0
     for op in sorted(ops):

@@ -12,7 +12,7 @@ from steptime.bench.trace.names import COMM, WORK, kernel_part, op_part
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from steptime.bench.trace.events import Op, Trace, Work
+    from steptime.bench.trace.events import Activity, HostOp, Trace
 
 _LASTING = {"gemm", "attention", "recompute", "optimizer", "wait"}
 """What an operator hands down to those it calls: a product's copies belong to the product."""
@@ -32,7 +32,7 @@ class Frame(NamedTuple):
     start: int
 
 
-class Interval(NamedTuple):
+class PartInterval(NamedTuple):
     """Time that something took [ns]."""
 
     start: int
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
     """Kind of a collective, name of an operator or kernel."""
 
 
-class Span(NamedTuple):
+class PartSpan(NamedTuple):
     """Total and exposed time of one (part, what) in a step [ns]."""
 
     covered: int
@@ -51,7 +51,7 @@ class Span(NamedTuple):
     """Time that it owns: nothing before it in `ORDER` ran."""
 
 
-def frame(op: Op, parent: Frame | None) -> Frame:
+def frame(op: HostOp, parent: Frame | None) -> Frame:
     """What an operator is, seen from the one that called it.
 
     Recomputation is told by autograd's own mark: inside a backward node gradients are off, except for a forward pass that is run
@@ -65,15 +65,15 @@ def frame(op: Op, parent: Frame | None) -> Frame:
     backward = _IN_NODE if above == _EVALUATING else above
     if parent and parent.part in _LASTING and not (parent.part != "wait" and own == "wait"):
         return Frame(op.name, parent.part, backward, op.start)
-    again = op.builds_graph and ("::" in op.name or (parent is not None and "CheckpointFunction" in parent.name))
-    if above == _IN_NODE and again and own != "wait":
+    replayed = op.builds_graph and ("::" in op.name or (parent is not None and "CheckpointFunction" in parent.name))
+    if above == _IN_NODE and replayed and own != "wait":
         return Frame(op.name, "recompute", backward, op.start)
     if not own:
         own = {"op": "memory_bound" if "::" in op.name else "launch", "range": "", "call": "launch"}[op.kind]
     return Frame(op.name, own, backward, op.start)
 
 
-def own_time(ops: list[Op], launched: dict[int, Frame]) -> Iterator[tuple[int, int, Frame]]:
+def own_time(ops: list[HostOp], launched: dict[int, Frame]) -> Iterator[tuple[int, int, Frame]]:
     """The pieces of time in which each operator of a thread ran itself and not one that it called: (start, end, frame).
 
     `launched` takes the frame of what launched each correlation.
@@ -89,10 +89,10 @@ def own_time(ops: list[Op], launched: dict[int, Frame]) -> Iterator[tuple[int, i
         if stack and op.start > at:
             yield at, op.start, stack[-1][1]
         at = max(at, op.start)
-        made = frame(op, stack[-1][1] if stack else None)
-        stack.append((op.end, made))  # one that outlives its caller keeps its time
+        below = frame(op, stack[-1][1] if stack else None)
+        stack.append((op.end, below))  # one that outlives its caller keeps its time
         if op.correlation:
-            launched[op.correlation] = made
+            launched[op.correlation] = below
     while stack:
         end, top = stack.pop()
         if end > at:
@@ -100,17 +100,17 @@ def own_time(ops: list[Op], launched: dict[int, Frame]) -> Iterator[tuple[int, i
             at = end
 
 
-def host_intervals(trace: Trace, launched: dict[int, Frame]) -> list[Interval]:
+def host_intervals(trace: Trace, launched: dict[int, Frame]) -> list[PartInterval]:
     """What the host's threads did. On a device's host all of it is launching, except where it waits."""
     found = []
     for ops in trace.threads.values():
         for start, end, top in own_time(ops, launched):
             if top.part and top.part != "wait":
-                found.append(Interval(start, end, top.part if trace.on_cpu else "launch", top.name))
+                found.append(PartInterval(start, end, top.part if trace.on_cpu else "launch", top.name))
     return found
 
 
-def device_part(work: Work, launched: dict[int, Frame]) -> str:
+def device_part(work: Activity, launched: dict[int, Frame]) -> str:
     """A kernel's part: that of the operator which launched it, else what its own name says."""
     source = launched.get(work.correlation)
     if source and source.part in {"gemm", "attention", "recompute", "optimizer"}:
@@ -118,7 +118,7 @@ def device_part(work: Work, launched: dict[int, Frame]) -> str:
     return kernel_part(work.name)
 
 
-def share_out(intervals: Iterable[Interval], start: int, end: int) -> dict[tuple[str, str], Span]:
+def share_out(intervals: Iterable[PartInterval], start: int, end: int) -> dict[tuple[str, str], PartSpan]:
     """Total and exposed time of every (part, what) in a window; what nobody owns is `idle`.
 
     Work is told apart by part only (its `what` is ""). The exposed times sum to end - start.
@@ -147,4 +147,4 @@ def share_out(intervals: Iterable[Interval], start: int, end: int) -> dict[tuple
     if end > at:
         exposed["idle", ""] = exposed.get(("idle", ""), 0) + end - at
     covered["idle", ""] = exposed.get(("idle", ""), 0)
-    return {key: Span(covered[key], exposed.get(key, 0)) for key in covered}
+    return {key: PartSpan(covered[key], exposed.get(key, 0)) for key in covered}

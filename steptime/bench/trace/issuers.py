@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.bench.trace.events import Group
+from steptime.bench.trace.events import TraceGroup
 
 if TYPE_CHECKING:
-    from steptime.bench.trace.events import Trace, Work
+    from steptime.bench.trace.events import Activity, Trace
 
 FUNCTIONAL, DIRECT = "DTensor's functional collectives", "direct collectives (DDP, FSDP)"
 _FAMILIES = ("reduce", "gather", "broadcast", "alltoall", "barrier", "scatter", "send", "recv")
 """gloo carries out a reduce-scatter as an all-reduce."""
 
 
-def with_issuers(trace: Trace) -> list[Work]:
+def with_issuers(trace: Trace) -> list[Activity]:
     """The host's collectives, those without a group with one that is named after their issuer.
 
     A collective is matched with the first call of its family that began before it and has none yet: gloo's queues keep order.
@@ -28,7 +28,7 @@ def with_issuers(trace: Trace) -> list[Work]:
     for work in sorted(trace.transfers):
         queue = calls.get(_family(work.kind), [])
         if not work.group.name and queue and queue[0][0] <= work.start:
-            named.append(work._replace(group=Group(queue.pop(0)[1], work.group.ranks)))
+            named.append(work._replace(group=TraceGroup(queue.pop(0)[1], work.group.ranks)))
         else:
             named.append(work)
     return named
