@@ -20,13 +20,13 @@ from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Move, Op
-from steptime.report.figures import percent
+from steptime.report.error_cells import percent
 from steptime.report.table import Table
 from steptime.timing.data_parallel import DataParallel, worst_stage
 from steptime.timing.step_time import StepTime
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads
-from steptime.validation.rows import to_config, to_job
+from steptime.validation.judgement import Judgement
+from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import headline, leads
 from steptime.validation.stats import Errors, plain, stats
 
 MOVED = 0.03

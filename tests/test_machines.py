@@ -12,7 +12,7 @@ import yaml
 import steptime
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine, machine_names, normalise
-from steptime.validation.compare import judge
+from steptime.validation.judgement import judge
 from steptime.validation.measurements import MeasuredRow, shipped
 
 DATA = Path(steptime.__file__).parent / "data"

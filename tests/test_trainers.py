@@ -15,8 +15,8 @@ from steptime.job.mesh import Group, group
 from steptime.model.ops import Gemm, Param
 from steptime.software.performance import load_software
 from steptime.validation.measurements import MeasuredRow
-from steptime.validation.rows import to_config
-from steptime.validation.software import framework_of
+from steptime.validation.row_plan import to_config
+from steptime.validation.row_software import framework_of
 
 A100 = Machine.load("dgx-a100-80gb").accelerator
 RATES = rates(A100, load_software("megatron-2021"))

@@ -1,6 +1,6 @@
 """Hand-made judgements: rows whose errors, ratios and verdicts are known by construction."""
 
-from steptime.validation.compare import Judgement
+from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import MeasuredRow
 
 CELLS = {

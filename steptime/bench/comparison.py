@@ -27,7 +27,7 @@ UPDATES = ("adamw", "adamw_fused")
 """Memory-bound work that has one direction only."""
 
 
-class Comparison(NamedTuple):
+class PredictionRow(NamedTuple):
     """One figure twice, in SI units."""
 
     what: Quantity
@@ -58,29 +58,29 @@ class ErrorSummary(NamedTuple):
     bias: float
 
 
-def summarise(found: Iterable[Comparison]) -> list[ErrorSummary]:
+def summarise(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
     """Per kind of figure, in the order of first appearance."""
-    kinds: dict[Quantity, list[Comparison]] = {}
+    kinds: dict[Quantity, list[PredictionRow]] = {}
     for row in found:
         kinds.setdefault(row.what, []).append(row)
     return [_summary(what, rows) for what, rows in kinds.items()]
 
 
-def _summary(what: Quantity, rows: list[Comparison]) -> ErrorSummary:
+def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:
     errors = [abs(row.error) for row in rows]
     worst = max(rows, key=lambda row: abs(row.error))
     bias = mean(row.error for row in rows)
     return ErrorSummary(what, len(rows), median(errors), mean(errors), max(errors), worst.name, bias)
 
 
-def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> Comparison:
+def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> PredictionRow:
     """Seconds, by the statistic that counts on the device."""
-    return Comparison(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
+    return PredictionRow(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
 
 
 def gemms(
     found: Estimate, measured: Iterable[timings.GemmTiming], dtype: str, statistic: Statistic
-) -> list[Comparison]:
+) -> list[PredictionRow]:
     """The config's projections in its own dtype, one call each."""
     expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
     return [
@@ -92,7 +92,7 @@ def gemms(
 
 def attention(
     found: Estimate, measured: Iterable[timings.AttentionTiming], dtype: str, statistic: Statistic
-) -> list[Comparison]:
+) -> list[PredictionRow]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
     timing, part = found.timing, found.assembly.block
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
@@ -115,7 +115,7 @@ def attention(
 
 def moves(
     found: Estimate, measured: Iterable[timings.MoveTiming], dtype: str, statistic: Statistic
-) -> list[Comparison]:
+) -> list[PredictionRow]:
     """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
     rates = found.timing.rates
     return [
@@ -133,10 +133,10 @@ def moves(
 
 def collectives(
     machine: Machine, measured: Sequence[timings.CollectiveTiming], groups: dict[str, Group]
-) -> list[Comparison]:
+) -> list[PredictionRow]:
     """Each collective on its axis, against the fastest call: other processes only ever slow one down."""
     return [
-        Comparison(
+        PredictionRow(
             "collective",
             f"{row.kind} {row.axis} {row.bytes} B",
             "s",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
 from steptime.bench import comparison
-from steptime.bench.comparison import Comparison, of
+from steptime.bench.comparison import PredictionRow, of
 from steptime.bench.links import alpha_beta
 from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
@@ -45,7 +45,7 @@ class Conclusion(NamedTuple):
     """The machine file's mapping; None where nothing was calibrated."""
     predictor: str
     """The machine whose figures predict: the measured one, else the config's."""
-    beside: list[Comparison]
+    comparisons: list[PredictionRow]
     estimates: list[Estimate]
     """Of the steps, in their order."""
     notes: list[str]
@@ -84,14 +84,16 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
     return ranks * stride > per_node
 
 
-def comparisons(job: Job, raw: Raw, steps: list[tuple[LayoutSteps, Estimate]], device: BenchDevice) -> list[Comparison]:
+def comparisons(
+    job: Job, raw: Raw, steps: list[tuple[LayoutSteps, Estimate]], device: BenchDevice
+) -> list[PredictionRow]:
     """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
     dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
     rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
     rows += [row for block in raw.blocks for row in of_block(job, block, device)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
-    rows += [Comparison("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
+    rows += [PredictionRow("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
     rows += comparison.gemms(own, joined.gemms, dtype, statistic)
     rows += comparison.attention(own, joined.attention, dtype, statistic)
     rows += comparison.moves(own, joined.moves, dtype, statistic)
@@ -104,7 +106,7 @@ def name_of(step: LayoutSteps) -> str:
     return f"{step.row.layout} on {step.row.ranks}" if step.row.ranks > 1 else step.row.layout
 
 
-def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[Comparison]:
+def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionRow]:
     """One block by itself, of the kernels that the device runs, recomputation in backward included."""
     timing = estimate(alone(job, block.recompute, device.kind)).timing
     replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
@@ -122,11 +124,11 @@ def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[Comparison]
     ]
 
 
-def of_memory(step: LayoutSteps, predicted: Estimate) -> list[Comparison]:
+def of_memory(step: LayoutSteps, predicted: Estimate) -> list[PredictionRow]:
     """Peaks by pipeline stage, of the rank that holds most."""
     row, stages = step.row, predicted.memory.stages
     per_stage = row.ranks // len(stages)
-    rows: list[Comparison] = []
+    rows: list[PredictionRow] = []
     for stage in stages:
         mine = slice(stage.stage * per_stage, (stage.stage + 1) * per_stage)
         where = f", stage {stage.stage}" if len(stages) > 1 else ""
@@ -136,7 +138,7 @@ def of_memory(step: LayoutSteps, predicted: Estimate) -> list[Comparison]:
         ):
             known = [float(value) for value in peaks if value is not None]
             if known:
-                rows.append(Comparison("memory", f"{kind}, {name_of(step)}{where}", "bytes", expected, max(known)))
+                rows.append(PredictionRow("memory", f"{kind}, {name_of(step)}{where}", "bytes", expected, max(known)))
     return rows
 
 
@@ -158,7 +160,7 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
         "blocks": [
             row._asdict() | {"forward": row.forward._asdict(), "backward": row.backward._asdict()} for row in raw.blocks
         ],
-        "beside": [row._asdict() | {"error": row.error} for row in found.beside],
+        "beside": [row._asdict() | {"error": row.error} for row in found.comparisons],
         **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
         "links": [line._asdict() for line in alpha_beta(joined.collectives)],
         "drift": raw.drift,

@@ -129,7 +129,7 @@ def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namesp
     from steptime.bench.run import BenchOptions, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
-    from steptime.report import bench as view
+    from steptime.report import bench_tables as view
     from steptime.report.table import to_text
 
     phases.end("imports")
@@ -181,7 +181,7 @@ def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespac
 
 def _with_rows(run: BenchResults, folder: Path) -> BenchResults:
     """The measured steps as rows that `3dtrn validate --measurements` reads, each with its prediction."""
-    from steptime.validation.save import append, job_cells
+    from steptime.validation.measurement_csv import append, job_cells
 
     if not run.raw.steps:
         return run

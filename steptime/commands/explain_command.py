@@ -47,7 +47,7 @@ def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     from steptime.answer.result import estimate
     from steptime.bench.trace.attribution import attribute
     from steptime.bench.trace.events import read_all
-    from steptime.report import trace as view
+    from steptime.report import trace_tables as view
 
     if options.name is not None or options.yaml:
         raise ConfigError(f"--trace: not together with {'--yaml' if options.yaml else options.name}")
@@ -67,7 +67,7 @@ def _row_job(row: MeasuredRow) -> Job:
         ConfigError: the row is skipped; the reason.
     """
     from steptime.validation.measurements import SkipRowError
-    from steptime.validation.rows import to_config, to_job
+    from steptime.validation.row_plan import to_config, to_job
 
     try:
         return to_job(to_config(row))
@@ -78,8 +78,8 @@ def _row_job(row: MeasuredRow) -> Job:
 def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
     """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
     from steptime.answer.result import estimate
-    from steptime.report import row as view
-    from steptime.validation.compare import judge
+    from steptime.report import row_tables as view
+    from steptime.validation.judgement import judge
 
     if only_yaml:
         _row_job(row)  # raises where there is none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.figures import HEADER, cells, percent, rows_of
+from steptime.report.error_cells import HEADER, cells, percent, rows_of
 from steptime.report.table import Table
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from steptime.answer.result import Estimate, estimate
-from steptime.report.answer import headline
+from steptime.report.estimate_text import sections
+from steptime.report.headline import headline
 from steptime.report.table import FactList
-from steptime.report.text import sections
 
 if TYPE_CHECKING:
     from steptime.report.table import Section

@@ -9,12 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.validation.summary import headline
+from steptime.validation.error_summary import headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.validation.compare import Judgement
+    from steptime.validation.judgement import Judgement
 
 FORMATS = ("png", "svg", "pdf")
 BAND = 0.10

@@ -17,8 +17,8 @@ from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
 from steptime.validation.conventions import Counted, counted
-from steptime.validation.hardware import hardware_of
 from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.row_machine import hardware_of
 
 CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
 """Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import memory_errors, model_kind
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import memory_errors, model_kind
 from steptime.validation.stats import plain, stats
 
 ConfigDict = dict[str, Any]

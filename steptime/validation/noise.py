@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.validation.beside import apart
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import leads, model_kind, split_of
+from steptime.validation.exclusion import exclusion
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import leads, model_kind, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 COLUMNS = (
@@ -43,7 +43,7 @@ def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
     """Rows that count, by cell."""
     found: Cells = {}
     for j in judged:
-        if j.measured_step_s is None or apart(j.row, []) or model_kind(j).startswith("dense") != dense:
+        if j.measured_step_s is None or exclusion(j.row, []) or model_kind(j).startswith("dense") != dense:
             continue
         found.setdefault(tuple(j.row.text(column) for column in COLUMNS), []).append(j)
     return found
@@ -90,7 +90,9 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     leading = [j for j in judged if leads(j)]
     dense, moe = cells_of(leading), cells_of(leading, dense=False)
     found = lookups(dense)
-    test = [item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.apart]
+    test = [
+        item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.excluded
+    ]
     return {
         "same_release": _figures(pairs(dense, same_release=True)),
         "other_release": _figures(pairs(dense, same_release=False)),

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from steptime.validation.compare import Judgement, judge_all
+from steptime.validation.judgement import Judgement, judge_all
 from steptime.validation.measurements import MeasuredRow
 
 FEWEST = 500

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import headline, leads, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 MODEL = (

@@ -17,8 +17,8 @@ from math import sqrt
 from statistics import mean, median
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import headline, leads, split_of
 
 JOB = (
     "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "vocab", "gpu", "n_gpus", "seq_len",
@@ -168,7 +168,7 @@ def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
 def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
     """Figures over the sweeps of the headline group, of other trainers, of their test rows alone, and of rows set apart."""
     counted = headline(judged)
-    excluded = [j for j in judged if j.skipped is None and j.apart is not None]
+    excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
     return {
         "headline": figures(sweeps(j for j in counted if leads(j))),
         "other": figures(sweeps(j for j in counted if not leads(j))),

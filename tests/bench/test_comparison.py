@@ -9,7 +9,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.bench import comparison, timings
-from steptime.bench.comparison import Comparison, summarise
+from steptime.bench.comparison import PredictionRow, summarise
 from steptime.bench.conclude import crosses, of_block
 from steptime.bench.device import BenchDevice
 from steptime.bench.runs.block import BlockRow
@@ -25,16 +25,16 @@ def job() -> Job:
 
 
 def test_an_error_is_predicted_over_measured_less_one():
-    assert Comparison("step", "single", "s", 1.1, 1.0).error == pytest.approx(0.1)
-    assert Comparison("exact", "calls", "count", 0.0, 0.0).error == 0.0
-    assert Comparison("exact", "calls", "count", 1.0, 0.0).error == float("inf")
+    assert PredictionRow("step", "single", "s", 1.1, 1.0).error == pytest.approx(0.1)
+    assert PredictionRow("exact", "calls", "count", 0.0, 0.0).error == 0.0
+    assert PredictionRow("exact", "calls", "count", 1.0, 0.0).error == float("inf")
 
 
 def test_summaries_are_by_kind_and_name_the_worst():
     found = [
-        Comparison("gemm", "a", "s", 1.1, 1.0),
-        Comparison("gemm", "b", "s", 0.7, 1.0),
-        Comparison("step", "c", "s", 1.0, 1.0),
+        PredictionRow("gemm", "a", "s", 1.1, 1.0),
+        PredictionRow("gemm", "b", "s", 0.7, 1.0),
+        PredictionRow("step", "c", "s", 1.0, 1.0),
     ]
     gemm, step = summarise(found)
     assert (gemm.what, gemm.n, gemm.worst_name) == ("gemm", 2, "b")

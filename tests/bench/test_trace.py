@@ -682,7 +682,7 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
 def test_sorting_a_trace_imports_no_torch(written):
     path = written(*TWO_STREAMS, world=2).path
     code = (
-        "import sys\nimport steptime.bench.trace.attribution, steptime.report.trace\n"
+        "import sys\nimport steptime.bench.trace.attribution, steptime.report.trace_tables\n"
         "from steptime.bench.trace.events import read\n"
         f"read({path!r})\nassert not {{'torch', 'numpy'}} & sys.modules.keys()\n"
     )

@@ -15,7 +15,7 @@ from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.job.job import Job
 from steptime.report.progress import ReadProgress
-from steptime.validation import compare as judging
+from steptime.validation import judgement as judging
 from steptime.validation.conventions import conventions, counted
 from steptime.validation.logged import compare, read_run
 from steptime.validation.measurements import MeasuredRow, read

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report import breakdown, constants, details, explain, ops
+from steptime.report import breakdown, constants, details, explain, kernel_table
 from steptime.report.format import GIB, number, seconds
 from steptime.report.table import Fact, FactList, Section, Table
-from steptime.report.validation import percent
-from steptime.validation.rows import to_config
+from steptime.report.validation_tables import percent
+from steptime.validation.row_plan import to_config
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.validation.compare import Judgement
+    from steptime.validation.judgement import Judgement
     from steptime.validation.measurements import MeasuredRow
 
 WIDEST = 2
@@ -56,8 +56,8 @@ def _standing(judged: Judgement) -> list[Section]:
     if judged.skipped:
         return [Table("skipped", [], [[judged.skipped]])]
     found: list[Section] = []
-    if judged.apart:
-        found.append(Table("judged beside the headline figures", [], [[judged.apart]]))
+    if judged.excluded:
+        found.append(Table("judged beside the headline figures", [], [[judged.excluded]]))
     if judged.assumed:
         found.append(Table("assumed for what the row does not say", [], [[text] for text in judged.assumed]))
     return found
@@ -86,12 +86,12 @@ def predicted(judged: Judgement, estimate: Estimate) -> list[Section]:
         Table("assumed by the estimate", [], [[text] for text in estimate.assumptions]),
         breakdown.step_parts(estimate),
         breakdown.memory(estimate),
-        ops.table(estimate),
+        kernel_table.table(estimate),
         details.gemms(estimate),
         details.collectives(estimate) if estimate.collectives else None,
         details.pipeline(estimate),
         *written_out(estimate),
-        ops.formulas(estimate),
+        kernel_table.formulas(estimate),
         constants.shared(),
         constants.fitted(estimate.job),
         constants.machine(estimate.job),

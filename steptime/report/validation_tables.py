@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report import analyses, coverage
-from steptime.report.figures import HEADER, cells, percent, rows_of
+from steptime.report import analyses, interval_tables
+from steptime.report.error_cells import HEADER, cells, percent, rows_of
 from steptime.report.format import number
 from steptime.report.table import Section, Table
 
@@ -51,7 +51,7 @@ def tables(summary: Summary) -> list[Table]:
     if summary["memory"]:
         note = "metric, source; unstated is compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
-    found += coverage.tables(summary["intervals"])
+    found += interval_tables.tables(summary["intervals"])
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
         found.append(Table("skipped, and why", ["", "rows"], rows))

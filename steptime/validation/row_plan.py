@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError, build
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
-from steptime.validation.hardware import hardware_of, machine
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.software import RowFramework, framework_of, performance_of
+from steptime.validation.row_machine import hardware_of, machine
+from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 DROPOUT = 0.1
 """Dropout of GPT on Megatron-LM of 2020-2022: its defaults (megatron/arguments.py, --hidden-dropout, --attention-dropout)."""

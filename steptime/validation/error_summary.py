@@ -10,9 +10,13 @@ from typing import Any
 
 from steptime.validation.bands import fits_by_band, verdicts_of_runs
 from steptime.validation.baselines import baselines
-from steptime.validation.compare import Judgement
-from steptime.validation.coverage import summary_of
-from steptime.validation.groups import (
+from steptime.validation.interval_coverage import summary_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.mechanisms import memory_by_mechanism
+from steptime.validation.noise import noise
+from steptime.validation.ratios import ratios
+from steptime.validation.regret import regret
+from steptime.validation.slices import (
     SLICES,
     headline,
     leads,
@@ -22,10 +26,6 @@ from steptime.validation.groups import (
     split_of,
     step_errors,
 )
-from steptime.validation.mechanisms import memory_by_mechanism
-from steptime.validation.noise import noise
-from steptime.validation.ratios import ratios
-from steptime.validation.regret import regret
 from steptime.validation.stats import Stats, interval, plain, stats
 
 __all__ = [
@@ -70,7 +70,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline` and `other` are the two groups apart.
     """
     counted = headline(judged)
-    excluded = [j for j in judged if j.skipped is None and j.apart is not None]
+    excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
     skipped = Counter(skip_kind(j.skipped) for j in judged if j.skipped is not None)
     everything = group(counted, worst)
     by = everything["by"]
@@ -86,7 +86,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         "median_over_sources": median(medians) if medians else None,
         "by": by,
         "split_interval_5_95": everything["split_interval_5_95"],
-        "apart": {key: plain(figures) for key, figures in sliced(excluded, lambda j: j.apart or "").items()},
+        "apart": {key: plain(figures) for key, figures in sliced(excluded, lambda j: j.excluded or "").items()},
         "baselines": baselines(leading),
         "noise": noise(judged),
         "ratios": ratios(judged),

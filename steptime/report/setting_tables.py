@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.compare import change
-from steptime.report.figures import percent
+from steptime.report.diff_tables import change
+from steptime.report.error_cells import percent
 from steptime.report.format import GIB, seconds
 from steptime.report.table import Section, Table
-from steptime.validation.differences import rate_of
+from steptime.validation.setting_costs import rate_of
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
-    from steptime.validation.differences import Differences, Setting
     from steptime.validation.logged import Compared
+    from steptime.validation.setting_costs import Differences, Setting
 
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from steptime.validation.compare import Judgement
+from steptime.validation.judgement import Judgement
 from steptime.validation.stats import Errors, Stats, plain, stats
 
 ENOUGH = 10
@@ -21,7 +21,7 @@ WORSE_THAN = 0.15
 
 def headline(judged: Iterable[Judgement]) -> list[Judgement]:
     """The rows that count: judged, and not apart."""
-    return [j for j in judged if j.skipped is None and j.apart is None]
+    return [j for j in judged if j.skipped is None and j.excluded is None]
 
 
 def leads(j: Judgement) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from steptime.answer.interval import Interval, interval, interval_at
 from steptime.answer.measured import Measured, measured
-from steptime.validation.compare import Judgement
+from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
 
 FEW = 20

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from steptime.launch.steady import RULE
-from steptime.report.answer import headline
-from steptime.report.figures import percent
+from steptime.report.error_cells import percent
+from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, quantity, seconds
-from steptime.report.row import indented
+from steptime.report.headline import headline
+from steptime.report.row_tables import indented
 from steptime.report.table import PLAIN, Fact, FactList, Section, Style, Table, layout
-from steptime.report.text import assumptions
 
 if TYPE_CHECKING:
     from steptime.launch.steady import Steady

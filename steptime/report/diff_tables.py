@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.answer import VERDICTS
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
+from steptime.report.headline import VERDICTS
 from steptime.report.table import Table
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from steptime.report import answer, breakdown, details
+from steptime.report import breakdown, details, headline
 from steptime.report.table import PLAIN, WIDTH, Section, Style, layout
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> str:
     """The whole report; `brief` ends it after where the step goes and the memory of the stages."""
-    lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(answer.headline(estimate))]
+    lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
     out.append(assumptions(estimate.assumptions, style))
@@ -24,8 +24,8 @@ def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[Section]:
     """What the report consists of, in order. Tables of a brief report leave the lazy parts of an estimate alone."""
     found: list[Section | None] = [
-        answer.answer(estimate),
-        answer.fixes(estimate),
+        headline.answer(estimate),
+        headline.fixes(estimate),
         breakdown.step_parts(estimate),
         breakdown.memory(estimate),
     ]

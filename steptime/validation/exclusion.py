@@ -12,7 +12,7 @@ DOUBTFUL = {
 """Published rows whose inputs are wrong or unknown though their quality says A or B."""
 
 
-def apart(row: MeasuredRow, assumed: list[str]) -> str | None:
+def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"

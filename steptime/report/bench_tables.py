@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.report.figures import percent
+from steptime.report.error_cells import percent
 from steptime.report.format import BINARY, COUNT, SI, Unit, number, quantity, seconds
 from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from steptime.bench.comparison import Comparison, ErrorSummary
+    from steptime.bench.comparison import ErrorSummary, PredictionRow
     from steptime.bench.machine_file import Figure
     from steptime.bench.timings import CollectiveTiming
     from steptime.bench.write import BenchResults
@@ -42,9 +42,9 @@ def sections(run: BenchResults) -> list[Section]:
     notes = [*run.raw.notes, *found.notes]
     blocks: list[Section] = [
         head(run),
-        each([row for row in found.beside if row.what in _EACH]),
-        errors(summarise(row for row in found.beside if row.what not in {*_EACH, "exact"})),
-        counts([row for row in found.beside if row.what == "exact"]),
+        each([row for row in found.comparisons if row.what in _EACH]),
+        errors(summarise(row for row in found.comparisons if row.what not in {*_EACH, "exact"})),
+        counts([row for row in found.comparisons if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
         links(run.raw.before.collectives),
         *([FactList("notes", [Fact("-", [note]) for note in notes])] if notes else []),
@@ -81,7 +81,7 @@ def head(run: BenchResults) -> FactList:
     return FactList("measured on", facts)
 
 
-def each(found: Sequence[Comparison]) -> Table:
+def each(found: Sequence[PredictionRow]) -> Table:
     """Every figure, with the signed error of the prediction."""
     rows: list[list[str]] = []
     kind = ""
@@ -102,11 +102,11 @@ def each(found: Sequence[Comparison]) -> Table:
     return Table("", ["predicted beside measured", "predicted", "measured", "difference", "spread"], rows)
 
 
-def _shown(row: Comparison, value: float) -> str:
+def _shown(row: PredictionRow, value: float) -> str:
     return seconds(value) if row.unit == "s" else quantity(value, _UNITS[row.unit], digits=4)
 
 
-def counts(found: Sequence[Comparison]) -> Table:
+def counts(found: Sequence[PredictionRow]) -> Table:
     """What torch counted without a clock; each is to be equal."""
     rows = [
         [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]

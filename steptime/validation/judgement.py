@@ -19,10 +19,10 @@ from steptime.answer.measured import Place, place_of
 from steptime.answer.result import estimate
 from steptime.base.rows import Memory
 from steptime.job.job import Job
-from steptime.validation.beside import apart
+from steptime.validation.exclusion import exclusion
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.rows import Mapped, to_config, to_job
-from steptime.validation.software import precision_family
+from steptime.validation.row_plan import Mapped, to_config, to_job
+from steptime.validation.row_software import precision_family
 
 GIB = 2.0**30
 READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
@@ -44,7 +44,7 @@ class Judgement(NamedTuple):
 
     row: MeasuredRow
     skipped: str | None = None
-    apart: str | None = None
+    excluded: str | None = None
     """Why a judged row stands beside the headline figures."""
     assumed: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
@@ -136,7 +136,7 @@ class Judgement(NamedTuple):
             "verdict": self.verdict or None,
             "predicted_over_capacity": self.occupancy,
             "assumed": list(self.assumed),
-            "apart": self.apart,
+            "apart": self.excluded,
             "skipped": self.skipped,
         }
 
@@ -208,7 +208,7 @@ def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) 
     timed = measured.measured_step_s is not None or measured.ran_out
     memory = found.memory
     return measured._replace(
-        apart=apart(measured.row, mapped.assumed),
+        excluded=exclusion(measured.row, mapped.assumed),
         assumed=tuple(assumed),
         config=mapped.config,
         accelerator=job.machine.accelerator.name,
