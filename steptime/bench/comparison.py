@@ -94,7 +94,7 @@ def attention(
     found: Estimate, measured: Iterable[timings.AttentionTiming], dtype: str, statistic: Statistic
 ) -> list[PredictionRow]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
-    timing, part = found.timing, found.assembly.block
+    timing, part = found.timing, found.assembly.kinds[0]
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
     if op is None:
         return []

@@ -108,19 +108,15 @@ def name_of(step: LayoutSteps) -> str:
 
 def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionRow]:
     """One block by itself, of the kernels that the device runs, recomputation in backward included."""
-    timing = estimate(alone(job, block.recompute, device.kind)).timing
-    replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
+    parts = estimate(alone(job, block.recompute, device.kind)).timing.parts
+    layer = parts.assembly.kinds[0]
+    timed = parts.of[layer]
+    replay = parts.whole_replays[layer] if block.recompute == "full" else timed.replay
     replay_s = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, device.statistic),
-        of(
-            "block",
-            f"backward{label}",
-            float(timing.block.backward.seconds) + replay_s,
-            block.backward,
-            device.statistic,
-        ),
+        of("block", f"forward{label}", float(timed.forward.seconds), block.forward, device.statistic),
+        of("block", f"backward{label}", float(timed.backward.seconds) + replay_s, block.backward, device.statistic),
     ]
 
 

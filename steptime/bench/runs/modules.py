@@ -44,7 +44,7 @@ class ModulePlan(NamedTuple):
 def plan_of(job: Job) -> ModulePlan:
     """The modules' plan of a job."""
     s = job.software
-    flash, wide = s.attention_impl == "flash", s.loss_impl == "composite"
+    flash, wide = s.kernels.attention_impl == "flash", s.kernels.loss_impl == "composite"
     return ModulePlan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
 
 
@@ -286,7 +286,7 @@ def tables(plan: ModulePlan) -> tuple[Tensor | None, Tensor | None, Tensor | Non
 def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
-    with building(DTYPES[job.software.param_dtype], device):
+    with building(DTYPES[job.software.states.param_dtype], device):
         return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
 
 
