@@ -75,7 +75,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Collective(NamedTuple):
+class IssuedCollective(NamedTuple):
     """One call: `bytes` is the full tensor (what an all-gather returns, what a reduction takes, what is sent)."""
 
     kind: str
@@ -100,7 +100,7 @@ _KINDS = {
 }
 
 
-def collective(func: Any, args: Any, out: Any) -> Collective | None:
+def collective(func: Any, args: Any, out: Any) -> IssuedCollective | None:
     """What a dispatched op sends, None where it is no collective. An op this does not know is an error, not a silence."""
     if func.namespace not in {"c10d", "_c10d_functional"}:
         return None
@@ -113,7 +113,7 @@ def collective(func: Any, args: Any, out: Any) -> Collective | None:
     ranks = max(sizes) // min(sizes)
     if kind in {"all_reduce", "broadcast", "send_recv"}:
         ranks = 2 if kind == "send_recv" else group_size(args)
-    return Collective(kind, dtype, ranks, max(sizes))
+    return IssuedCollective(kind, dtype, ranks, max(sizes))
 
 
 def group_size(args: Any) -> int:
@@ -133,7 +133,7 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[Collective] = Counter()
+        self.calls: Counter[IssuedCollective] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
