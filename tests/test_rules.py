@@ -314,7 +314,7 @@ def test_bounds(name):
     path, limit = BOUNDS[name]
     section, field = path.split(".")
     absurd = facts(BASE)._replace(**{name: int(limit) + 1})
-    assert problems(absurd)[0] == f"{section}.{field}: must be at most {limit:,} (got {int(limit) + 1})"
+    assert problems(absurd)[0].line == f"{section}.{field}: must be at most {limit:,} (got {int(limit) + 1})"
     assert not any(
         rule.name == f"{name} is absurd" for rule in SANE if not rule.holds(facts(BASE)._replace(**{name: limit}))
     )
