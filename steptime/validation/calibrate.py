@@ -17,7 +17,7 @@ from steptime.job.job import Job
 from steptime.software.calibration import Calibration
 
 
-class Measured(Config, allow_inf_nan=False):
+class MeasuredEntry(Config, allow_inf_nan=False):
     """One entry of the file: a config, by path or inline, and what its step took."""
 
     config: str | dict[str, Any]
@@ -70,7 +70,7 @@ def runs(path: str) -> list[MeasuredRun]:
     for i, entry in enumerate(entries):
         at = f"{path}: [{i}]"
         try:
-            found.append(_run(build(Measured, entry, at), Path(path).parent, at))
+            found.append(_run(build(MeasuredEntry, entry, at), Path(path).parent, at))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -78,7 +78,7 @@ def runs(path: str) -> list[MeasuredRun]:
     return found
 
 
-def _run(entry: Measured, base: Path, at: str) -> MeasuredRun:
+def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:
     """The estimate of one entry, which stands `at` that place, beside its measurement.
 
     Raises:
