@@ -39,7 +39,7 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class Flag(str):
+class MisplacedBool(str):
     """A bool where a number is meant: text that no number parser takes."""
 
     __slots__ = ()
@@ -72,11 +72,11 @@ class Config(BaseModel):
     def _read_scalars(cls, data: Any) -> Any:
         if type(data) is not dict:
             return data
-        changed: dict[str, float | Flag] = {}
+        changed: dict[str, float | MisplacedBool] = {}
         for key, value in data.items():
             if value is True or value is False:
                 if key in _numeric_fields(cls):
-                    changed[key] = Flag(str(value).lower())
+                    changed[key] = MisplacedBool(str(value).lower())
             elif type(value) is str and _NUMBER.fullmatch(value) and key not in _text_fields(cls):
                 changed[key] = float(value)
         return data | changed if changed else data
@@ -152,7 +152,7 @@ _BOUNDS = {
 
 def show(value: Any) -> str:
     """A value as an error line shows it: short, whatever it is."""
-    if isinstance(value, bool | Flag):
+    if isinstance(value, bool | MisplacedBool):
         return str(value).lower()
     if value is None:
         return "nothing"

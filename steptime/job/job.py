@@ -26,7 +26,7 @@ from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
 from steptime.software.precision import precisions
-from steptime.software.recomputation import RecomputePlan, plan_recompute
+from steptime.software.recomputation import Recomputation, resolve_recompute
 
 
 class Job(Config):
@@ -207,9 +207,9 @@ class Job(Config):
         return layers_per_chunk(facts(self))
 
     @cached_property
-    def recompute(self) -> RecomputePlan:
+    def recompute(self) -> Recomputation:
         """Recomputation in its one normal form."""
-        return plan_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
+        return resolve_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.job.limits import Rule
 
-PERFORMANCE = [
+PERFORMANCE_RULES = [
     Rule(
         "machine has the precision",
         "performance.precision",

@@ -13,9 +13,9 @@ from steptime.base.config import ConfigProblem
 from steptime.base.num import maximum
 from steptime.job.facts import Facts
 from steptime.job.limits import MODELLED, SANE, Rule
-from steptime.job.performance_rules import PERFORMANCE
+from steptime.job.performance_rules import PERFORMANCE_RULES
 
-LAYOUT = [
+LAYOUT_RULES = [
     Rule(
         "tp divides n_q_heads",
         "parallelism.tp",
@@ -252,10 +252,10 @@ LAYOUT = [
         lambda f: not f.both_buckets,
     ),
     Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
-    *PERFORMANCE,
+    *PERFORMANCE_RULES,
 ]
 
-RULES = [*SANE, *MODELLED, *LAYOUT]
+RULES = [*SANE, *MODELLED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
@@ -272,7 +272,7 @@ def problems(facts: Facts) -> list[ConfigProblem]:
     if absurd:
         return absurd
     strange = any(problem.path.startswith("model.") for problem in unmodelled)
-    return unmodelled if strange else [*unmodelled, *broken(LAYOUT)]
+    return unmodelled if strange else [*unmodelled, *broken(LAYOUT_RULES)]
 
 
 def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:
