@@ -17,7 +17,7 @@ from steptime.software.performance import load_software
 
 def shard_of(activation_impl: str) -> Shard:
     """One sequence of 4,096 tokens on one of eight sequence-parallel ranks of Megatron-Core."""
-    software = load_software("megatron-core").model_copy(update={"activation_impl": activation_impl})
+    software = load_software("megatron-core").replace(activation_impl=activation_impl)
     return Shard(1.0, 4096.0, 4096.0, 8.0, sp=True, vocab=256000.0, software=software)
 
 

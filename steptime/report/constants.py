@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.report.table import Table
-from steptime.software.efficiency import FILE, compute_factor, efficiency
+from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +126,7 @@ def fitted(job: Job) -> Table:
     rows += [[f"default_share = {found.default_share:g}: GEMMs where no measured run has the accelerator or dtype"]]
     rows += [[f"recipe_gap = {found.recipe_gap:g}: launch gaps of a layer in a low-precision recipe over bf16"]]
     rows += [[f"compute_factor of {job.software.name} = {compute_factor(job.software.name):g}"]]
-    source = parse_mapping(*read_source(FILE)).get("source", "")
+    source = parse_mapping(*read_source(EFFICIENCY_FILE)).get("source", "")
     return Table(
         "constants fitted on rows marked fit (data/efficiency.yaml)", [], rows, [str(source)] if source else []
     )

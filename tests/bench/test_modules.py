@@ -16,7 +16,7 @@ from steptime.bench.runs.step import allocated
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import truths
 from steptime.job.job import Job
-from steptime.software.recomputation import RecomputePlan
+from steptime.software.recomputation import Recomputation
 
 MODELS = {
     "llama": {},
@@ -82,14 +82,14 @@ def test_chunks_of_a_pipeline_are_the_whole_model():
 
 def test_spans():
     """Uniform groups with a short last one; the first blocks alone; nothing."""
-    assert spans_of(RecomputePlan("full", "uniform", (2,)), 0, 5) == [
+    assert spans_of(Recomputation("full", "uniform", (2,)), 0, 5) == [
         CheckpointSpan(2, True),
         CheckpointSpan(2, True),
         CheckpointSpan(1, True),
     ]
-    assert spans_of(RecomputePlan("full", "block", (1, 4)), 1, 3) == [CheckpointSpan(1, True)] * 3
-    assert spans_of(RecomputePlan("full", "block", (1,)), 0, 2) == [CheckpointSpan(1, True), CheckpointSpan(1, False)]
-    assert spans_of(RecomputePlan(), 0, 2) == [CheckpointSpan(1, False)] * 2
+    assert spans_of(Recomputation("full", "block", (1, 4)), 1, 3) == [CheckpointSpan(1, True)] * 3
+    assert spans_of(Recomputation("full", "block", (1,)), 0, 2) == [CheckpointSpan(1, True), CheckpointSpan(1, False)]
+    assert spans_of(Recomputation(), 0, 2) == [CheckpointSpan(1, False)] * 2
     assert Slice(0, 0, [CheckpointSpan(2, True), CheckpointSpan(1, True)], embedding=False, head=False).layers == 3
 
 

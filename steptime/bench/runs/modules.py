@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.model.model import Model
-from steptime.software.recomputation import RecomputePlan
+from steptime.software.recomputation import Recomputation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
@@ -50,7 +50,7 @@ class ModulePlan(NamedTuple):
     """Attention by scaled_dot_product_attention; else by explicit products and a softmax."""
     wide_loss: bool
     """Cross entropy of an fp32 copy of the logits; else of the logits as they are."""
-    recompute: RecomputePlan
+    recompute: Recomputation
 
 
 def plan_of(job: Job) -> ModulePlan:
@@ -93,7 +93,7 @@ def slices(job: Job) -> list[Slice]:
     return found
 
 
-def spans_of(recompute: RecomputePlan, depth: int, layers: int) -> list[CheckpointSpan]:
+def spans_of(recompute: Recomputation, depth: int, layers: int) -> list[CheckpointSpan]:
     """Full recomputation, uniform: groups of n_layers, each checkpointed; block: the first n_layers, one by one."""
     if recompute.granularity != "full":
         return [CheckpointSpan(1, checkpointed=False)] * layers
