@@ -8,10 +8,11 @@ from itertools import groupby
 from operator import itemgetter, mul, sub
 from typing import NamedTuple, TypeAlias
 
+from steptime.base.num import Num, is_column, where
 from steptime.schedule.orders import Action, Kind, described, first_backward, order, shortened
 
-PerChunk: TypeAlias = Sequence[Sequence[float]]
-"""Bytes of each chunk, [pp][vpp]."""
+PerChunk: TypeAlias = Sequence[Sequence[Num]]
+"""Bytes of each chunk, [pp][vpp]: numbers or columns."""
 
 
 class State(NamedTuple):
@@ -27,8 +28,8 @@ class State(NamedTuple):
 class Peak(NamedTuple):
     """The worst moment of a stage."""
 
-    bytes: float
-    saved_bytes: float
+    bytes: Num
+    saved_bytes: Num
     """The part that is saved for backward; the rest is the action's own."""
     action: Action
 
@@ -116,7 +117,8 @@ def peaks(
         weight_extra: [pp][vpp] most bytes of these beside all that is saved when they start (their own too).
 
     Returns:
-        [pp] the peak, the saved part of it, and an action that reaches it. No byte may be negative.
+        [pp] the peak, the saved part of it, and an action that reaches it (of columns the stage's first). No byte may be
+        negative.
 
     Raises:
         ValueError: as `order`.
@@ -134,7 +136,10 @@ def peaks(
             if kept is not None:
                 saved += sum(map(mul, held, late))
             total = saved + extras[action.kind][stage][action.chunk]
-            if total > best.bytes:
+            more = total > best.bytes
+            if is_column(more):
+                best = Peak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
+            elif more:
                 best = Peak(total, saved, action)
         worst.append(best)
     return worst
