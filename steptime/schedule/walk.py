@@ -6,9 +6,9 @@ is walked through three repeats and comes out as if all of it had been.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
@@ -47,6 +47,77 @@ class Run(NamedTuple):
         return self.start(number) + self.costs[self.graph.rows[number][2]]
 
 
+class Step(NamedTuple):
+    """A schedule with its seconds."""
+
+    schedule: str
+    pp: int
+    vpp: int
+    microbatches: int
+    group: int | None
+    costs: list[float]
+    """[kind][stage][chunk], flattened."""
+    sends: list[float]
+    """As `Input.send` counts them."""
+    blocking: bool
+
+    def exact(self, longest: float) -> Step:
+        """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
+        grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
+        costs, sends = ([(value + grid) - grid for value in seconds] for seconds in (self.costs, self.sends))
+        return self._replace(costs=costs, sends=sends)
+
+    def run(self, microbatches: int, group: int | None) -> Run:
+        """When each action is over, of so many micro-batches: the one loop that is run for every estimate."""
+        found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
+        held, waited = self.costs, self.sends
+        if self.blocking:
+            held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
+            waited = [0.0] * len(waited)
+        free = [0.0]
+        push = free.append
+        for previous, source, cost, send in islice(found.rows, 1, None):
+            ready = free[previous]
+            arrived = free[source] + waited[send]
+            push((ready if ready > arrived else arrived) + held[cost])  # noqa: FURB136  (max() doubles the loop's time)
+        return Run(found, self.costs, waited, free)
+
+    def walk(self) -> Walk:
+        """The step in time, from a run of a shorter one where that stands for it."""
+        found, skipped = self._shortened() or (self.run(self.microbatches, self.group), 0.0)
+        makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
+        chunks, row = range(self.vpp), self.pp * self.vpp
+        work = [[sum(self.costs[stage * self.vpp + chunk :: row]) for chunk in chunks] for stage in range(self.pp)]
+        busy = [self.microbatches * sum(stage) for stage in work]
+        return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
+
+    def _shortened(self) -> tuple[Run, float] | None:
+        """The run of a shorter step, and how much later it ends with all the repeats; None where it does not stand for this one.
+
+        Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
+        before it, so does every repeat that follows, and all that comes after them.
+        """
+        short, period, fewer = shortened(self.schedule, self.pp, self.vpp, self.microbatches, self.group, REPEATS)
+        if (
+            period is None or 3 * short > 2 * self.microbatches
+        ):  # little to gain, and lost where the short step does not settle
+            return None
+        found = self.run(short, period)
+        length = len(self.costs) // self.pp * period
+        seconds = set()
+        for actions, numbers in zip(found.graph.orders, found.graph.stages, strict=True):
+            first = first_backward(actions) - 1 + length
+            before, after = numbers[first : first + length], numbers[first + length : first + 2 * length]
+            seconds.update([found.free[b] - found.free[a] for a, b in zip(before, after, strict=True)])
+            if len(seconds) > 1:
+                return None
+        return found, fewer * seconds.pop()
+
+
+REPEATS = 3
+"""Repeats of a long step that are walked: the first may still settle, the other two tell."""
+
+
 @dataclass(eq=False)
 class Walk:
     """A schedule in time: lists are per stage, [pp], or per chunk, [pp][vpp]."""
@@ -59,8 +130,7 @@ class Walk:
     _run: Run = field(repr=False)
     _skipped_s: float = field(repr=False)
     """How much later everything after the repeats of the run is in the whole step."""
-    _whole: Callable[[], Run] = field(repr=False)
-    """The run of all micro-batches."""
+    _step: Step = field(repr=False)
 
     @cached_property
     def stage_end(self) -> list[float]:
@@ -89,7 +159,7 @@ class Walk:
 
     def spans(self) -> list[list[Span]]:
         """Every action of each stage in order, with its start and end."""
-        whole = self._whole()
+        whole = self._step.run(self._step.microbatches, self._step.group)
         return [
             [Span(action, whole.start(n), whole.end(n)) for action, n in zip(actions, numbers, strict=True)]
             for actions, numbers in zip(whole.graph.orders, whole.graph.stages, strict=True)
@@ -133,23 +203,12 @@ def walk(
     if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
         raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
     sends = [0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_s if send_back_s is None else send_back_s, pp, vpp)]
-    longest = microbatches * (sum(costs) + vpp * sum(sends))
-    costs, sends = _exact(costs, longest), _exact(sends, longest)
-
-    def run(count: int, group: int | None) -> Run:
-        return _run(graph(schedule, pp, vpp, count, group), costs, sends, blocking=blocking)
-
-    short = shortened(schedule, pp, vpp, microbatches, group, REPEATS)
-    found, skipped = _repeating(run, *short, microbatches, len(tables) * vpp) or (run(microbatches, group), 0.0)
-    makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
-    stages = [[costs[at : at + vpp] for at in range(stage * vpp, len(costs), pp * vpp)] for stage in range(pp)]
-    busy = [microbatches * sum(map(sum, kinds)) for kinds in stages]
-    idle = [makespan - seconds for seconds in busy]
-    return Walk(makespan, busy, idle, found, skipped, partial(run, microbatches, group))
-
-
-REPEATS = 3
-"""Repeats of a long step that are walked: the first may still settle, the other two tell."""
+    stages = [sum(sum(kind[stage]) for kind in tables) for stage in range(pp)]
+    one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
+    likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
+    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking)
+    found = step.exact(min(likely, microbatches * one)).walk()
+    return found if found.makespan_s <= likely else step.exact(microbatches * one).walk()
 
 
 def _tables(
@@ -164,51 +223,6 @@ def _tables(
         return forward_s, backward_s
     both = zip(backward_s, weight_s, strict=True)
     return forward_s, [[b + w for b, w in zip(*rows, strict=True)] for rows in both]
-
-
-def _exact(seconds: list[float], longest: float) -> list[float]:
-    """Rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
-    grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
-    return [(value + grid) - grid for value in seconds]
-
-
-def _repeating(
-    run: Callable[[int, int | None], Run], short: int, group: int | None, fewer: int, microbatches: int, each: int
-) -> tuple[Run, float] | None:
-    """The run of a short step that stands for the whole one, and how much later that ends; None where it does not.
-
-    A stage runs `each` actions of a micro-batch.
-
-    Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
-    before it, so does every repeat that follows, and all that comes after them.
-    """
-    if not fewer or 3 * short > 2 * microbatches:  # little to gain, and lost where the short step never settles
-        return None
-    found = run(short, group)
-    length = each * (microbatches - short) // fewer
-    seconds = set()
-    for actions, numbers in zip(found.graph.orders, found.graph.stages, strict=True):
-        first = first_backward(actions) - 1 + length
-        before, after = numbers[first : first + length], numbers[first + length : first + 2 * length]
-        seconds.update([found.free[b] - found.free[a] for a, b in zip(before, after, strict=True)])
-        if len(seconds) > 1:
-            return None
-    return found, fewer * seconds.pop()
-
-
-def _run(found: Graph, costs: list[float], sends: list[float], *, blocking: bool) -> Run:
-    """When each action is over: the one loop that is run for every estimate."""
-    held, waited = costs, sends
-    if blocking:
-        held = [cost + sends[send] for cost, send in zip(costs, found.outgoing, strict=True)]
-        waited = [0.0] * len(sends)
-    free = [0.0]
-    push = free.append
-    for previous, source, cost, send in islice(found.rows, 1, None):
-        ready = free[previous]
-        arrived = free[source] + waited[send]
-        push((ready if ready > arrived else arrived) + held[cost])  # noqa: FURB136  (max() doubles the loop's time)
-    return Run(found, costs, waited, free)
 
 
 def _boundaries(send_s: Sequence[float], pp: int, vpp: int) -> list[float]:
