@@ -1,24 +1,19 @@
 """One formula for a number and for a numpy column.
 
-Cost formulas are written with plain operators and the functions here. An operand is a Python number or a float64 numpy array;
-numpy itself is imported only when an array turns up, so a single run never loads it.
-
-Which ops a model has is no formula but a choice: with one tensor-parallel rank there is no collective. `same` makes the choice
-for all rows of a column at once and refuses where they differ; `alike` takes such a column apart first.
+Cost formulas are written with plain operators and the functions here. An operand is a Python number or a float64 numpy
+array; numpy itself is imported only when an array turns up, so a single run never loads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil as _ceil
+from math import lcm as _lcm
 from math import sqrt as _sqrt
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 Num: TypeAlias = Any
 """A Python int or float, or a float64 numpy array: one value, or one per candidate layout."""
 
-
-T = TypeVar("T")
 
 PLAIN = (float, int, bool)
 """Exact types of plain numbers, tried first: a single run asks a few thousand times."""
@@ -68,6 +63,22 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
+def same(condition: Num) -> bool:
+    """Whether it holds, for all rows of a column alike: what the choice of ops may turn on.
+
+    >>> same(2 > 1)
+    True
+
+    Raises:
+        ValueError: it holds for some rows only, which want other ops than the rest (`Candidates.alike` takes them apart).
+    """
+    if not is_column(condition):
+        return bool(condition)
+    if condition.any() != condition.all():
+        raise ValueError("rows of a column want different ops")
+    return bool(condition.all())
+
+
 def ceil(x: Num) -> Num:
     """The smallest whole number not below `x`.
 
@@ -81,6 +92,19 @@ def ceil(x: Num) -> Num:
     return _ceil(x)
 
 
+def lcm(a: Num, b: Num) -> Num:
+    """The least common multiple of two whole numbers.
+
+    >>> lcm(12, 128)
+    384
+    """
+    if is_column(a) or is_column(b):
+        import numpy as np
+
+        return np.lcm(np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)).astype(np.float64)
+    return _lcm(int(a), int(b))
+
+
 def sqrt(x: Num) -> Num:
     """The square root: correctly rounded by IEEE 754 in both Python and numpy, so a column equals its rows.
 
@@ -92,46 +116,3 @@ def sqrt(x: Num) -> Num:
 
         return np.sqrt(x)
     return _sqrt(x)
-
-
-class RowsDifferError(ValueError):
-    """A choice that rows of a column make differently; `meets` says which meet its condition."""
-
-    def __init__(self, meets: Num) -> None:
-        """Keep the condition."""
-        super().__init__("rows of a column want different ops: `alike` takes them apart")
-        self.meets = meets
-
-
-def same(condition: Num) -> bool:
-    """Whether a condition holds, for all rows of a column alike.
-
-    >>> same(3 > 2)
-    True
-
-    Raises:
-        RowsDifferError: it holds for some rows only.
-    """
-    if not is_column(condition):
-        return bool(condition)
-    if condition.all() == condition.any():
-        return bool(condition.all())
-    raise RowsDifferError(condition)
-
-
-def alike(formula: Callable[..., T], *columns: Num) -> list[tuple[Num, T]]:
-    """`formula` of columns, once for all rows that make the same choices: (numbers of the rows, what it gives for them).
-
-    >>> import numpy as np
-    >>> [(rows.tolist(), tp.tolist()) for rows, tp in alike(lambda tp: tp if same(tp > 1) else -tp, np.array([1, 2, 4]))]
-    [([1, 2], [2, 4]), ([0], [-1])]
-    """
-    import numpy as np
-
-    def parted(rows: Num) -> list[tuple[Num, T]]:
-        try:
-            return [(rows, formula(*(column[rows] for column in columns)))]
-        except RowsDifferError as differ:
-            return [*parted(rows[differ.meets]), *parted(rows[~differ.meets])]
-
-    return parted(np.arange(len(columns[0])))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from steptime.bench import collectives
+from steptime.bench.runs import collectives
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("gloo_collectives.py")

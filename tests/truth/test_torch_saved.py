@@ -9,7 +9,7 @@ import torch
 from torch_blocks import Block, Kernels, tables
 from torch_ours import MODULES, block_input, built, kept, kept_by_model, kept_by_torch, shard_of
 
-from steptime.bench.probes import Saved
+from steptime.bench.runs.probes import Saved
 from steptime.model.blocks import block_ops
 from steptime.model.model import Model
 

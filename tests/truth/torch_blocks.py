@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptime.bench.probes import LiveBytes
+from steptime.bench.runs.probes import LiveBytes
 from steptime.model.model import Model
 
 one_kernel = LiveBytes.one_kernel

@@ -1,0 +1,181 @@
+"""What a checkpoint and a training plan say about the same model: the one place that touches the calculator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.checkpoint.architecture import EMBED, HEAD, POSITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from steptime.checkpoint.inventory import Inventory
+
+_ATTENTION = re.compile(r"attn|attention|\.w[qkvo]\.")
+_MLP = re.compile(r"mlp|ffn|feed_forward|expert|moe|router|\.w[123]\.|\.fc\d\.|\.c_fc\.|dense_h|dense_4h")
+_NORM = re.compile(r"norm|(?:^|\.)ln_")
+KINDS = ("embedding", "positions", "attention", "mlp", "norms", "head", "other")
+
+
+class KindRow(NamedTuple):
+    """Parameters [elements] of one kind of module on both sides."""
+
+    module: str
+    checkpoint: int
+    plan: int
+
+
+class RankRow(NamedTuple):
+    """Weights of one rank of a pipeline stage on both sides [bytes]."""
+
+    stage: int
+    checkpoint: int
+    plan: int
+
+
+@dataclass(slots=True)
+class PlanCounts:
+    """What the comparison needs of a job: parameters by kind, degrees, weights of one rank by stage [bytes]."""
+
+    params: dict[str, int]
+    degrees: dict[str, int]
+    stages: list[int]
+    vocab: int = 0
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Rows of both sides and hints. Parameters agree exactly; a rank's bytes up to the padding of buffers in memory."""
+
+    rows: list[KindRow]
+    ranks: list[RankRow] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both sides describe the same model, and where ranks are comparable the same weights on each."""
+        same = all(row.checkpoint == row.plan for row in self.rows)
+        return same and all(0 <= rank.plan - rank.checkpoint <= _padding(rank.plan) for rank in self.ranks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for --json."""
+        return {
+            "agrees": self.agrees,
+            "params": [row._asdict() for row in self.rows],
+            "ranks": [row._asdict() for row in self.ranks],
+            "hints": self.hints,
+        }
+
+
+def _padding(nbytes: int) -> int:
+    """Bytes by which the buffers of a running job may exceed the tensors in them (buckets are padded, files are not)."""
+    return max(4096, nbytes // 1000)
+
+
+def kind_of(name: str) -> str:
+    """The kind of module a checkpoint's tensor belongs to."""
+    if POSITIONS.search(name):
+        return "positions"
+    if EMBED.search(name):
+        return "embedding"
+    if _NORM.search(name):
+        return "norms"
+    if HEAD.search(name) and "layers" not in name:
+        return "head"
+    return "attention" if _ATTENTION.search(name) else "mlp" if _MLP.search(name) else "other"
+
+
+def load(path: str) -> PlanCounts:
+    """The plan in a job file.
+
+    Raises:
+        ValueError: one line per problem of the file (`steptime.base.config.ConfigError`), OSError when it cannot be read.
+    """
+    from steptime import Job, estimate
+    from steptime.model.blocks import params
+    from steptime.model.shard import Shard
+    from steptime.software.performance import load_software
+
+    job = Job.load(path)
+    model = job.model
+    rows = float(model.max_positions or job.data.seqlen)
+    whole = Shard(1.0, 1.0, rows, 1.0, sp=False, vocab=model.vocab_sz, software=load_software("megatron-core"))
+    counts: dict[str, int] = {}
+    for param in params(model, whole):
+        kind = _planned(param.name)
+        counts[kind] = counts.get(kind, 0) + int(param.elements)
+    layout = job.parallelism
+    stages = [round(stage.params_bytes) for stage in estimate(job).memory.stages]
+    return PlanCounts(counts, {"tp": layout.tp, "pp": layout.pp}, stages, model.vocab_sz)
+
+
+def _planned(name: str) -> str:
+    first, _, rest = name.partition(".")
+    if "norm" in rest:
+        return "norms"
+    if first == "embedding":
+        return "positions" if rest.startswith("positions") else "embedding"
+    return {"attn": "attention"}.get(first, first if first in KINDS else "other")
+
+
+def compare(summary: Inventory, plan: PlanCounts) -> Comparison:
+    """Parameters by kind, exactly; weights per rank where both have the same degrees."""
+    counts: dict[str, int] = {}
+    for tensor in summary.model:
+        kind = kind_of(tensor.name)
+        counts[kind] = counts.get(kind, 0) + tensor.unique
+    rows = [KindRow(kind, counts.get(kind, 0), plan.params.get(kind, 0)) for kind in KINDS]
+    found = Comparison([row for row in rows if row.checkpoint or row.plan])
+    found.hints += _hints(summary, plan, {row.module: row for row in found.rows})
+    main = summary.counted[0]
+    degrees = {key: main.parallelism.get(key) for key in ("tp", "pp")}
+    staged = [row for row in main.ranks if "pp" in row]
+    if not staged:
+        found.hints.append("bytes per rank: the checkpoint is not saved by pipeline and tensor rank")
+    elif degrees != plan.degrees:
+        found.hints.append(f"bytes per rank: the checkpoint has {_words(degrees)}, the plan {_words(plan.degrees)}")
+    else:
+        found.ranks = _rank_rows(staged, plan.stages)
+    return found
+
+
+def _rank_rows(staged: Iterable[dict[str, Any]], stages: list[int]) -> list[RankRow]:
+    fullest: dict[int, int] = {}
+    for row in staged:
+        fullest[row["pp"]] = max(fullest.get(row["pp"], 0), row["model_bytes"])
+    return [RankRow(stage, size, stages[stage]) for stage, size in fullest.items() if stage < len(stages)]
+
+
+def _hints(summary: Inventory, plan: PlanCounts, rows: dict[str, KindRow]) -> list[str]:
+    """The usual causes, where the numbers fit them."""
+    hints = []
+    vocab = summary.architecture.get("vocab_sz", {}).get("value")
+    if vocab and plan.vocab and vocab != plan.vocab:
+        hints.append(f"embedding: {vocab} rows in the checkpoint, {plan.vocab} in the plan (padding?)")
+    head = rows.get("head")
+    if head and bool(head.checkpoint) != bool(head.plan):
+        side = "plan" if head.checkpoint else "checkpoint"
+        hints.append(f"head: tied to the embedding in the {side} only")
+    return hints
+
+
+def _words(degrees: dict[str, Any]) -> str:
+    return " ".join(f"{key.upper()} {value}" for key, value in degrees.items())
+
+
+def lines(found: Comparison) -> list[str]:
+    """The comparison as text."""
+    out = ["", "against the plan: " + ("equal" if found.agrees else "DIFFERENT")]
+    out.append(f"  {'parameters':14}{'checkpoint':>20}{'plan':>20}{'difference':>20}")
+    out += [f"  {kind:14}{stored:20,}{planned:20,}{stored - planned:+20,}" for kind, stored, planned in found.rows]
+    total, wanted = sum(r.checkpoint for r in found.rows), sum(r.plan for r in found.rows)
+    out.append(f"  {'total':14}{total:20,}{wanted:20,}{total - wanted:+20,}")
+    if found.ranks:
+        out.append(f"  {'weights/rank':14}{'checkpoint B':>20}{'plan B':>20}{'difference':>20}")
+        out += [
+            f"  {f'stage {stage}':14}{stored:20,}{planned:20,}{stored - planned:+20,}"
+            for stage, stored, planned in found.ranks
+        ]
+    return [*out, *(f"  {hint}" for hint in found.hints)]

@@ -1,0 +1,172 @@
+"""`Inventory`: everything known about a checkpoint, computed once from the sections the readers return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import aliases, architecture, identity, tree
+from steptime.checkpoint.roles import ADAM_NAMES
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.records import Problem, Section, StoredTensor
+
+INCOMPLETE = frozenset(
+    {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",
+     "STORAGE_SMALL", "UNCOMMITTED", "LEFTOVER", "MISSING_TENSOR", "MISSING_ITERATION", "INCOMPLETE_COVER", "NOT_DCP"}
+)  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class IO:
+    """What was done to find out: files opened, bytes read, wall time [s]."""
+
+    files_opened: int = 0
+    bytes_read: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Inventory:
+    """A checkpoint: its sections (sets of files), and totals over all of them.
+
+    A section that repeats the tensors of another (`same_as`) is listed but not counted.
+    """
+
+    path: str
+    sections: list[Section]
+    problems: list[Problem] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    io: IO = field(default_factory=IO)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Count every element once and decide which role stands for the model."""
+        for section in self.sections:
+            if any(t.unique < 0 for t in section.tensors):
+                aliases.mark(section.tensors)
+            section.problems += aliases.dragged(section.tensors)
+
+    @cached_property
+    def counted(self) -> list[Section]:
+        """The sections that count, largest model first."""
+        own = [section for section in self.sections if section.same_as is None]
+        return sorted(own, key=lambda s: (-sum(t.role in ("model", "") for t in s.tensors), s.path))
+
+    @cached_property
+    def tensors(self) -> list[StoredTensor]:
+        """Every stored piece of every counted section."""
+        return [tensor for section in self.counted for tensor in section.tensors]
+
+    @cached_property
+    def model(self) -> list[StoredTensor]:
+        """The model's tensors; where no role is known, all tensors without one."""
+        named = [t for t in self.tensors if t.role == "model"]
+        return named or [t for t in self.tensors if not t.role]
+
+    @property
+    def params(self) -> int:
+        """Unique elements of the model: tied, aliased and replicated ones once."""
+        return sum(t.unique for t in self.model)
+
+    @cached_property
+    def totals(self) -> dict[str, int]:
+        """Counts [elements] and sizes [bytes] of the whole checkpoint."""
+        whole = {t.name: prod(t.whole) for t in self.model if t.note != "replica"}
+        return {
+            "tensors": len({(t.role, t.name) for t in self.tensors}),
+            "pieces": len(self.tensors),
+            "params": self.params,
+            "logical_params": sum(whole.values()),
+            "stored_params": sum(t.numel for t in self.model if t.alias_of is None),
+            "logical_bytes": sum(t.nbytes for t in self.tensors),
+            "stored_bytes": aliases.stored_bytes(self.tensors),
+            "file_bytes": sum(section.nbytes for section in self.sections),
+        }
+
+    @cached_property
+    def by_dtype(self) -> list[dict[str, Any]]:
+        """Per element type, over all roles: tensors, unique elements, bytes; largest first."""
+        return _group(self.tensors, "dtype")
+
+    @cached_property
+    def by_role(self) -> dict[str, Any]:
+        """Model, master copies, optimizer states and the rest."""
+        rows = {row["role"]: row for row in _group(self.tensors, "role")}
+        model = {"params": self.params, "bytes": sum(t.nbytes for t in self.model)}
+        master = rows.get("master")
+        states = sorted({t.name.rsplit(".", 1)[-1] for t in self.tensors if t.role == "optimizer"})
+        named = [s for s in states if not s.isdecimal()]
+        kind = "adam" if set(named) >= ADAM_NAMES else None
+        other = rows.get("other", {"bytes": 0})["bytes"]
+        if any(t.role == "model" for t in self.tensors):
+            other += rows.get("", {"bytes": 0})["bytes"]
+        optimizer = rows.get("optimizer", {"bytes": 0, "params": 0})
+        return {
+            "model": model,
+            "master": master and {"params": master["params"], "bytes": master["bytes"]},
+            "optimizer": {"kind": kind, "states": named, "bytes": optimizer["bytes"]},
+            "other": {"bytes": other},
+        }
+
+    @cached_property
+    def tree(self) -> tree.Node:
+        """The model's modules, identical layers folded."""
+        return tree.build(self.model)
+
+    @cached_property
+    def architecture(self) -> dict[str, dict[str, Any]]:
+        """What names, shapes and configs say about the architecture: {field: {value, from}}."""
+        return self._inferred[0]
+
+    @cached_property
+    def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+        facts = [section.facts for section in self.counted]  # another file's key-values describe another file
+        rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
+        return architecture.infer(self.model, [*facts[:1], *rest])
+
+    @cached_property
+    def all_problems(self) -> list[Problem]:
+        """Every problem, errors first."""
+        found = [*self.problems, *(p for s in self.sections for p in s.problems), *self._inferred[1]]
+        return sorted(found, key=lambda p: p.severity != "error")
+
+    @property
+    def complete(self) -> bool:
+        """Whether something was read and nothing was found to be missing."""
+        missing = any(p.code in INCOMPLETE for p in self.all_problems) or any(s.unread for s in self.sections)
+        return bool(self.sections) and not missing
+
+    @property
+    def step(self) -> int | None:
+        """The training step, where a file or its name says it."""
+        steps = (section.facts.get("step") for section in self.counted)
+        return next((step for step in steps if type(step) is int), None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 summarised, 1 summarised with problems (warnings count when `strict`), 2 nothing could be summarised."""
+        if not self.sections:
+            return 2
+        return int(any(p.severity == "error" or self.strict for p in self.all_problems))
+
+    @cached_property
+    def id(self) -> str:
+        """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
+        return identity.structural_hash(self.model or self.tensors)
+
+
+def _group(tensors: list[StoredTensor], key: str) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    names: dict[str, set[tuple[str, str]]] = {}
+    for tensor in tensors:
+        value = getattr(tensor, key)
+        row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
+        names.setdefault(value, set()).add((tensor.role, tensor.name))
+        row["params"] += tensor.unique
+        row["bytes"] += tensor.nbytes
+    for value, row in rows.items():
+        row["tensors"] = len(names[value])
+    return sorted(rows.values(), key=lambda row: -row["bytes"])
