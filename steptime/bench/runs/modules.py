@@ -25,10 +25,8 @@ NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{"silu": F.silu, "gelu": F.gelu, "relu": F.relu},
-    "relu2": lambda x: F.relu(x).square(),  # transformers activations.py, ReLUSquaredActivation
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS["relu2"] = lambda x: F.relu(x).square()  # transformers activations.py, ReLUSquaredActivation
 
 
 class ModulePlan(NamedTuple):
