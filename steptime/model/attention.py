@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.num import every, maximum
+from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
@@ -80,7 +80,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
-    if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
+    # a single key-value head's queries lie together: no copy splits them off
+    if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
@@ -95,17 +96,12 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
-    if every(shard.tp <= model.n_kv_heads):
+    if same(shard.tp <= model.n_kv_heads):
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
     whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
     gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
     return [gather], whole.name
-
-
-def one_group(n_kv: Num) -> bool:
-    """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
-    return every(n_kv == 1)
 
 
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:

@@ -9,6 +9,7 @@ from steptime.model.quantize import Operand
 from steptime.model.sublayers import FP32, dropout, enter_tp, norm
 
 if TYPE_CHECKING:
+    from steptime.base.num import Num
     from steptime.model.model import Model
     from steptime.model.shard import Shard
 
@@ -18,7 +19,7 @@ BOOL = 1.0
 """Bytes of one bool."""
 
 
-def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
+def embedding_ops(model: Model, shard: Shard, positions: Num) -> list[Op]:
     """Token (and position) table look-up to the first block's "x"; rows of the vocabulary split by tp.
 
     A split table gives partial rows, summed by reduce-scatter (sp) or all-reduce (megatron/core/tensor_parallel/layers.py,

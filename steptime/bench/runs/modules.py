@@ -25,18 +25,8 @@ NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
 
-
-def squared_relu(x: Tensor) -> Tensor:
-    """Squared ReLU as transformers runs it (activations.py, ReLUSquaredActivation)."""
-    return torch.square(F.relu(x))
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "relu2": squared_relu,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS["relu2"] = lambda x: F.relu(x).square()  # transformers activations.py, ReLUSquaredActivation
 
 
 class ModulePlan(NamedTuple):
@@ -99,14 +89,8 @@ def spans_of(recompute: Recomputation, depth: int, layers: int) -> list[Checkpoi
         return [CheckpointSpan(1, checkpointed=False)] * layers
     count = recompute.n_layers[depth]
     if recompute.method == "block":
-        checkpointed = min(count, layers)
-        return [CheckpointSpan(1, checkpointed=True)] * checkpointed + [CheckpointSpan(1, checkpointed=False)] * (
-            layers - checkpointed
-        )
-    groups, rest = divmod(layers, count)
-    return [CheckpointSpan(count, checkpointed=True)] * groups + (
-        [CheckpointSpan(rest, checkpointed=True)] if rest else []
-    )
+        return [CheckpointSpan(1, checkpointed=i < count) for i in range(layers)]
+    return [CheckpointSpan(min(count, layers - first), checkpointed=True) for first in range(0, layers, count)]
 
 
 class Norm(nn.Module):
