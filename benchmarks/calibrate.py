@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from steptime.answer.result import estimate
 from steptime.software.calibration import DOUBT, HIGHEST, LOWEST
-from steptime.validation.compare import judge
+from steptime.validation.error_summary import headline
+from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
-from steptime.validation.summary import headline
+from steptime.validation.row_plan import to_config, to_job
 
 COMPUTE = ("gemm", "attention", "memory_bound", "launch", "recompute")
 NVIDIA = ("NeMo", "Megatron-LM", "Megatron-Bridge", "Megatron-Core")

@@ -15,8 +15,8 @@ from steptime.job.sections import Data
 from steptime.memory.states import state_bytes
 from steptime.software.performance import ITEMSIZE, Performance
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 Limit: TypeAlias = tuple[bool, str, str]
 """Whether the job breaks it, what is wrong, the fix."""
@@ -154,7 +154,7 @@ def layout_name(job: Job) -> str:
     return "+".join(name for name, ranks in parts.items() if ranks > 1) or "single"
 
 
-def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> Job:
+def alone(job: Job, recompute: RecomputeChoice = "none", device_type: str = "cpu") -> Job:
     """The job's model and micro-batch on one device, one micro-batch a step, under the profile torch with the job's kernels.
 
     Parameters are in the compute dtype, which is what FSDP2 gathers them in.

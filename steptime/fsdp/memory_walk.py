@@ -121,16 +121,16 @@ def backward(
         below = below - memory.saved
         unsharded = unsharded - (0.0 if reshard else block.unsharded)
         rest = following if reshard else unsharded
+        mine = maximum(block.gradients, block.reduced)
+        moments.mark(below, base + rest + mine + block.reduce_input + x, "backward of a reduce-scatter")
         reducing = block.reduce_input
-        kept = maximum(block.gradients, block.reduced)
-        moments.mark(below, base + rest + kept + reducing + x, "backward of a reduce-scatter")
         moments.to_come = maximum(0.0, moments.to_come - gradients)
         waiting = waiting + waits
     held = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    kept = maximum(root.gradients, root.reduced)
-    moments.mark(0.0, kept + root.reduce_input + mine, "backward of the root's reduce-scatter")
+    left = maximum(root.gradients, root.reduced)
+    moments.mark(0.0, left + root.reduce_input + mine, "backward of the root's reduce-scatter")
 
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
@@ -139,7 +139,8 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     if options(assembly).wrap == "model":
         return group_of(params, assembly.head.tp, 1).elements * job.software.itemsize
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
-    return 0.0 if (same and job.single_microbatch) or job.parallelism.replicas == 1 else sizes.reduce_output
+    becomes = same and job.single_microbatch
+    return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
 
 def sharded_gradients(assembly: Assembly) -> Num:

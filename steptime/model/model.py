@@ -77,7 +77,7 @@ class Model(Config):
     """Biases of the q, k and v projections, which Qwen2 has and no others."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
-    activation: Literal["silu", "gelu", "relu"] = Field(
+    activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
     layers: list[LayerRun] | None = None

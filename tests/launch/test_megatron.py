@@ -312,7 +312,8 @@ CASES = [
     # 4 * 1024 * 2 / 3 = 2730.67, down to a multiple of 64
     (("--swiglu",), "model.inter_sz", 2688),
     ((), "model.inter_sz", 4096),
-    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu"),
+    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu2"),
+    (("--squared-relu", "--disable-bias-linear"), "performance.activation_impl", "fused"),
     (("--quick-geglu",), "model.activation", "gelu"),
     (("--group-query-attention", "--num-query-groups 2"), "model.n_kv_heads", 2),
     (("--num-query-groups 2",), "model.n_kv_heads", 8),

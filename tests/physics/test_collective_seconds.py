@@ -1,7 +1,8 @@
-"""Latency, bandwidth and the ramp between them, by hand: eight ranks of 100 GB/s and 2 us a hop in a node, 10 GB/s and 10 us between.
+"""Latency, bandwidth and the ramp between them, by hand.
 
-What a ring or tree costs before its first hop is 8.4 us, a reduction in the switch 25 us, a send 4.5 us (NCCL tuning.cc). The ramp
-is 0.6 times the geometric mean of the bandwidth's seconds and of the latency that a tree over the same tiers would have.
+Eight ranks of 100 GB/s and 2 us a hop in a node, 10 GB/s and 10 us between nodes. What a ring or tree costs before its first hop
+is 8.4 us, a reduction in the switch 25 us, a send 4.5 us (NCCL tuning.cc). The ramp is 0.6 times the geometric mean of the
+bandwidth's seconds and of the latency that a tree over the same tiers would have.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def test_one_pass(kind, ranks, stride, latency_s, bandwidth_s, tree_s):
 
 
 def test_an_all_reduce_makes_its_hops_twice():
-    """A ring of 16 in two nodes reduces and then gathers: 2 * (14 * 2 + 1 * 10) us, and of the ramp's tree 2 * (7 * 2 + 10) us."""
+    """A ring of 16 in two nodes reduces and then gathers: 2 * (14 * 2 + 1 * 10) us, and of the ramp 2 * (7 * 2 + 10) us."""
     cost = collective("all_reduce", 16e9, Group("dp", 16, 1), (NODE, FABRIC))
     bandwidth_s = 2 * 15 / 16 * 16e9 / 80e9
     assert cost.algorithm == "ring"

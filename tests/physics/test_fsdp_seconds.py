@@ -36,8 +36,8 @@ GATHERS, REDUCTIONS = ROOT + 2 * 2 * LAYER, 2 * (ROOT + 2 * LAYER)
         ({"reshard_after_forward": False}, ROOT + 2 * LAYER + REDUCTIONS),
         ({"reduce_dtype": "bf16"}, GATHERS + REDUCTIONS / 2),
         ({"microbatches": 3}, 3 * (GATHERS + REDUCTIONS)),
-        # two copies in two nodes: what the reduction leaves, half of 4 bytes an element, is all-reduced between them; a ring of two
-        # sends it once, at 1/2 B/s: 4 s an element
+        # two copies in two nodes: what the reduction leaves, half of 4 bytes an element, is all-reduced between them; a ring of
+        # two sends it once, at 1/2 B/s: 4 s an element
         ({"dp": 4, "replicas": 2}, GATHERS + REDUCTIONS + 4 * (ROOT + 2 * LAYER)),
     ],
 )

@@ -48,6 +48,8 @@ KINDS = {
         "learned_positions": True,
         "max_positions": 64,
     },
+    "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
+    "squared relu glu": {"activation": "relu2"},
 }
 KERNELS = {
     "flash": Kernels(),

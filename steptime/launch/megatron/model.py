@@ -9,15 +9,13 @@ from steptime.launch.devices import told
 from steptime.launch.keys import load_table
 from steptime.launch.settings import Settings
 
-_SQUARED_RELU = "relu"
-"""What the squared ReLU is costed as."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "quick_gelu": "gelu",
     "relu": "relu",
-    "squared_relu": _SQUARED_RELU,
+    "squared_relu": "relu2",
 }
 _ROTARY = {"learned_absolute": False, "none": False, "nope": False, "rope": True, "yarn": True, "mrope": True}
 """Kind of positions -> whether they rotate queries and keys (core models/gpt/gpt_model.py)."""
@@ -64,7 +62,7 @@ def _activation(s: Settings, *, glu: bool) -> str:
     if s.get("activation_func") is not None:
         return str(s.word("activation_func", _ACTIVATIONS))
     if s.on("squared_relu"):
-        return _SQUARED_RELU
+        return "relu2"
     return "silu" if glu and not s.on("quick_geglu") else "gelu"
 
 

@@ -140,12 +140,18 @@ def _kernels(s: Settings) -> dict[str, Any]:
 
 
 def _activation_is_fused(s: Settings) -> bool:
-    """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py)."""
+    """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py).
+
+    The squared ReLU is compiled whatever is said of the others (core activations.py, squared_relu).
+    """
+    named = str(s.get("activation_func")).endswith("squared_relu") and not s.on("gated_linear_unit")
+    if named or s.on("squared_relu"):
+        return True
     if s.get("bias_activation_fusion") is not None:
         return s.on("bias_activation_fusion")
     if s.on("swiglu"):
         return s.on("bias_swiglu_fusion")
-    return s.on("bias_gelu_fusion") and s.on("add_bias_linear") and not s.on("squared_relu")
+    return s.on("bias_gelu_fusion") and s.on("add_bias_linear")
 
 
 def _overlap(s: Settings, layout: dict[str, Any], section: dict[str, Any]) -> dict[str, bool | float]:
