@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,32 @@ from steptime.commands import cli
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
+MOST_PROCESSES = 8
+LONG = (
+    "tests/test_docs.py",
+    "tests/truth/test_mcore_saved.py",
+)
+"""Files that take longest: they start first, so that no process is left with one of them at the end."""
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: shapes here are small, and every core has a process
 
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite recorded outputs (tests/golden, docs)")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """A process for each core; none beside this one where one file is asked for, which would not be split."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    files = {arg.partition("::")[0] for arg in config.args}
+    alone = cores == 1 or (len(files) == 1 and files.pop().endswith(".py"))
+    return 0 if alone else min(cores, MOST_PROCESSES)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 @pytest.fixture

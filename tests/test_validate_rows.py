@@ -118,7 +118,7 @@ def test_published_rows_become_these_plans(name):
 def test_a_nemotron_row_has_its_family_and_overlap():
     row = next(r for r in SHIPPED.values() if r.text("model_name") == "Nemotron4-15B" and r.text("precision") == "bf16")
     config = row_plan.to_config(row).config
-    assert {"activation": "relu", "norm": "layernorm", "bias": False}.items() <= config["model"].items()
+    assert {"activation": "relu2", "norm": "layernorm", "bias": False}.items() <= config["model"].items()
     assert config["performance"]["main_grad_dtype"] == "bf16"
     assert config["performance"]["overlap"] == {"dp": True} | ({"tp": True} if config["parallelism"]["tp"] > 1 else {})
 

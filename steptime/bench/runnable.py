@@ -32,7 +32,9 @@ def unsupported(job: Job, device_type: str) -> list[str]:
 
 
 def _kernels(job: Job) -> Iterator[Limit]:
-    """Options of the blocks."""
+    """Options of the layers."""
+    text = "model.layers: the steps run layers of one width"
+    yield job.model.layers is not None, text, "--set model.layers=null"
     s, plan = job.software, job.recompute
     settings = s.settings()
     text = "performance.activation_impl: torch has no fused gated activation"

@@ -11,8 +11,8 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch import megatron
 from steptime.launch.log import Log, Progress, read_log
+from steptime.launch.megatron.reader import from_arguments
 from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
 from steptime.launch.steady import Steady, steady
@@ -157,7 +157,7 @@ def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
 def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
-    return megatron.from_arguments(arguments, name, vocab_size=vocabulary)
+    return from_arguments(arguments, name, vocab_size=vocabulary)
 
 
 def _check_same_job(log: Log, reading: Reading) -> None:

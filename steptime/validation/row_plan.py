@@ -231,13 +231,13 @@ def _usual_vocabulary(name: str, *, glu: bool) -> int:
 
 
 def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str, Any]:
-    """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU (costed as ReLU); the rest is GPT's."""
+    """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU; the rest is GPT's."""
     name = row.text("model_name").lower()
     if glu:
         gelu = {"activation": "gelu"} if "gemma" in name else {}
         return {"norm": "rmsnorm", "bias": False} | gelu
     if "nemotron" in name:
-        return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu"}
+        return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu2"}
     family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
     if "alibi" in row.text("attention_kind").lower() or "bloom" in name:
         family = {"norm": "layernorm", "bias": True, "rotary_embeds": False}

@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks: every collective once with known numbers, then a short sweep; rank 0 prints JSON."""
+"""Run on two ranks: every collective once with known numbers, then a short sweep; rank 0 prints JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of several small jobs, run one after another under torchrun.
+"""One rank of several small jobs, run one after another.
 
 Of each: losses, truths, peaks; with "rows" what `run_steps` measures, and a trace.
 """

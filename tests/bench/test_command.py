@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.launch import clean
+from forked import clean
 
 from steptime import Job, Machine, estimate
 from steptime.bench.timings import SCHEMA

@@ -7,8 +7,9 @@ import sys
 import time
 import warnings
 
+import forked
 import pytest
-from bench.launch import clean, torchrun
+from bench.launch import fork_ranks, torchrun
 
 from steptime.base.config import ConfigError
 from steptime.bench import phases, rank_log
@@ -48,9 +49,9 @@ def run_ranks(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
 
-    def run(how):
+    def run(how, start=fork_ranks):
         path = tmp_path / "out" / f"{how}.log"
-        return torchrun(script, 2, str(path), how), path.read_text()
+        return start(script, 2, str(path), how), path.read_text()
 
     return run
 
@@ -64,7 +65,7 @@ def test_two_ranks_print_each_line_once(run_ranks):
 
 
 def test_a_rank_that_raises_ends_the_job_with_its_traceback_in_the_log(run_ranks):
-    done, text = run_ranks("raises")
+    done, text = run_ranks("raises", torchrun)
     assert done.returncode != 0
     for told in (done.stderr, text):
         assert "[rank 1] Traceback (most recent call last):" in told
@@ -186,7 +187,7 @@ def python(code, tmp_path, shell="{}"):
     script.write_text(code)
     command = shell.format(f"{sys.executable} {script}")
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=clean(), check=False
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=forked.clean(), check=False
     )
 
 
@@ -277,7 +278,7 @@ def test_the_start_of_a_process_lies_between_its_launch_and_its_first_line():
     """Clock ticks are 10 ms."""
     before = time.time()
     code = "import time; now = time.time(); from steptime.bench.phases import process_start_s; print(process_start_s(), now)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean(), check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=forked.clean(), check=True)
     began, first_line = map(float, done.stdout.split())
     assert before - 0.02 <= began <= first_line + 0.02
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from bench.launch import fork, fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +59,8 @@ def explain(capsys, tmp_path):
 def two_ranks(tmp_path_factory):
     """A DDP step of two gloo ranks, one trace each."""
     where = tmp_path_factory.mktemp("ddp")
-    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", STEP, where)
+    done = fork_ranks(STEP, 2, where)
+    assert done.returncode == 0, done.stderr
     return [str(where / f"rank{rank}.json") for rank in (0, 1)]
 
 
@@ -67,20 +68,9 @@ def two_ranks(tmp_path_factory):
 def recomputed(tmp_path_factory):
     """One process, both blocks recomputed."""
     where = tmp_path_factory.mktemp("alone")
-    run(STEP, where, "recompute")
-    return str(where / "rank0.json")
-
-
-def run(*args):
-    environ = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = subprocess.run(
-        [sys.executable, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = fork(STEP, where, "recompute")
     assert done.returncode == 0, done.stderr
+    return str(where / "rank0.json")
 
 
 def test_two_gloo_ranks(two_ranks):

@@ -35,6 +35,8 @@ KINDS = {
     "gpt": {"glu": False, "norm": "layernorm", "bias": True, "learned_positions": True},
     "gpt dropout": {"glu": False, "norm": "layernorm", "bias": True, "learned_positions": True, "dropout": 0.1},
     "relu mlp": {"glu": False, "activation": "relu", "dropout": 0.2},
+    "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
+    "squared relu glu": {"activation": "relu2"},
     "qwen3 no rope": {"qk_norm": True, "rotary_embeds": False, "glu": False, "activation": "silu"},
 }
 KERNELS = [

@@ -24,7 +24,19 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Squared ReLU as transformers runs it (activations.py, ReLUSquaredActivation)."""
+    return torch.square(F.relu(x))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": squared_relu,
+}
 
 
 class ModulePlan(NamedTuple):
