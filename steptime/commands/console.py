@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.report.table import Section, style_of, to_text
+from steptime.report.table import ReportSection, style_of, to_text
 
 if TYPE_CHECKING:
     from steptime.job.job import Job
@@ -31,7 +31,7 @@ class Printer:
             _abandon_stdout()
             raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
 
-    def sections(self, sections: list[Section]) -> None:
+    def sections(self, sections: list[ReportSection]) -> None:
         """Print sections with an empty line between."""
         self.text(to_text(sections, self.style))
 

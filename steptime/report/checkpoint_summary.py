@@ -21,7 +21,7 @@ from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to
 if TYPE_CHECKING:
     from steptime.checkpoint.inventory import Inventory
     from steptime.report.format import Unit
-    from steptime.report.table import Section
+    from steptime.report.table import ReportSection
 
 __all__ = ["Summary", "report", "summarize_checkpoint", "summary_html"]
 
@@ -45,7 +45,7 @@ def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Sty
     return text.translate(ASCII) if style.ascii else text
 
 
-def sections(summary: Inventory, depth: int, units: Units) -> list[Section]:
+def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection]:
     """What the report consists of under its headline."""
     found = [
         modules(summary, depth, units),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from steptime.report.table import FactList
 
 if TYPE_CHECKING:
-    from steptime.report.table import Section
+    from steptime.report.table import ReportSection
 
 
-def html(section: Section) -> str:
+def html(section: ReportSection) -> str:
     """One section as an HTML fragment, every text escaped."""
     from tabulate import tabulate
 

@@ -12,7 +12,7 @@ from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, quantity, seconds
 from steptime.report.headline import headline
 from steptime.report.row_tables import indented
-from steptime.report.table import PLAIN, Fact, FactList, Section, Style, Table, layout
+from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout
 
 if TYPE_CHECKING:
     from steptime.launch.steady import Steady
@@ -35,9 +35,9 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
     return "\n\n".join(block for block in out if block) + "\n"
 
 
-def sections(compared: Compared) -> list[Section]:
+def sections(compared: Compared) -> list[ReportSection]:
     """The whole comparison: the answer, how it was measured, memory, conventions, and what it rests on."""
-    found: list[Section | None] = [
+    found: list[ReportSection | None] = [
         answer(compared),
         measured(compared),
         memory(compared),

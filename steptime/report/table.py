@@ -90,15 +90,15 @@ class Table(NamedTuple):
     """How many leading columns are aligned left."""
 
 
-Section = Table | FactList
+ReportSection = Table | FactList
 
 
-def to_text(sections: Sequence[Section], style: Style = PLAIN) -> str:
+def to_text(sections: Sequence[ReportSection], style: Style = PLAIN) -> str:
     """Sections with an empty line between."""
     return "\n\n".join("\n".join(layout(section, style)) for section in sections) + "\n"
 
 
-def layout(section: Section, style: Style) -> list[str]:
+def layout(section: ReportSection, style: Style) -> list[str]:
     """The lines of one section, title first, within `WIDTH` columns."""
     lines = _facts(section, style) if isinstance(section, FactList) else _table(section, style)
     return [style.fold(line).rstrip() for line in lines]

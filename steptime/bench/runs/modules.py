@@ -15,12 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from steptime.bench.runs.operands import torch_dtype
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.model.model import Model
 from steptime.software.recomputation import RecomputePlan
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
@@ -57,7 +57,7 @@ def plan_of(job: Job) -> ModulePlan:
     """The modules' plan of a job."""
     s = job.software
     flash, wide = s.kernels.attention_impl == "flash", s.kernels.loss_impl == "composite"
-    return ModulePlan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
+    return ModulePlan(job.model, job.data.seqlen, torch_dtype(s.compute_dtype), flash, wide, job.recompute)
 
 
 class CheckpointSpan(NamedTuple):
@@ -298,7 +298,7 @@ def tables(plan: ModulePlan) -> tuple[Tensor | None, Tensor | None, Tensor | Non
 def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
-    with building(DTYPES[job.software.states.param_dtype], device):
+    with building(torch_dtype(job.software.states.param_dtype), device):
         return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
 
 
