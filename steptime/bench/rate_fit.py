@@ -230,7 +230,8 @@ def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: floa
     """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
-        n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim, itemsize=float(ITEMSIZE[row.dtype]),
+        n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
+        itemsize=float(ITEMSIZE[row.dtype]),
     )  # fmt: skip
     rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
     return compute.attention_pass(op, rates, row.flops, flops, 1.0 if row.direction == "forward" else 2.0)

@@ -30,7 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import layout_name, unsupported
-from steptime.bench.runs.modules import INIT_STD, Slice, Transformer, building, plan_of, slices, tables
+from steptime.bench.runs.chunks import Slice, plan_of, slices
+from steptime.bench.runs.modules import INIT_STD, Transformer, building, tables
 from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
 from steptime.job.assembly import Assembly
