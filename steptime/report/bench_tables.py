@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.report.error_cells import percent
-from steptime.report.format import BINARY, COUNT, SI, Unit, number, quantity, seconds
+from steptime.report.format import BINARY, COUNT, SI, Unit, number, percent, quantity, seconds
 from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:

@@ -105,13 +105,13 @@ def bytes_in(nbytes: float, unit: Unit) -> str:
     return f"{nbytes:,.0f}" if unit.size == 1.0 else f"{nbytes / unit.size:,.2f}"
 
 
-def percent(share: float) -> str:
+def percent(share: float | None, *, signed: bool = False) -> str:
     """A share of one, in percent.
 
-    >>> percent(0.4187)
-    '41.9 %'
+    >>> percent(0.4187), percent(0.4187, signed=True), percent(None)
+    ('41.9 %', '+41.9 %', '-')
     """
-    return f"{100.0 * share:,.1f} %"
+    return "-" if share is None else f"{100.0 * share:{'+' if signed else ''},.1f} %"
 
 
 def whole(value: float) -> str:

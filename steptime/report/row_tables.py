@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import breakdown, constants, details, explain, kernel_table
-from steptime.report.format import GIB, number, seconds
+from steptime.report.format import GIB, number, percent, seconds
 from steptime.report.table import Fact, FactList, ReportSection, Table
-from steptime.report.validation_tables import percent
 from steptime.validation.row_plan import to_config
 
 if TYPE_CHECKING:
@@ -72,11 +71,6 @@ def config_yaml(row: MeasuredRow) -> str:
     import yaml
 
     return str(yaml.safe_dump(to_config(row).config, sort_keys=False, allow_unicode=True, width=78))
-
-
-def indented(text: str) -> str:
-    """Lines under a title."""
-    return "".join(f"  {line}\n" for line in text.splitlines())
 
 
 def predicted(judged: Judgement, estimate: Estimate) -> list[ReportSection]:

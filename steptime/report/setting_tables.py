@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.diff_tables import change
-from steptime.report.error_cells import percent
-from steptime.report.format import GIB, seconds
+from steptime.report.format import GIB, percent, seconds
 from steptime.report.table import ReportSection, Table
 from steptime.validation.setting_costs import rate_of
 

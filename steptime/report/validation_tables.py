@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells, percent, rows_of
-from steptime.report.format import number
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import number, percent
 from steptime.report.table import ReportSection, Table
 
 if TYPE_CHECKING:
