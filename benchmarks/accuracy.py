@@ -17,7 +17,8 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
 from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells, percent
+from steptime.report.error_cells import HEADER, cells
+from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using

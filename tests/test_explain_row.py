@@ -205,8 +205,8 @@ def test_every_shared_constant_says_where_it_comes_from():
     by_name = {c.name: c for c in found}
     assert by_name["cost.compute.TILE_N"].value == 256.0
     assert by_name["cost.compute.TILE_N"].source == by_name["cost.compute.TILE_M"].source
-    assert "nccl-tests" not in by_name["stage_time.STRAGGLER"].source
-    assert "dgxc-benchmarking" in by_name["stage_time.STRAGGLER"].source
+    assert "nccl-tests" not in by_name["timing.step_time.STRAGGLER"].source
+    assert "dgxc-benchmarking" in by_name["timing.step_time.STRAGGLER"].source
 
 
 def test_every_setting_of_a_profile_and_figure_of_a_machine_has_a_source():

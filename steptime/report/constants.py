@@ -19,19 +19,8 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = (
-    "cost",
-    "precision",
-    "model",
-    "fsdp",
-    "buckets",
-    "flops",
-    "overhead",
-    "stage_memory",
-    "data_parallel",
-    "stage_time",
-)
-"""Modules and folders whose constants enter an estimate."""
+PHYSICS = ("cost", "software/precision", "model", "fsdp", "memory", "timing", "answer/flops")
+"""Folders and modules whose constants enter an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
 
@@ -45,10 +34,10 @@ class Constant(NamedTuple):
 
 
 def shared_constants() -> list[Constant]:
-    """Numbers in capitals at the top of the modules of `ROOMS`, in the order of the rooms."""
+    """Numbers in capitals at the top of the modules of `PHYSICS`, in their order."""
     found: list[Constant] = []
-    for room in ROOMS:
-        folder = PACKAGE / room
+    for place in PHYSICS:
+        folder = PACKAGE / place
         paths = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
         for path in paths:
             if path.stem not in _NO_PHYSICS:

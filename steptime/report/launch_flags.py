@@ -8,7 +8,7 @@ from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
     from steptime.launch.reading import Flag, Reading
-    from steptime.report.table import Section
+    from steptime.report.table import ReportSection
 
 _VALUE = 8
 """Longer values do not widen their column."""
@@ -16,7 +16,7 @@ _LONGEST = 40
 """Longer values are cut."""
 
 
-def sections(reading: Reading) -> list[Section]:
+def sections(reading: Reading) -> list[ReportSection]:
     """Every flag, the ones that made the plan first."""
     return [found for found in (_used(reading), _others(reading)) if found is not None]
 

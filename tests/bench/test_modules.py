@@ -10,8 +10,9 @@ from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import alone, as_run
 from steptime.bench.runs.block import OneBlock
+from steptime.bench.runs.chunks import CheckpointSpan, Slice, slices, spans_of
 from steptime.bench.runs.layouts import lay_out
-from steptime.bench.runs.modules import CheckpointSpan, Slice, slices, spans_of, whole
+from steptime.bench.runs.modules import whole
 from steptime.bench.runs.step import allocated
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import truths
