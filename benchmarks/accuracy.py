@@ -9,24 +9,24 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import ablation
+
 from steptime.answer.result import estimate
 from steptime.base.config import build
 from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.report import analyses
-from steptime.report.figures import cells
-from steptime.report.markdown import markdown
+from steptime.report import analyses, coverage
+from steptime.report.figures import HEADER, cells, percent
 from steptime.report.table import Table
-from steptime.report.validation import BY, step_time, table, worst
+from steptime.report.validation import step_time, table, worst
 from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
-from steptime.validation.ablation import SWITCHES, ablation
 from steptime.validation.compare import Judgement, judge_all
-from steptime.validation.groups import headline, leads, memory_errors, step_errors
+from steptime.validation.groups import SLICES, headline, leads, memory_errors, sliced, step_errors
 from steptime.validation.measurements import shipped
 from steptime.validation.rows import to_config, to_job
 from steptime.validation.stats import Errors, Stats, stats
-from steptime.validation.summary import summarise
+from steptime.validation.summary import fitting, summarise
 
 PAGE = Path(__file__).parent / "accuracy.md"
 WORST = 12
@@ -77,27 +77,57 @@ def main() -> None:
 def page() -> str:
     """The text of benchmarks/accuracy.md."""
     summary = summarise(judged(), WORST)
-    leading = summary["headline"]
-    test = {
-        name: stats(step_errors(j for j in headline(judged()) if j.row.text("split") == "test" and leads_in(j, name)))
-        for name in leading["by"]["accelerator"]
-    }
     tables: list[Table] = [
         *step_time(summary),
         unknown_release(),
         less_fitted(),
         cross_validation(),
         best_shape_alone(),
-        table("test rows of the headline, by accelerator", {name: f._asdict() for name, f in test.items() if f}),
-        *(table(f"headline, {title}", leading["by"][name]) for name, title in BY.items()),
-        *worst("worst rows of the headline", leading["worst"]),
+        *(by(name, "NVIDIA's frameworks", leads) for name in SLICES if name != "split"),
+        *(by(name, "other trainers", lambda j: not leads(j)) for name in ("accelerator", "source", "framework")),
+        *worst("worst rows of NVIDIA's frameworks", summary["headline"]["worst"]),
         *worst("worst rows of other trainers", summary["other"]["worst"]),
+        table("judged, but not counted above", summary["apart"]),
         *analyses.all_tables(summary),
         table("peak memory, by what was read and source", summary["memory"]),
         eight_b200(),
-        analyses.ablation(ablation(judged()), {switch.name: switch.says for switch in SWITCHES}),
+        *coverage.tables(summary["intervals"]),
+        fits(),
+        ablation.table(ablation.ablation(judged())),
+        skipped(summary["skipped_by_reason"]),
     ]
-    return "\n".join([INTRODUCTION, *(markdown(made, 2) for made in tables)])
+    return "\n".join([INTRODUCTION, *map(markdown, tables)])
+
+
+def by(name: str, who: str, wanted: Callable[[Judgement], bool]) -> Table:
+    """Errors of step time by one slice, for test rows and for fit rows."""
+    rows, group = [], [j for j in headline(judged()) if wanted(j)]
+    for key in sliced(group, SLICES[name]):
+        for split in ("test", "fit"):
+            chosen = [j for j in group if SLICES[name](j) == key and j.row.text("split") == split]
+            if found := stats(step_errors(chosen)):
+                rows.append([key, split, *cells(found._asdict())])
+    word = name.replace("_", " ")
+    return Table(f"step time by {word}, {who}", [word, "split", *HEADER], rows, left=2)
+
+
+def fits() -> Table:
+    """Verdicts of runs that ended out of memory and of runs of the same sources that did not; tight is right for both."""
+    texts = {
+        "ran_out": "ran out of memory: called tight or does not fit",
+        "ran": "ran, same sources: called fits or tight",
+    }
+    found = fitting(judged())
+    rows = [
+        [text, f"{found[key]['rows']:,}", percent(found[key]["right"] / found[key]["rows"])]
+        for key, text in texts.items()
+    ]
+    return Table("fits or not", ["runs", "rows", "right"], rows)
+
+
+def skipped(reasons: dict[str, int]) -> Table:
+    """How many rows were not judged, by reason."""
+    return Table("skipped, and why", ["reason", "rows"], [[reason, f"{count:,}"] for reason, count in reasons.items()])
 
 
 def unknown_release() -> Table:
@@ -192,9 +222,16 @@ def of_unknown_release(split: str) -> list[Judgement]:
     return headline(judge_all((j.row for j in leading(split)), known_release=False))
 
 
-def leads_in(j: Judgement, accelerator: str) -> bool:
-    """Whether a row is of the headline group, on one accelerator."""
-    return leads(j) and j.accelerator == accelerator
+def markdown(section: Table) -> str:
+    """A heading, the table, its notes as a list; a row of one cell becomes a row in bold, an empty row is left out."""
+    columns = len(section.header)
+    rule = ["---" if i < section.left else "---:" for i in range(columns)]
+    rows = [[f"**{row[0]}**", *[""] * (columns - 1)] if len(row) == 1 else row for row in section.rows if row]
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (section.header, *rows)]
+    lines.insert(1, f"|{'|'.join(rule)}|")
+    notes = ["", *(f"- {note}" for note in section.notes)] if section.notes else []
+    title = section.title[:1].upper() + section.title[1:]
+    return "\n".join([f"## {title}", "", *lines, *notes]) + "\n"
 
 
 if __name__ == "__main__":

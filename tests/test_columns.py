@@ -106,7 +106,7 @@ def test_a_block_in_columns_of_batch_sequence_and_tp(table, name, profile, sp):
 def test_a_block_in_columns_of_cp(table, how, profile, share):
     """Exchanges too: inside a node of 8 and between nodes."""
     model, software = load_model("llama3-8b"), load_software(profile)
-    software = software.model_copy(update={"overlap": software.overlap.model_copy(update={"cp": share})})
+    software = software.replace(overlap=software.overlap.model_copy(update={"cp": share}))
     tiers = network(Machine.load("dgx-a100-80"))
 
     def seconds(tp, cp):

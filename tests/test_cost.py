@@ -14,7 +14,7 @@ from steptime.cost.overlap import CONTENTION, beside_s, exposed_after, hidden_s
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.model.ops import Attention, Gemm, Move, Param, Tensor
-from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param, optimizer_s
+from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param, update_s
 
 WEIGHT = (Param("w", (2560, 950)),)
 
@@ -141,7 +141,7 @@ def test_clipping_reads_the_gradient_twice_and_writes_it_or_is_left_out():
 def test_seconds_of_the_optimizer():
     """30 for Adam and 12 for clipping (the norm, then scaling) of the owned, 4 to zero the gradient of the held."""
     job = llama3_70b()
-    assert optimizer_s(job, 1e9, 32e9, 2e12) == pytest.approx((1e9 * 42 + 32e9 * 4) / 2e12)
+    assert update_s(job, 1e9, 32e9, 2e12) == pytest.approx((1e9 * 42 + 32e9 * 4) / 2e12)
 
 
 # --- overlap ---
@@ -210,7 +210,7 @@ A = 8192 * 8192 * 2
 )
 def test_collectives_of_a_layer(sp, forward, backward):
     """megatron-core 0.16.1's own counts, forward and backward; with sp the input is gathered again for wgrad."""
-    block = estimate(llama3_70b(**{"parallelism.sp": sp})).timing.block
+    block = estimate(llama3_70b(**{"parallelism.sp": sp})).timing.parts.layer
     for work, counts in ((block.forward, forward), (block.backward, backward)):
         kinds = [call.kind for call in work.calls]
         assert {kind: kinds.count(kind) for kind in set(kinds)} == counts
@@ -233,7 +233,7 @@ def test_a_ring_and_a_send_by_hand():
 def test_only_collectives_beside_a_projection_hide_under_it():
     """The loss's three sums wait for the logits and for each other."""
     timing = estimate(llama3_70b(**{"performance.overlap": {"tp": True}})).timing
-    hidden = {call.name: call.hidden_s for call in timing.head.forward.calls}
+    hidden = {call.name: call.hidden_s for call in timing.parts.head.forward.calls}
     assert hidden.keys() == {"head.gather", "loss.max", "loss.target", "loss.sum"}
     assert hidden.pop("head.gather") > 0
     assert set(hidden.values()) == {0.0}

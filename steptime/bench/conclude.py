@@ -106,13 +106,15 @@ def name_of(step: Step) -> str:
 
 def of_block(job: Job, block: BlockRow, device: Device) -> list[Beside]:
     """One block by itself, of the kernels that the device runs, recomputation in backward included."""
-    timing = estimate(alone(job, block.recompute, device.kind)).timing
-    replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
+    parts = estimate(alone(job, block.recompute, device.kind)).timing.parts
+    layer = parts.assembly.kinds[0]
+    timed = parts.of[layer]
+    replay = parts.whole_replays[layer] if block.recompute == "full" else timed.replay
     again = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, device.statistic),
-        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, device.statistic),
+        of("block", f"forward{label}", float(timed.forward.seconds), block.forward, device.statistic),
+        of("block", f"backward{label}", float(timed.backward.seconds) + again, block.backward, device.statistic),
     ]
 
 

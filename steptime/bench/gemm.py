@@ -61,7 +61,7 @@ def projections(job: Job) -> list[Shape]:
     Products of two activations (unfused attention's scores) are batched ones and no projections.
     """
     found = estimate(job)
-    parts = (found.assembly.block, found.assembly.head)
+    parts = (*found.assembly.kinds, found.assembly.head)
     linear = {op.name for part in parts for op in part.ops if isinstance(op, Gemm) and op.params}
     shapes = [Shape(r.name, r.pass_, int(r.m), int(r.n), int(r.k)) for r in found.gemms if r.name in linear]
     return list(dict.fromkeys(shapes))

@@ -130,7 +130,7 @@ def make_mesh(job: Job, device_type: str) -> DeviceMesh | None:
 
 def made(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
     """One model chunk: split by tp, sharded by FSDP2, then given storage and weights."""
-    with building(DTYPES[job.software.param_dtype], "meta"):
+    with building(DTYPES[job.software.states.param_dtype], "meta"):
         part = Transformer(plan_of(job), chunk)
     if mesh is not None and job.parallelism.tp > 1:
         tensor_parallel(part, mesh["tp"], sp=job.sp)
@@ -223,14 +223,14 @@ def own_part(full: Tensor, param: Tensor) -> Tensor:
 def distributed(part: Transformer, job: Job, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     """DistributedDataParallel over dp, buckets of the size that the job says, beside the gradients or in their place."""
     elements = float(sum(p.numel() for p in part.parameters()))
-    mib = bucket_size(job, elements) * ITEMSIZE[job.software.main_grad_dtype] / MIB
+    mib = bucket_size(job, elements) * ITEMSIZE[job.software.states.main_grad_dtype] / MIB
     ids = None if device.index is None else [device.index]
     return DistributedDataParallel(
         part,
         device_ids=ids,
         process_group=mesh["dp"].get_group(),
         bucket_cap_mb=mib,
-        gradient_as_bucket_view=not job.software.reducer_buckets,
+        gradient_as_bucket_view=not job.software.states.reducer_buckets,
     )
 
 
@@ -275,5 +275,5 @@ def optimizer(laid: Laid) -> torch.optim.Optimizer:
     for param in laid.params:
         mesh = param.device_mesh if isinstance(param, DTensor) else None
         groups.setdefault(mesh, []).append(param)
-    fused = laid.job.software.optimizer_temp_copies == 0
+    fused = laid.job.software.states.optimizer_temp_copies == 0
     return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=LEARNING_RATE, fused=fused, foreach=not fused)

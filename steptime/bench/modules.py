@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 def plan_of(job: Job) -> Plan:
     """The modules' plan of a job."""
     s = job.software
-    flash, wide = s.attention_impl == "flash", s.loss_impl == "composite"
+    flash, wide = s.kernels.attention_impl == "flash", s.kernels.loss_impl == "composite"
     return Plan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
 
 
@@ -280,7 +280,7 @@ def tables(plan: Plan) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
 def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
-    with building(DTYPES[job.software.param_dtype], device):
+    with building(DTYPES[job.software.states.param_dtype], device):
         return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
 
 

@@ -31,7 +31,7 @@ def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
     """Shapes of one device's parameters: the ends of the model, then blocks, as many as hold `most` elements and one at least."""
     assembly = estimate(job).assembly
     tp = job.parallelism.tp
-    block = [_local(param, tp) for param in assembly.block.params]
+    block = [_local(param, tp) for param in assembly.kinds[0].params]
     ends = [_local(param, tp) for param in (*assembly.embedding.params, *assembly.head_params)]
     size = sum(map(_elements, block))
     layers = max(c.layers for c in assembly.chunks)
@@ -41,7 +41,7 @@ def parameter_shapes(job: Job, most: float) -> list[tuple[int, ...]]:
 
 def _local(param: Param, tp: int) -> tuple[int, ...]:
     first, *rest = param.shape
-    return (max(first // tp, 1) if param.shard else first, *rest)
+    return (max(first // tp, 1) if param.split_dim is not None else first, *rest)
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -98,8 +98,9 @@ def saved_by_block(job: Job) -> list[Truth]:
     rows = []
     for recompute in RECOMPUTES:
         one = alone(job, recompute)
-        memories = PartMemories(Assembly(one))
-        stated = memories.checkpointed(1).saved if recompute == "full" else memories.selective.saved
+        assembly = Assembly(one)
+        memories, layer = PartMemories(assembly), assembly.kinds[0]
+        stated = memories.checkpointed(((layer, 1),)).saved if recompute == "full" else memories.selective[layer].saved
         with FakeTensorMode():
             found = OneBlock(one, torch.device("cpu")).saved().bytes
         rows.append(Truth(f"saved by a block, recompute {recompute}", "B", stated, found))

@@ -1,6 +1,5 @@
 """Checkpoint summaries without torch: formats, shapes, integrity and architecture from headers alone."""
 
-from steptime.checkpoint.api import summarize_checkpoint
-from steptime.checkpoint.summary import Summary
+from steptime.checkpoint.api import Summary, summarize_checkpoint
 
 __all__ = ["Summary", "summarize_checkpoint"]

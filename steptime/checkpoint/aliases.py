@@ -8,18 +8,18 @@ from steptime.checkpoint.dtypes import itemsize
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Tensor
+    from steptime.checkpoint.records import StoredTensor
 
 DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a line
 
 
-def mark(tensors: list[Tensor]) -> None:
+def mark(tensors: list[StoredTensor]) -> None:
     """Set `unique` [elements] and `alias_of` of every tensor.
 
     Tied weights have the same bytes of one storage; a contiguous view inside another is part of it; an expanded tensor
     (stride 0) has no more elements than bytes. The elements of one storage never exceed its size.
     """
-    shared: dict[tuple[str, str], list[Tensor]] = {}
+    shared: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in tensors:
         tensor.unique = tensor.numel
         if tensor.storage is not None:
@@ -28,9 +28,9 @@ def mark(tensors: list[Tensor]) -> None:
         _mark_group(group)
 
 
-def _mark_group(group: list[Tensor]) -> None:
+def _mark_group(group: list[StoredTensor]) -> None:
     room = group[0].storage_nbytes
-    kept: list[Tensor] = []
+    kept: list[StoredTensor] = []
     for tensor in sorted(group, key=lambda t: (-t.extent, t.start)) if len(group) > 1 else group:
         width = itemsize(tensor.dtype) or 1
         tensor.unique = min(tensor.unique, tensor.extent // width, max(room, 0) // width)
@@ -43,14 +43,14 @@ def _mark_group(group: list[Tensor]) -> None:
         kept.append(tensor)
 
 
-def _inside(tensor: Tensor, other: Tensor) -> bool:
+def _inside(tensor: StoredTensor, other: StoredTensor) -> bool:
     same = tensor.start == other.start and tensor.extent == other.extent and tensor.numel == other.numel
     contiguous = other.extent == other.numel * (itemsize(other.dtype) or 1)
     within = other.start <= tensor.start and tensor.start + tensor.extent <= other.start + other.extent
     return same or (contiguous and within and tensor.extent > 0)
 
 
-def stored_bytes(tensors: list[Tensor]) -> int:
+def stored_bytes(tensors: list[StoredTensor]) -> int:
     """Bytes of the distinct storages, and of the tensors that have none of their own."""
     storages: dict[tuple[str, str], int] = {}
     loose = 0
@@ -62,10 +62,10 @@ def stored_bytes(tensors: list[Tensor]) -> int:
     return loose + sum(storages.values())
 
 
-def dragged(tensors: list[Tensor]) -> list[Problem]:
+def dragged(tensors: list[StoredTensor]) -> list[Problem]:
     """A warning for each storage much larger than what is used of it: a saved view carries its whole storage."""
     used: dict[tuple[str, str], int] = {}
-    owner: dict[tuple[str, str], Tensor] = {}
+    owner: dict[tuple[str, str], StoredTensor] = {}
     for tensor in tensors:
         if tensor.storage is not None:
             key = (tensor.file, tensor.storage)

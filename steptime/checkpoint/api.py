@@ -1,21 +1,38 @@
-"""`summarize_checkpoint(path)`: the one way in, for Python and for the command."""
+"""`summarize_checkpoint(path)`, the one way in for Python and for the command, and the `Summary` it returns."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import directory, smalljson
+from steptime.checkpoint import directory, html, jsonable, smalljson
+from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.records import Contents, UnreadableError
 from steptime.checkpoint.scan import Folder, Scan
 from steptime.checkpoint.source import unreadable
-from steptime.checkpoint.summary import IO, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from steptime.checkpoint.records import StoredTensor
+
+
+class Summary(Inventory):
+    """What `summarize_checkpoint` returns: the inventory, as a document and as a table of a notebook."""
+
+    def to_dict(self, tensors: list[StoredTensor] | None = None) -> dict[str, Any]:
+        """The `--json` document (schema summarize-ckpt/1), with the listed `tensors`."""
+        return jsonable.document(self, tensors)
+
+    def __repr__(self) -> str:
+        name = self.counted[0].format if self.counted else "nothing"
+        return f"<Summary of {self.path!r}: {name}, {self.params:,} parameters, {len(self.all_problems)} problems>"
+
+    def _repr_html_(self) -> str:
+        return html.table(self)
 
 
 def summarize_checkpoint(

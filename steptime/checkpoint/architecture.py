@@ -18,7 +18,7 @@ from steptime.checkpoint.records import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from steptime.checkpoint.records import Shape, Tensor
+    from steptime.checkpoint.records import Shape, StoredTensor
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?)\.(\d{1,6})\.")
 EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in)\.weight$")
@@ -60,7 +60,9 @@ class _Shapes:
         return self.found.get(key, {}).get("value")
 
 
-def infer(tensors: Iterable[Tensor], facts: list[dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+def infer(
+    tensors: Iterable[StoredTensor], facts: list[dict[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """({field: {value, from}}, CONFIG_MISMATCH problems). Empty when nothing looks like a transformer."""
     tensors = list(tensors)
     shapes = _Shapes(

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from steptime.checkpoint import smalljson
 from steptime.checkpoint.detect import SUFFIXES
-from steptime.checkpoint.layouts import dcp, deepspeed, iterations, megatron, nanotron, orbax, ranks, shards, single
+from steptime.checkpoint.layouts import (
+    dcp,
+    deepspeed_save,
+    iterations,
+    megatron_save,
+    nanotron,
+    orbax,
+    ranks,
+    shards,
+    single,
+)
 from steptime.checkpoint.records import Contents, Problem, Section, UnreadableError
 from steptime.checkpoint.scan import MAX_DEPTH, Folder, Scan
 
@@ -17,7 +27,8 @@ if TYPE_CHECKING:
 
 # In the order in which they may claim files and sub-directories ("name/") of a folder.
 _LAYOUTS: tuple[Layout, ...] = (
-    dcp.sections, megatron.sections, deepspeed.sections, ranks.sections, orbax.sections, nanotron.sections, shards.sections,
+    dcp.sections, megatron_save.sections, deepspeed_save.sections, ranks.sections, orbax.sections, nanotron.sections,
+    shards.sections,
 )  # fmt: skip
 MIN_SHAPES = 8  # so many tensors of equal shapes under other names are no coincidence
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"

@@ -5,20 +5,20 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
 from steptime.checkpoint.escape import escaped
-from steptime.checkpoint.units import Units
+from steptime.checkpoint.size_units import Units
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.inventory import Inventory
 
 MAX_ROWS = 40
 MAX_PROBLEMS = 12
 
 
-def table(summary: Summary) -> str:
+def table(summary: Inventory) -> str:
     """A heading, the module tree and the problems, every name escaped."""
+    from tabulate import tabulate
+
     units = Units()
     rows = [
         [

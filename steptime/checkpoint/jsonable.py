@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Problem, Section, Tensor
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.inventory import Inventory
+    from steptime.checkpoint.records import Problem, Section, StoredTensor
     from steptime.checkpoint.tree import Node
 
 SCHEMA = "summarize-ckpt/1"
 PARALLEL_KEYS = ("tp", "pp", "ep", "vpp", "dp", "source", "agrees_with_args")
 
 
-def document(summary: Summary, tensors: list[Tensor] | None) -> dict[str, Any]:
+def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str, Any]:
     """Everything in the summary as plain values; `tensors` is listed only when asked for."""
     main = summary.counted[0] if summary.counted else None
     found: dict[str, Any] = {
@@ -54,7 +54,7 @@ def _node(node: Node) -> dict[str, Any]:
     return found | {"children": [_node(child) for child in node.children.values()]}
 
 
-def tensor(item: Tensor) -> dict[str, Any]:
+def tensor(item: StoredTensor) -> dict[str, Any]:
     """One stored piece."""
     rank = item.rank or {}
     return {
@@ -83,7 +83,7 @@ def parallelism(section: Section | None) -> dict[str, Any]:
     return {key: known.get(key) for key in PARALLEL_KEYS}
 
 
-def pickles(summary: Summary) -> dict[str, Any]:
+def pickles(summary: Inventory) -> dict[str, Any]:
     """Globals of all streams together. `weights_only_loadable` is null when torch.load reads none of the files."""
     facts = [item for section in summary.sections for item in section.pickles]
     torch_files = [item for item in facts if item.torch_file]

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.verdict import PickleFacts
+    from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
 
 Shape = tuple[int, ...]
 
@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(slots=True)
-class Tensor:
+class StoredTensor:
     """One named tensor as stored: `shape` [elements] and `nbytes` are of the piece in `file`, `global_shape` of the whole.
 
     `storage` names the storage inside `file`, which spans `storage_nbytes`; the tensor covers `extent` bytes of it from
@@ -76,7 +76,7 @@ class Contents:
 
     file: str
     format: str
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[StoredTensor] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     pickle: PickleFacts | None = None
@@ -99,7 +99,7 @@ class Section:
     format: str
     container: str
     path: str
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[StoredTensor] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     pickles: list[PickleFacts] = field(default_factory=list)

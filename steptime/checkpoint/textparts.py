@@ -9,9 +9,9 @@ from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.inventory import Inventory
+    from steptime.checkpoint.size_units import Units
     from steptime.checkpoint.tree import Node
-    from steptime.checkpoint.units import Units
 
 MAX_ROWS = 32
 NAME = 30
@@ -24,7 +24,7 @@ def wrapped(lead: str, text: str, width: int) -> list[str]:
     return lines or [lead]
 
 
-def tree(summary: Summary, depth: int, units: Units, width: int) -> list[str]:
+def tree(summary: Inventory, depth: int, units: Units, width: int) -> list[str]:
     """Modules with parameters, share and size; identical layers once, with the number of each in the last column."""
     total = summary.params or 1
     unit = units.fitting(summary.tree.nbytes)
@@ -89,7 +89,7 @@ def _shape(node: Node) -> str:
     return f"[{','.join(map(str, node.shape or ()))}]"
 
 
-def roles(summary: Summary, units: Units) -> list[str]:
+def roles(summary: Inventory, units: Units) -> list[str]:
     """Bytes by role, when there is more than weights."""
     by = summary.by_role
     rows = [("weights", by["model"]["bytes"], "")]
@@ -112,7 +112,7 @@ def roles(summary: Summary, units: Units) -> list[str]:
     ]
 
 
-def rank_table(summary: Summary, units: Units) -> list[str]:
+def rank_table(summary: Inventory, units: Units) -> list[str]:
     """One row per kind of rank."""
     main = summary.counted[0]
     lines: list[str] = []
@@ -149,7 +149,7 @@ def _alike(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def sections(summary: Summary, units: Units, width: int) -> list[str]:
+def sections(summary: Inventory, units: Units, width: int) -> list[str]:
     """The sets of files, when there are several; other saves in one line."""
     lines: list[str] = []
     if len(summary.sections) > 1:
@@ -168,7 +168,7 @@ def sections(summary: Summary, units: Units, width: int) -> list[str]:
     return lines
 
 
-def architecture(summary: Summary, width: int) -> list[str]:
+def architecture(summary: Inventory, width: int) -> list[str]:
     """What was inferred, and from where in a word."""
     found = summary.architecture
     if not found:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from steptime.checkpoint.records import Shape, Tensor
+    from steptime.checkpoint.records import Shape, StoredTensor
 
 MAX_PARTS = 64  # of a dotted name; a hostile name has millions
 
@@ -39,7 +39,7 @@ class Node:
         return (self.shape, self.dtype, self.params, self.alias_of is None, self.repeat, below)
 
 
-def build(tensors: Iterable[Tensor]) -> Node:
+def build(tensors: Iterable[StoredTensor]) -> Node:
     """The folded tree of `tensors`."""
     root = Node("")
     for tensor in tensors:

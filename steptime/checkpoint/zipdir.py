@@ -25,7 +25,7 @@ MAX_ENTRIES = 1_000_000
 ENCRYPTED = 1
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """One member: sizes in bytes, `header` the byte of its local header."""
 
     name: str
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 class ZipDirectory:
     """Members by name, in directory order; `duplicates` are names that occur twice, `shift` bytes precede the archive."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, ZipEntry] = field(default_factory=dict)
     duplicates: list[str] = field(default_factory=list)
     shift: int = 0
 
@@ -99,7 +99,7 @@ def _entries(data: bytes, shift: int, file: str) -> ZipDirectory:
             stored, size, header = _wide(data[extra_at : extra_at + extra_len], stored, size, header)
         if name in entries:
             directory.duplicates.append(name)
-        entries[name] = Entry(name, fields[5], fields[6], stored, size, header + shift)
+        entries[name] = ZipEntry(name, fields[5], fields[6], stored, size, header + shift)
     if at < len(data) and not entries:
         raise UnreadableError("BAD_ZIP", "central directory is damaged", file)
     return directory
@@ -121,7 +121,7 @@ def _wide(extra: bytes, stored: int, size: int, header: int) -> tuple[int, int, 
     return stored, size, header
 
 
-def data_offset(source: Source | Window, entry: Entry) -> int:
+def data_offset(source: Source | Window, entry: ZipEntry) -> int:
     """First byte of the member's data; the local header's own name and extra lengths count."""
     local = source.exactly(entry.header, 30)
     if local[:4] != LOCAL:

@@ -11,19 +11,19 @@ from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from steptime.checkpoint import compare, emit, identity, text
+from steptime.checkpoint import against_plan, identity, model_yaml, summary_text
 from steptime.checkpoint.api import summarize_checkpoint
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.records import Problem
+from steptime.checkpoint.size_units import Units
 from steptime.checkpoint.textparts import tensor_line
-from steptime.checkpoint.units import Units
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.checkpoint.records import Tensor
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.api import Summary
+    from steptime.checkpoint.records import StoredTensor
 
 EPILOG = """exit codes: 0 summarised, 1 summarised with problems (with --diff: the structures differ, with --model: they
 disagree), 2 nothing could be summarised. Only headers and metadata are read; nothing in the checkpoint is executed."""
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         _list(_matching(summary, options.tensors))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, 100)
-        _say(text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))
+        _say(summary_text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))
     _emit(summary, options)
     return max(summary.exit_code, _plan(summary, options))
 
@@ -136,11 +136,11 @@ def _print_failure(summary: Summary) -> None:
         _say(f"summarize-ckpt: {where}: {escaped(item.message, 600)} [{item.code}]", sys.stderr)
 
 
-def _matching(summary: Summary, pattern: str) -> list[Tensor]:
+def _matching(summary: Summary, pattern: str) -> list[StoredTensor]:
     return [tensor for tensor in summary.tensors if fnmatchcase(tensor.name, pattern)]
 
 
-def _list(tensors: list[Tensor]) -> None:
+def _list(tensors: list[StoredTensor]) -> None:
     for tensor in tensors:
         whole = f" of {list(tensor.global_shape)}" if tensor.global_shape not in (None, tensor.shape) else ""
         notes = [tensor.role if tensor.role not in ("", "model") else "", tensor.note]
@@ -170,12 +170,12 @@ def _compared(summary: Summary, options: argparse.Namespace, document: dict[str,
     """Add what --diff and --model find to the JSON document."""
     if options.diff:
         other = _summarize(options, options.diff)
-        document["diff"] = identity.difference(summary, other) if other.sections else None
+        document["diff"] = identity.difference(summary.model, other.model) if other.sections else None
         document["problems"] += [] if other.sections else [problem(item) for item in other.all_problems]
         document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
     if options.model and summary.sections:
         document["plan"] = None
-        found = compare.compare(summary, compare.load(options.model))
+        found = against_plan.compare(summary, against_plan.load(options.model))
         document["plan"] = found.to_dict()
         document["exit_code"] = max(document["exit_code"], int(not found.agrees))
 
@@ -185,7 +185,7 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
     if not other.sections:
         _print_failure(other)
         return 2
-    lines = identity.difference(summary, other)
+    lines = identity.difference(summary.model, other.model)
     for line in lines[:MAX_DIFF]:
         _say(escaped(line, 1000))
     if len(lines) > MAX_DIFF:
@@ -199,8 +199,8 @@ def _plan(summary: Summary, options: argparse.Namespace) -> int:
     """Compare with the plan, where asked for: 1 when they disagree."""
     if not options.model:
         return 0
-    found = compare.compare(summary, compare.load(options.model))
-    _say("\n".join(compare.lines(found)))
+    found = against_plan.compare(summary, against_plan.load(options.model))
+    _say("\n".join(against_plan.lines(found)))
     return int(not found.agrees)
 
 
@@ -210,4 +210,4 @@ def _emit(summary: Summary, options: argparse.Namespace) -> None:
         if not summary.architecture:
             raise ValueError(f"{options.emit_config}: not written: names and shapes show no transformer")
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
-            file.write(emit.model_yaml(summary))
+            file.write(model_yaml.model_yaml(summary))

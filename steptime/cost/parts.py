@@ -62,7 +62,7 @@ class Work:
 
     def add(self, op: Op, done: Pass) -> None:
         """Count one kernel under its kind. Unfused attention's matrix products and softmax are attention."""
-        if isinstance(op, Attention) or op.name.startswith("attn.core"):
+        if op.role == "core_attn":
             self.attention_s += done.time_s
         elif isinstance(op, Gemm):
             self.gemm_s += done.time_s
@@ -98,7 +98,7 @@ class Context:
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
         """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
         alone = collective(kind, bytes_, self.groups[axis], self.tiers)
-        factor = self.software.tp_comm_factor if axis == "tp" else 1.0
+        factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
         latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
         return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
 
@@ -126,7 +126,7 @@ def part_time(
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
-    early = context.software.recompute_stops_early
+    early = context.software.activations.recompute_stops_early
     again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
@@ -142,10 +142,10 @@ def wait_for_host(work: Work, software: Software) -> None:
     Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
     blocking launches the two take turns.
     """
-    host_s = work.kernels * software.host_kernel_s
+    host_s = work.kernels * software.timing.host_kernel_s
     if not host_s:
         return
-    late_s = host_s if software.blocking_launches else maximum(0.0, host_s - work.seconds)
+    late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
     work.launch_s = work.launch_s + late_s
 
 
@@ -176,23 +176,11 @@ def neighbour(ops: list[Op], i: int) -> int | None:
     op = ops[i]
     if isinstance(op, Comm) and op.axis == "cp":
         return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
-    if enters(ops[i]):
-        order = range(i + 1, len(ops))
-    elif leaves(ops[i]):
-        order = range(i - 1, -1, -1)
-    else:
+    region = op.region if isinstance(op, Comm) else ""
+    if not region:
         return None
+    order = range(i + 1, len(ops)) if region == "enter" else range(i - 1, -1, -1)
     return next((j for j in order if isinstance(ops[j], Gemm)), None)
-
-
-def enters(op: Op) -> bool:
-    """Whether a collective stands before a column-parallel projection."""
-    return op.name.endswith((".gather", ".copy"))
-
-
-def leaves(op: Op) -> bool:
-    """Whether a collective stands after a row-parallel projection."""
-    return op.name.endswith((".scatter", ".reduce"))
 
 
 def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:
@@ -220,7 +208,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:
     """The collectives of one Comm's backward: the input gathered again for wgrad, and the gradient's own."""
     calls = []
-    asynchronous = context.software.tp_backward_overlap and enters(op)
+    asynchronous = context.software.comm.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
         hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from steptime.base.rows import CollectiveRow
@@ -12,7 +12,7 @@ from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 
@@ -104,27 +104,31 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
 def group_seconds(
     assembly: Assembly,
     tiers: tuple[Tier, ...],
-    parts: tuple[PartTime, PartTime, PartTime],
-    replay_s: float,
+    parts: Mapping[Part, PartTime],
+    replay_s: Mapping[Part, float],
     rates: Rates,
 ) -> tuple[list[CommSeconds], list[CommSeconds]]:
     """Groups of a micro-batch in forward and in backward order, collectives priced.
 
+    `parts`: seconds of every part; `replay_s`: what recomputation adds to the backward of a layer of each kind.
     The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward.
     """
-    g = groups(assembly)
-    root, block = price(assembly, tiers, g.root, rates), price(assembly, tiers, g.block, rates)
-    embedding, blocks, head = parts
-    reshard = options(assembly).reshard_after_forward
-    again = (block.gather_s, block.copy_s) if reshard else (0.0, 0.0)
+    found = groups(assembly)
+    root = price(assembly, tiers, found.root, rates)
+    embedding, head = parts[assembly.embedding], parts[assembly.head]
+    again = 1.0 if options(assembly).reshard_after_forward else 0.0
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
-    forward += [CommSeconds(block.gather_s, blocks.forward.seconds, 0.0, block.copy_s)] * g.n_blocks
+    back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
+    at = 0
+    for part, count in assembly.runs:
+        of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
+        at += count
+        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
+        compute_s = work.backward.seconds + replay_s[part]
+        back += [CommSeconds(again * of.gather_s, compute_s, of.reduce_s, again * of.copy_s + of.compute_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
-    back = [CommSeconds(0.0, head.backward.seconds)]
-    middle = CommSeconds(again[0], blocks.backward.seconds + replay_s, block.reduce_s, again[1] + block.compute_s)
-    back += [middle] * g.n_blocks
-    back.append(CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s))
-    return forward, back
+    back.append(CommSeconds(0.0, head.backward.seconds))
+    return forward, back[::-1]
 
 
 def rows(
@@ -133,10 +137,12 @@ def rows(
     """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
     job = assembly.job
     over, copies = shard_group(job), copy_group(job)
-    g, m = groups(assembly), float(job.microbatches)
+    found, m = groups(assembly), float(job.microbatches)
     again = 2.0 if options(assembly).reshard_after_forward else 1.0
     made = []
-    for name, of, count, gathers in (("root", g.root, 1.0, 1.0), ("block", g.block, float(g.n_blocks), again)):
+    each = {of: float(found.layers.count(of)) for of in found.layers}
+    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], again) for i, of in enumerate(each)]
+    for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
         sizes = buffers(assembly, of)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)

@@ -110,7 +110,8 @@ class Job(Config):
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         if self.parallelism.cp > 1:
             resolved["cp_comm_type"] = self.cp_comm_type
-        performance = {key: getattr(self.software, key) for key in Options.model_fields}
+        settings = self.software.settings()
+        performance = {key: settings[key] for key in Options.model_fields}
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
             "parallelism": parallelism | resolved,
@@ -155,16 +156,26 @@ class Job(Config):
         """Micro-batches per step and pipeline: gbs / (dp * microbatch_sz)."""
         return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
 
+    @property
+    def single_microbatch(self) -> bool:
+        """Whether a step has one micro-batch."""
+        return self.microbatches == 1
+
+    @property
+    def schedule_microbatches(self) -> int:
+        """Micro-batches of the pipeline schedule."""
+        return self.microbatches
+
     @cached_property
     def sp(self) -> bool:
         """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
         said = self.parallelism.sp
-        return (self.software.sp if said is None else said) and self.parallelism.tp > 1
+        return (self.software.layout.sp if said is None else said) and self.parallelism.tp > 1
 
     @cached_property
     def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
         """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
-        return self.parallelism.cp_comm_type or self.software.cp_comm_type
+        return self.parallelism.cp_comm_type or self.software.layout.cp_comm_type
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:
@@ -174,14 +185,14 @@ class Job(Config):
             return said
         if fsdp is not None:
             return 3 if fsdp.reshard_after_forward else 2
-        return self.software.zero_level
+        return self.software.layout.zero_level
 
     @cached_property
     def schedule(self) -> Literal["gpipe", "1f1b", "interleaved"]:
         """Pipeline schedule: as said; interleaved where vpp > 1; else the profile's."""
         if self.parallelism.schedule is not None:
             return self.parallelism.schedule
-        return "interleaved" if self.parallelism.vpp > 1 else self.software.schedule
+        return "interleaved" if self.parallelism.vpp > 1 else self.software.layout.schedule
 
     @cached_property
     def layers_per_chunk(self) -> list[int]:
@@ -220,7 +231,7 @@ def facts(job: Job) -> Facts:
         head_dim_said="head_dim" in model.model_fields_set,
         moe=model.moe is not None,
         attention=model.attention.kind,
-        attention_impl=software.attention_impl,
+        attention_impl=software.kernels.attention_impl,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
         mtp=model.mtp,
@@ -234,12 +245,12 @@ def facts(job: Job) -> Facts:
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
         software=software.name,
         family=software.family,
-        vocab_multiple=software.vocab_multiple,
+        vocab_multiple=software.layout.vocab_multiple,
         precision=software.precision,
         recipe=software.recipe is not None,
-        fp8_params=software.fp8_params,
-        param_dtype=software.param_dtype,
-        master_dtype=software.master_dtype,
+        fp8_params=software.states.fp8_params,
+        param_dtype=software.states.param_dtype,
+        master_dtype=software.states.master_dtype,
         machine=machine.name,
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
         checkpoint_word=said.activation_checkpointing_type,

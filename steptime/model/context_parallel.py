@@ -70,7 +70,7 @@ class Local(NamedTuple):
             "d_v": self.d,
             "itemsize": self.shard.itemsize,
         }
-        return Attention("attn.core", inputs, (out,), saves, (self.lse,), **(shape | work))
+        return Attention("attn.core", inputs, (out,), saves, (self.lse,), role="core_attn", **(shape | work))
 
 
 def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -> Made:
@@ -81,14 +81,14 @@ def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -
     local = Local(shard, *heads, d)
     if shard.cp_comm_type == "a2a":
         return ulysses(local, qkv), local.out.name
-    if shard.software.cp_impl == "torch":
+    if shard.software.kernels.cp_impl == "torch":
         return torch_ring(local, qkv), local.out.name
     return (ring if shard.cp_comm_type == "p2p" else gathered)(local, qkv), local.out.name
 
 
 def exchange(name: str, *, beside: Num = 0.0, **call: Any) -> Comm:
     """Calls over the cp ranks that leave the dataflow alone: their buffers are counted as temporaries of the kernel."""
-    return Comm(f"attn.core.{name}", axis="cp", beside=beside, **call)
+    return Comm(f"attn.core.{name}", axis="cp", beside=beside, role="core_attn", **call)
 
 
 def ring(local: Local, qkv: Names) -> list[Op]:
@@ -139,6 +139,7 @@ def gathered(local: Local, qkv: Names) -> list[Op]:
             axis="cp",
             bytes=whole / 2.0,
             regather=True,
+            role="core_attn",
         )
         for part, name in (("k", k), ("v", v))
     ]
@@ -157,7 +158,9 @@ def gathered(local: Local, qkv: Names) -> list[Op]:
         forward_temp_bytes=whole / 2.0,
         backward_temp_bytes=2.0 * whole,
     )
-    copy = Move("attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True)
+    copy = Move(
+        "attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True, role="core_attn"
+    )
     return [*gathers, kernel, copy]
 
 
@@ -170,12 +173,12 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
     """
     shard, (q, k, v) = local.shard, qkv
     size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
-    again = shard.software.cp_impl == "transformer_engine"
+    again = shard.software.kernels.cp_impl == "transformer_engine"
 
     def swap(part: str, name: str, made: Tensor, saves: tuple[str, ...] = ()) -> Comm:
         return Comm(
             f"attn.core.{part}_a2a", (name,), (made,), saves, kind="all_to_all", backward="all_to_all", axis="cp",
-            bytes=made.bytes,
+            bytes=made.bytes, role="core_attn",
         )  # fmt: skip
 
     counts = (("q", q, local.q), ("k", k, local.kv / 2.0), ("v", v, local.kv / 2.0))

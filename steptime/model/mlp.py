@@ -19,15 +19,15 @@ def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
-    entered, operand = enter_tp("mlp", operand, hidden, shard, shard.software.recipe)
+    entered, operand = enter_tp("mlp", operand, hidden, shard, shard.software.recipe, "mlp")
     inner, act = glu(model, shard, operand) if model.glu else plain(model, shard, operand)
     width = model.inter_sz / shard.tp
-    quantised, operand = cast("mlp.act", act, shard.tokens * width, shard)
-    weight = Param("mlp.down.weight", (hidden, model.inter_sz), "tp")
+    quantised, operand = cast("mlp.act", act, shard.tokens * width, shard, role="act")
+    weight = Param("mlp.down.weight", (hidden, model.inter_sz), 1)
     bias = (Param("mlp.down.bias", (hidden,)),) if model.bias else ()
     back = backward_casts(shard, shard.tokens, hidden, width, reduced=True)
-    down = linear("mlp.down", operand, "mlp.down.out", width, hidden, shard, (weight, *bias), back)
-    left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard)
+    down = linear("mlp.down", operand, "mlp.down.out", width, hidden, shard, (weight, *bias), back, "mlp")
+    left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard, "mlp")
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
     last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
     return [*normed, *entered, *inner, *quantised, down, *left, *dropped, last]
@@ -42,38 +42,41 @@ def glu(model: Model, shard: Shard, x: Operand) -> Made:
     hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
     elements = shard.tokens * width
     gate, up = "mlp.gate", "mlp.up"
-    if shard.software.fused_projections:
+    if shard.software.kernels.fused_projections:
         gate = up = "mlp.gate_up"
         params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
         back = casts(shard, 2.0 * width, hidden)
-        ops: list[Op] = [linear("mlp.gate_up", x, gate, hidden, 2.0 * width, shard, params, back)]
+        ops: list[Op] = [linear("mlp.gate_up", x, gate, hidden, 2.0 * width, shard, params, back, "mlp")]
     else:
         shape = (model.inter_sz, hidden)
         w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
         ops = [
-            linear("mlp.gate_proj", x, gate, hidden, width, shard, w_gate, casts(shard, width, hidden)),
-            linear("mlp.up_proj", x, up, hidden, width, shard, w_up, casts(shard, width, hidden)),
+            linear("mlp.gate_proj", x, gate, hidden, width, shard, w_gate, casts(shard, width, hidden), "mlp"),
+            linear("mlp.up_proj", x, up, hidden, width, shard, w_up, casts(shard, width, hidden), "mlp"),
         ]
     both = tuple(dict.fromkeys((gate, up)))
     out = Tensor("mlp.act.out", elements, size)
-    if shard.software.activation_impl == "fused":
-        return [*ops, Move("mlp.act", both, (out,), both)], out.name
+    if shard.software.kernels.activation_impl == "fused":
+        return [*ops, Move("mlp.act", both, (out,), both, role="act")], out.name
     activated = Tensor("mlp.act.gate", elements, size)
     saved = gate if model.activation != "relu" else activated.name
     # one half of the storage is read and written where gate and up share it
-    ops.append(Move("mlp.act", (gate,), (activated,), (saved,), (), (), 2.0 * out.bytes, 3.0 * out.bytes))
-    if shard.software.fused_projections:
+    ops.append(Move("mlp.act", (gate,), (activated,), (saved,), (), (), 2.0 * out.bytes, 3.0 * out.bytes, role="act"))
+    if shard.software.kernels.fused_projections:
         # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
-        ops.append(Move("mlp.act.offset", (up,), (Tensor("mlp.act.up", elements, size),), (), (), (), 2.0 * out.bytes))
+        shifted = Tensor("mlp.act.up", elements, size)
+        ops.append(Move("mlp.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role="act"))
         up = "mlp.act.up"
-    return [*ops, Move("mlp.act.mul", (activated.name, up), (out,), (activated.name, up))], out.name
+    return [*ops, Move("mlp.act.mul", (activated.name, up), (out,), (activated.name, up), role="act")], out.name
 
 
 def plain(model: Model, shard: Shard, x: Operand) -> Made:
     """act(up): GELU and SiLU keep their input, ReLU its output."""
     width = model.inter_sz / shard.tp
     params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
-    up = linear("mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz))
+    up = linear(
+        "mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz), "mlp"
+    )
     out = Tensor("mlp.act.out", shard.tokens * width, shard.itemsize)
     saved = out.name if model.activation == "relu" else "mlp.up"
-    return [up, Move("mlp.act", ("mlp.up",), (out,), (saved,))], out.name
+    return [up, Move("mlp.act", ("mlp.up",), (out,), (saved,), role="act")], out.name

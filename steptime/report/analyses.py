@@ -1,4 +1,4 @@
-"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory, ablation."""
+"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory."""
 
 from __future__ import annotations
 
@@ -173,24 +173,6 @@ def mechanisms(summary: Summary) -> list[Table]:
         "unproved: no measured run shows it",
     )
     return [Table("peak memory by mechanism", header, rows, notes)] if known else []
-
-
-def ablation(found: Mapping[str, Any], says: Mapping[str, str]) -> Table:
-    """What each piece of physics is worth on the headline rows."""
-    rows = []
-    for name, figures in found.items():
-        every = [percent(figures["all"][key]) for key in ("mean", "p90")]
-        moved = ["", "", "", "", ""]
-        if name in says:
-            before, after = figures["moved_with"], figures["moved_without"]
-            moved = [f"{before['rows']:,}", *(percent(f[key]) for key in ("mean", "p90") for f in (before, after))]
-        rows.append([says.get(name, "everything on"), *every, *moved])
-    header = ["", "mean", "p90", "rows moved", "mean with", "without", "p90 with", "without"]
-    notes = (
-        "one piece off at a time, nothing fitted anew; one vote per cell, rows of both splits",
-        "rows moved: those whose step time it changes by more than 3 %, with their error with and without the piece",
-    )
-    return Table("ablation", header, rows, notes)
 
 
 def _any(groups: Iterable[Mapping[str, Any]]) -> int:

@@ -100,9 +100,7 @@ def software(job: Job) -> Table:
     own = {key for key, value in said if value is not None}
     own |= {f"overlap.{axis}" for axis, share in said.overlap or () if share is not None}
     rows = []
-    for path, value in _leaves(
-        profile.model_dump(exclude={"name", "family", "description", "sources"}, exclude_none=True), ""
-    ):
+    for path, value in _leaves(profile.settings(), ""):
         source = "this config" if path in own else profile.sources.get(path, "not in its file: the default")
         rows.append([f"{path} = {_word(value)}: {source}"])
     return Table(f"software profile {profile.name}", [], rows, _abbreviations(profile.name))

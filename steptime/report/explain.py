@@ -92,7 +92,7 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
     """The product that a row tells of."""
-    parts = (estimate.assembly.block, estimate.assembly.head)
+    parts = (*estimate.assembly.kinds, estimate.assembly.head)
     return next(op for part in parts for op in part.ops if op.name == row.name and isinstance(op, Gemm))
 
 

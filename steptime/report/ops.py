@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime import fsdp
+from steptime.answer.tables import layer_counts
 from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
 from steptime.memory import overhead
@@ -14,7 +15,7 @@ from steptime.report.format import column, number, percent, whole
 from steptime.report.table import Table
 from steptime.schedule import walk
 from steptime.timing import data_parallel, optimizer
-from steptime.timing.step_time import StepTime
+from steptime.timing.step_time import StepTime, straggler_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +54,9 @@ def op_times(estimate: Estimate) -> list[OpTime]:
 
 def _copies(timing: StepTime) -> Iterator[OpTime]:
     """FSDP's copies between its flat buffers and the parameters, of all groups of a micro-batch."""
-    if not fsdp.applies(timing.job):
+    if timing.fsdp is None:
         return
-    forward, backward = (sum(group.copy_s for group in direction) for direction in timing.fsdp_times)
+    forward, backward = (sum(of.copy_s for of in way) for way in (timing.fsdp.forward, timing.fsdp.backward))
     times = float(timing.job.microbatches)
     yield OpTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
 
@@ -65,7 +66,7 @@ def _parts(timing: StepTime) -> Iterator[tuple[Part, float]]:
     chunks, assembly = timing.assembly.stages[timing.busiest], timing.assembly
     counts = (
         (assembly.embedding, sum(chunk.embedding for chunk in chunks)),
-        (assembly.block, sum(chunk.layers for chunk in chunks)),
+        *layer_counts(chunks).items(),
         (assembly.head, sum(chunk.head for chunk in chunks)),
     )
     return ((part, float(count * timing.job.microbatches)) for part, count in counts if count)
@@ -136,9 +137,9 @@ def formulas(estimate: Estimate) -> Table:
         (overlap.beside_s, bool(estimate.collectives)),
         (walk, estimate.pipeline.stages > 1),
         (data_parallel.data_parallel, estimate.timing.dp is not None),
-        (fsdp.group_seconds, fsdp.applies(estimate.job)),
-        (optimizer.optimizer_s, True),
-        (vars(StepTime)["straggler_s"].func, True),
+        (fsdp.group_seconds, estimate.timing.fsdp is not None),
+        (optimizer.update_s, True),
+        (straggler_s, True),
         (overhead.overhead, True),
         (overhead.reserved_bytes, True),
     ]

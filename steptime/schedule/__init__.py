@@ -10,6 +10,7 @@ from steptime.schedule.orders import (
     bubble_fraction,
     default_group,
     order,
+    placement,
 )
 from steptime.schedule.walk import Span, Walk, walk
 
@@ -27,5 +28,6 @@ __all__ = [
     "in_flight",
     "order",
     "peaks",
+    "placement",
     "walk",
 ]

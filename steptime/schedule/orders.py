@@ -1,8 +1,7 @@
 """Pipeline schedules: what each stage runs, in which order.
 
-A schedule is one row of `SCHEDULES`: a generator of every stage's actions, and where an action's input comes from. Everything
-else (`walk`, `peaks`, `in_flight`) reads only these two. A V-shaped placement is another `upstream`; a backward split in two
-is another kind of action.
+A schedule is one row of `SCHEDULES`: a generator of every stage's actions, and where each model chunk is held. Everything else
+(`walk`, `peaks`, `in_flight`, a job's own chunks) reads only these two.
 """
 
 from __future__ import annotations
@@ -42,16 +41,13 @@ class Schedule(NamedTuple):
 
     generate: Callable[[int, int, int, int], Orders]
     """(pp, vpp, microbatches, group) to the order of every stage."""
-    upstream: Callable[[Kind, Place, int, int], Place | None]
-    """(kind, place, pp, vpp) to where that action's input is made; None when its stage's order implies it."""
+    place: Callable[[int, int], tuple[Place, ...]]
+    """(pp, vpp) to the place of every model chunk, in depth order."""
 
 
-def looped(kind: Kind, place: Place, pp: int, vpp: int) -> Place | None:
+def looped(pp: int, vpp: int) -> tuple[Place, ...]:
     """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
-    model_chunk = place.chunk * pp + place.stage + (-1 if kind == "F" else 1)
-    if not 0 <= model_chunk < pp * vpp:
-        return None
-    return Place(model_chunk % pp, model_chunk // pp)
+    return tuple(Place(stage, chunk) for chunk in range(vpp) for stage in range(pp))
 
 
 def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
@@ -111,12 +107,31 @@ def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     >>> [f"{a.kind}{a.microbatch}" for a in order("1f1b", 2, 1, 3)[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    found = _row(schedule)
     if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
         raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
     group = default_group(pp, microbatches) if group is None else group
-    return SCHEDULES[schedule].generate(pp, vpp, microbatches, group)
+    return found.generate(pp, vpp, microbatches, group)
+
+
+@lru_cache(maxsize=64)
+def placement(schedule: str, pp: int, vpp: int) -> tuple[Place, ...]:
+    """Which stage holds each model chunk, as which of its own: [pp * vpp], in depth order.
+
+    Raises:
+        ValueError: an unknown schedule.
+
+    >>> [tuple(place) for place in placement("interleaved", 2, 2)]
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+    return _row(schedule).place(pp, vpp)
+
+
+def _row(schedule: str) -> Schedule:
+    """A schedule by name."""
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[schedule]
 
 
 def default_group(pp: int, microbatches: int) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from steptime.schedule.orders import KINDS, SCHEDULES, Action, Orders, Place, order
+from steptime.schedule.orders import KINDS, Action, Orders, Place, order, placement
 
 PerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
@@ -87,16 +87,20 @@ def _inputs(schedule: str, vpp: int, stage: int, numbers: list[list[int]], outgo
     """`Input` by code of a stage's actions; fills `outgoing` of what they wait for."""
     pp = len(numbers)
     microbatches = len(numbers[stage]) // (len(KINDS) * vpp)
+    places = placement(schedule, pp, vpp)
+    depth_of = {place: depth for depth, place in enumerate(places)}
     inputs = []
     for k, kind in enumerate(KINDS):
         for chunk in range(vpp):
             cost = (k * pp + stage) * vpp + chunk
-            source = SCHEDULES[schedule].upstream(kind, Place(stage, chunk), pp, vpp)
-            if source is None:
+            depth = depth_of[Place(stage, chunk)] + (-1 if kind == "F" else 1)
+            if not 0 <= depth < len(places):  # the stage's own order implies it
                 here = Input([0] * len(numbers[stage]), 0, cost, 0)
             else:
-                boundary = source.stage if kind == "F" else pp + stage
-                send = 0 if source.stage == stage else 1 + boundary
+                source = places[depth]
+                first, second = (source.stage, stage) if kind == "F" else (stage, source.stage)
+                boundary = first if second == (first + 1) % pp else second
+                send = 0 if source.stage == stage else 1 + boundary + pp * k
                 here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches, cost, send)
                 outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
             inputs += [here] * microbatches

@@ -36,7 +36,7 @@ def test_shape_is_the_configs_own(job):
 
 def test_flops_are_the_models(job):
     """Forward 2 x 2 b h s^2 d halved, backward 2.5 times that."""
-    op = next(op for op in estimate(job).assembly.block.ops if type(op).__name__ == "Attention")
+    op = next(op for op in estimate(job).assembly.kinds[0].ops if type(op).__name__ == "Attention")
     forward, backward = attention.time_shape(SMALL, "default", "fp32", CPU, 0.0)
     assert forward.flops == op.full_flops * op.causal_share == 2 * 2 * 2 * 4 * 32**2 * 16 / 2
     assert backward.flops == 2.5 * forward.flops

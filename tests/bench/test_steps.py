@@ -133,8 +133,9 @@ def test_one_block(performance):
     rows = run_block(small, CPU, seconds=0.01)
     assert [row.recompute for row in rows] == ["none", "selective", "full"]
     for row in rows:
-        memories = PartMemories(Assembly(alone(small, row.recompute)))
-        stated = memories.checkpointed(1) if row.recompute == "full" else memories.selective
+        assembly = Assembly(alone(small, row.recompute))
+        memories, layer = PartMemories(assembly), assembly.kinds[0]
+        stated = memories.checkpointed(((layer, 1),)) if row.recompute == "full" else memories.selective[layer]
         assert row.saved_bytes == stated.saved
         assert row.forward.min_s > 0
         assert row.backward.min_s > 0
@@ -199,5 +200,5 @@ def test_what_the_device_dictates():
     assert (dropped.model.dropout, len(notes)) == (0.0, 1)
     assert as_run(unclipped, "cpu") == (unclipped, [])
     assert [note.partition(":")[0] for note in as_run(job(GPT), "cpu")[1]] == ["performance.clip_grad"]
-    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.norm_impl == "fused"
+    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.kernels.norm_impl == "fused"
     assert "CUDA's flash attention takes bf16 and fp16" in unsupported(job(), "cuda")[0]

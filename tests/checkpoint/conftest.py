@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steptime.checkpoint import html, summarize_checkpoint, text
-from steptime.checkpoint.units import Units
+from steptime.checkpoint import html, summarize_checkpoint, summary_text
+from steptime.checkpoint.size_units import Units
 from steptime.commands import summarize_ckpt as cli
 
 
@@ -161,7 +161,7 @@ def summarize():
         assert document["pickle"]["executed"] is False
         assert document["exit_code"] == summary.exit_code
         assert all(problem["message"] for problem in document["problems"])
-        report = text.report(summary, 1, Units(), 80, lambda words, _: words)
+        report = summary_text.report(summary, 1, Units(), 80, lambda words, _: words)
         assert report.isprintable() or set(report) - {"\n"} <= {c for c in report if c.isprintable()}
         assert max(map(len, report.splitlines()[1:]), default=0) <= 80
         assert html.table(summary).startswith("<p>")

@@ -5,13 +5,14 @@ import math
 import pytest
 
 from steptime.checkpoint.architecture import infer
-from steptime.checkpoint.records import Tensor
+from steptime.checkpoint.records import StoredTensor
 from steptime.checkpoint.tree import build, ranges
 
 
 def tensors(shapes):
     return [
-        Tensor(name, shape, "bfloat16", 2 * math.prod(shape), unique=math.prod(shape)) for name, shape in shapes.items()
+        StoredTensor(name, shape, "bfloat16", 2 * math.prod(shape), unique=math.prod(shape))
+        for name, shape in shapes.items()
     ]
 
 

@@ -255,7 +255,7 @@ def test_terminal_gets_colour_unless_told_not_to(make, model):
 
 def test_neither_torch_nor_numpy_nor_pydantic_is_imported(model):
     code = (
-        "import sys; from steptime.checkpoint import cli; cli.main(sys.argv[1:]);"
+        "import sys; from steptime.commands import summarize_ckpt; summarize_ckpt.main(sys.argv[1:]);"
         "print({'torch', 'numpy', 'pydantic', 'yaml', 'safetensors'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from steptime.checkpoint import summarize_checkpoint
-from steptime.checkpoint.pickles.machine import Machine, MalformedError
-from steptime.checkpoint.pickles.values import Call, Pairs, Ref
-from steptime.checkpoint.pickles.walk import tensors
+from steptime.checkpoint.pickles.graph import tensors
+from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref
 from steptime.checkpoint.readers.torch_legacy import MAGIC
 
 FUZZ = settings(max_examples=300, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -38,7 +38,7 @@ streams = st.one_of(
 @settings(FUZZ, max_examples=2000)
 @example(b"\x80\x02]q\x00h\x00a.")
 def test_pickle_machine_never_crashes(data):
-    machine = Machine(data)
+    machine = PickleInterpreter(data)
     try:
         root = machine.run()
     except MalformedError:
@@ -62,7 +62,7 @@ def built(value):
     """What the machine's records stand for."""
     if type(value) is Pairs:
         return {built(k): built(v) for k, v in zip(value[::2], value[1::2], strict=True)}
-    if type(value) is Call:  # bytes before protocol 3
+    if type(value) is CallRecord:  # bytes before protocol 3
         assert value.path in ("_codecs.encode", "builtins.bytes", "__builtin__.bytes")
         return value.args[0].encode(value.args[1]) if value.args else b""
     if type(value) in (list, tuple):
@@ -75,7 +75,7 @@ def built(value):
 @settings(FUZZ)
 def test_plain_data_comes_out_as_it_went_in(value, protocol):
     data = pickle.dumps(value, protocol)
-    machine = Machine(data)
+    machine = PickleInterpreter(data)
     assert built(machine.run()) == value
     assert machine.end == len(data)
 

@@ -16,7 +16,7 @@ import torch
 from torch import _weights_only_unpickler as unpickler
 
 from steptime.checkpoint.pickles import allowlist
-from steptime.checkpoint.pickles.verdict import BLOCKED_MODULES, DTENSOR, runs_code
+from steptime.checkpoint.pickles.pickle_verdict import BLOCKED_MODULES, DTENSOR, runs_code
 
 
 class Colour(enum.Enum):
@@ -131,7 +131,7 @@ def test_python_2_names_load_as_torch_maps_them(make, summarize):
 def test_nothing_of_the_stream_is_imported(make):
     path = make.write("i.pkl", b"\x80\x02cthis\ns\ncantigravity\nfly\n\x86.")
     code = (
-        "import sys; from steptime.checkpoint import cli; cli.main(sys.argv[1:]);"
+        "import sys; from steptime.commands import summarize_ckpt; summarize_ckpt.main(sys.argv[1:]);"
         "sys.exit(9 if {'this', 'antigravity'} & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60, check=False)

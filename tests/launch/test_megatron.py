@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.keys import load_table, spelled
@@ -142,8 +143,17 @@ def test_a_plan_by_hand():
         True,
         "layernorm",
     )
-    assert (job.software.precision, job.software.main_grad_dtype, job.zero_level, job.sp) == ("fp16", "fp16", 0, False)
-    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.attention_impl) == (False, False, "flash")
+    assert (job.software.precision, job.software.states.main_grad_dtype, job.zero_level, job.sp) == (
+        "fp16",
+        "fp16",
+        0,
+        False,
+    )
+    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.kernels.attention_impl) == (
+        False,
+        False,
+        "flash",
+    )
     assert (job.data.gbs, job.data.seqlen, job.data.microbatch_sz) == (1536, 2048, 1)
     assert any("16 16 5859375" in note and "full batch" in note for note in job.notes)
 
@@ -216,7 +226,7 @@ def test_a_mixture_of_experts_is_refused_flag_by_flag():
         f"mixtral.sh: --expert-model-parallel-size 8: expert parallelism{LEFT_OUT}",
     ]
     job = to_job(load("mixtral.sh"), H100, allow_unmodelled=True)
-    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.notes
+    assert "left out, not modelled: --num-experts 8: mixture of experts" in assumptions(job)
 
 
 # --- single flags: what each becomes ---

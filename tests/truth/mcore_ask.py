@@ -57,17 +57,15 @@ def model(c):
 
 def shard(c, tp):
     """What our op lists see of it: the megatron-core profile with the kernels of Megatron's local spec."""
-    software = load_software("megatron-core").model_copy(
-        update={
-            "precision": c.get("dtype", "bf16"),
-            "attention_impl": "unfused",
-            "norm_impl": "composite",
-            "softmax_impl": "fused" if c.get("fused_softmax") else "composite",
-            "activation_impl": "fused" if c.get("fused_activation", True) else "composite",
-            "rope_impl": "own_tables",
-            "loss_impl": "composite",
-            "grad_accumulation_fusion": c.get("grad_accumulation_fusion", False),
-        }
+    software = load_software("megatron-core").replace(
+        precision=c.get("dtype", "bf16"),
+        attention_impl="unfused",
+        norm_impl="composite",
+        softmax_impl="fused" if c.get("fused_softmax") else "composite",
+        activation_impl="fused" if c.get("fused_activation", True) else "composite",
+        rope_impl="own_tables",
+        loss_impl="composite",
+        grad_accumulation_fusion=c.get("grad_accumulation_fusion", False),
     )
     b, s = float(c["b"]), float(c["s"])
     return Shard(b, s, s, float(tp), sp=c.get("sp", False), vocab=c["vocab"], software=software)

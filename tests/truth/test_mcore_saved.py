@@ -181,7 +181,7 @@ def test_collectives(layout, variant):
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_parameters(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
-    split = [p.elements // tp if p.shard else p.elements for p in params(model(c), shard(c, tp))]
+    split = [p.local(tp) for p in params(model(c), shard(c, tp))]
     counted = [count(shape) for _, shape in checked(answers(layout)[variant])["params"]]
     assert sum(split) == sum(counted)
 

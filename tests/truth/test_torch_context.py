@@ -117,7 +117,7 @@ def test_collectives(cp, how):
 def test_flops(cp, how):
     """A call per block, the causal one first, all of the same work."""
     seen, answer = run(cp, how), estimate(job(cp, how))
-    op = next(op for op in answer.assembly.block.ops if isinstance(op, Attention))
+    op = next(op for op in answer.assembly.kinds[0].ops if isinstance(op, Attention))
     assert len(seen.flops) == op.calls == cp
     assert sum(seen.flops) == op.full_flops * op.causal_share
 
@@ -125,7 +125,7 @@ def test_flops(cp, how):
 @cases
 def test_what_lives_for_the_moment(cp, how):
     """Peaks of forward and backward: q, k, v (and the outputs), what the kernel is said to make and to hold besides."""
-    op = next(op for op in estimate(job(cp, how)).assembly.block.ops if isinstance(op, Attention))
+    op = next(op for op in estimate(job(cp, how)).assembly.kinds[0].ops if isinstance(op, Attention))
     one = BATCH * HEADS * SEQLEN // cp * HEAD * 2  # bytes of q, k, v or out
     lse = BATCH * HEADS * SEQLEN // cp * 4
     forward, backward = run(cp, how).peaks

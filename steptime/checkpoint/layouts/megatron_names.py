@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Shape, Tensor
+    from steptime.checkpoint.records import Shape, StoredTensor
 
 LAYER = re.compile(r"(^|\.)layers\.(\d{1,6})\.")
 EXPERT = re.compile(r"(experts\.local_experts\.|experts\.linear_fc[12]\.(?:weight|bias))(\d{1,6})")
@@ -35,7 +35,7 @@ def split_dim(name: str) -> int | None:
     return 0 if COLUMN.search(name) else 1 if ROW.search(name) else None
 
 
-def make_global(tensors: list[Tensor], args: dict[str, Any]) -> None:
+def make_global(tensors: list[StoredTensor], args: dict[str, Any]) -> None:
     """Number layers and experts over all ranks and give every model piece its offsets and whole shape."""
     model = [tensor for tensor in tensors if tensor.role == "model"]
     first = _first_layers(model, args)
@@ -60,11 +60,11 @@ def _shifted(pattern: re.Pattern[str], name: str, by: int) -> str:
     return f"{name[: match.start(2)]}{int(match[2]) + by}{name[match.end(2) :]}"
 
 
-def _rank(tensor: Tensor, axis: str) -> int:
+def _rank(tensor: StoredTensor, axis: str) -> int:
     return (tensor.rank or {}).get(axis, 0)
 
 
-def _first_layers(model: list[Tensor], args: dict[str, Any]) -> dict[tuple[int, int], int]:
+def _first_layers(model: list[StoredTensor], args: dict[str, Any]) -> dict[tuple[int, int], int]:
     """First global layer of each (virtual chunk, stage): chunks of one depth come before those of the next."""
     counts: dict[tuple[int, int], int] = {}
     for tensor in model:
@@ -83,7 +83,7 @@ def _first_layers(model: list[Tensor], args: dict[str, Any]) -> dict[tuple[int, 
     return first
 
 
-def _place(tensor: Tensor, ways: int, experts: int) -> None:
+def _place(tensor: StoredTensor, ways: int, experts: int) -> None:
     """Offsets and whole shape of a piece."""
     shape = tensor.shape
     dim = split_dim(tensor.name)

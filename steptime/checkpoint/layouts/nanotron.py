@@ -14,7 +14,7 @@ from steptime.checkpoint.layouts import pieces
 from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, Tensor
+    from steptime.checkpoint.records import Contents, StoredTensor
     from steptime.checkpoint.scan import Folder, Scan
 
 FILE = re.compile(
@@ -80,7 +80,7 @@ def _keep(contents: Contents) -> None:
             tensor.offsets = _offsets(tensor, slices)
 
 
-def _offsets(tensor: Tensor, numbers: list[str]) -> tuple[int, ...] | None:
+def _offsets(tensor: StoredTensor, numbers: list[str]) -> tuple[int, ...] | None:
     """The first pair of slices is (local start, stop per dimension), (global start, stop per dimension)."""
     dims = len(tensor.shape)
     if len(numbers) != 4 * dims:

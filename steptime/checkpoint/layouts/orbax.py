@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint import smalljson
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.records import Section, Tensor, UnreadableError
+from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
 from steptime.checkpoint.roles import optimizer_role
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _record(section: Section, name: str, document: dict[str, Any], file: str) ->
         role = optimizer_role(parts)
     elif parts[0] in ("params", "model"):
         role, name = "model", ".".join(parts[1:]) or name
-    tensor = Tensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
+    tensor = StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
     tensor.unique = tensor.numel
     section.tensors.append(tensor)
     return True
@@ -152,7 +152,7 @@ def _compare_ocdbt(folder: Folder, section: Section) -> None:
 def _without_extra(folder: Folder, section: Section) -> None:
     """Names and written shapes only: the element types are inside the store."""
     for name, shape in _leaves(folder).items():
-        tensor = Tensor(
+        tensor = StoredTensor(
             name, shape or (), "unknown", 0, folder.named("_METADATA"), note="" if shape else "shape unknown"
         )
         tensor.unique = tensor.numel if shape else 0

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Section, Shape, Tensor
+    from steptime.checkpoint.records import Section, Shape, StoredTensor
 
 MAX_LINES = 10  # problems of one kind written out
 
@@ -16,7 +16,7 @@ def assemble(section: Section) -> None:
 
     Pieces that repeat each other are replicas; pieces that do not add up to the whole are a problem.
     """
-    groups: dict[tuple[str, str], list[Tensor]] = {}
+    groups: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in section.tensors:
         groups.setdefault((tensor.role, tensor.name), []).append(tensor)
     torn = 0
@@ -44,13 +44,13 @@ def assemble(section: Section) -> None:
         section.problem("INCOMPLETE_COVER", f"{torn - MAX_LINES} more tensors whose pieces do not add up")
 
 
-def _reach(group: list[Tensor]) -> Shape:
+def _reach(group: list[StoredTensor]) -> Shape:
     corners = [tuple(o + n for o, n in zip(t.offsets or (), t.shape, strict=True)) for t in group]
     dims = len(corners[0])
     return tuple(max(c[d] for c in corners if len(c) == dims) for d in range(dims))
 
 
-def _replicas(group: list[Tensor]) -> None:
+def _replicas(group: list[StoredTensor]) -> None:
     for number, tensor in enumerate(group):
         tensor.unique = 0 if number else tensor.numel
         if number:

@@ -14,7 +14,7 @@ from steptime.checkpoint.layouts import single
 from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, Tensor
+    from steptime.checkpoint.records import Contents, StoredTensor
     from steptime.checkpoint.scan import Folder, Scan
 
 RANK = re.compile(
@@ -65,7 +65,7 @@ def _facts(contents: Contents) -> dict[str, Any]:
 
 def _count(section: Section, missing: bool) -> None:
     """The whole tensor counts once: at its first piece, when the pieces add up to it."""
-    groups: dict[tuple[str, str], list[Tensor]] = {}
+    groups: dict[tuple[str, str], list[StoredTensor]] = {}
     for tensor in section.tensors:
         groups.setdefault((tensor.role, tensor.name), []).append(tensor)
     torn = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.pickles import walk
+from steptime.checkpoint.pickles import graph
 from steptime.checkpoint.pickles.values import mapping
 from steptime.checkpoint.records import Section
 
@@ -25,7 +25,7 @@ def facts_of(root: Any) -> dict[str, Any]:
         found["step"] = step
     if type(top.get("epoch")) is int:
         found["epoch"] = top["epoch"]
-    args = next((walk.plain(top[key]) for key in ARGS_KEYS if walk.plain(top.get(key))), None)
+    args = next((graph.plain(top[key]) for key in ARGS_KEYS if graph.plain(top.get(key))), None)
     if args:
         found["args"] = args
     version = top.get("pytorch-lightning_version")

@@ -10,15 +10,14 @@ from steptime.checkpoint.pickles.values import Opaque
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.checkpoint.pickles.machine import Machine
+    from steptime.checkpoint.pickles.state import Op, PickleState
 
-    Op = Callable[[Machine, int], int]
 
 KEEP_BYTES = 4096  # longer byte strings are tensor data or images: only their length matters here
 KEEP_DIGITS = 40
 
 
-def need(m: Machine, i: int, length: int) -> int:
+def need(m: PickleState, i: int, length: int) -> int:
     """The byte behind the next `length`. Raises ValueError, with both numbers, where the stream has fewer."""
     left = len(m.data) - i
     if length > left:
@@ -26,7 +25,7 @@ def need(m: Machine, i: int, length: int) -> int:
     return i + length
 
 
-def put(m: Machine, k: int) -> None:
+def put(m: PickleState, k: int) -> None:
     """Store the top of the stack as memo entry `k`; entries far out of order go to a dict."""
     if k < 0:
         raise ValueError("negative memo index")
@@ -38,14 +37,14 @@ def put(m: Machine, k: int) -> None:
         m.far[k] = m.stack[-1]
 
 
-def get(m: Machine, k: int) -> None:
+def get(m: PickleState, k: int) -> None:
     """Push memo entry `k`."""
     if k >= len(m.memo) and k not in m.far:
         raise ValueError(f"memo entry {k} was never written")
     m.stack.append(m.memo[k] if 0 <= k < len(m.memo) else m.far[k])
 
 
-def readline(m: Machine, i: int) -> tuple[bytes, int]:
+def readline(m: PickleState, i: int) -> tuple[bytes, int]:
     """The text up to the next newline, and the byte behind it."""
     end = m.data.find(b"\n", i)
     if end < 0:
@@ -56,7 +55,7 @@ def readline(m: Machine, i: int) -> tuple[bytes, int]:
 def new(make: Callable[[], Any]) -> Op:
     """An opcode that pushes a new value."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         m.stack.append(make())
         return i
 
@@ -67,7 +66,7 @@ def unpack(code: str) -> Op:
     """An opcode that pushes a number of fixed width."""
     reader = struct.Struct(code)
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         m.stack.append(reader.unpack_from(m.data, i)[0])
         return i + reader.size
 
@@ -77,7 +76,7 @@ def unpack(code: str) -> Op:
 def sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
     """A length of `width` bytes, then that many bytes; those of `kind` longer than is useful stay unread."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         start = need(m, i, width)
         length = int.from_bytes(m.data[i:start], "little")
         end = need(m, start, length)
@@ -101,7 +100,7 @@ def integer(data: bytes) -> Any:
 def lined(keep: Callable[[bytes], Any]) -> Op:
     """An opcode whose literal ends at a newline."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         raw, j = readline(m, i)
         m.stack.append(keep(raw))
         return j
@@ -117,10 +116,10 @@ def decimal(line: bytes) -> Any:
     return int(digits) if len(digits) <= KEEP_DIGITS else Opaque("int", len(digits))
 
 
-def memo_text(act: Callable[[Machine, int], None]) -> Op:
+def memo_text(act: Callable[[PickleState, int], None]) -> Op:
     """A memo opcode whose index is a line of text."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         raw, j = readline(m, i)
         act(m, int(raw))
         return j
@@ -128,10 +127,10 @@ def memo_text(act: Callable[[Machine, int], None]) -> Op:
     return op
 
 
-def memo_binary(act: Callable[[Machine, int], None], width: int) -> Op:
+def memo_binary(act: Callable[[PickleState, int], None], width: int) -> Op:
     """A memo opcode whose index has `width` bytes."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         end = need(m, i, width)
         act(m, int.from_bytes(m.data[i:end], "little"))
         return end
@@ -139,7 +138,7 @@ def memo_binary(act: Callable[[Machine, int], None], width: int) -> Op:
     return op
 
 
-def memoize(m: Machine, i: int) -> int:
+def memoize(m: PickleState, i: int) -> int:
     """MEMOIZE: the next free entry."""
     put(m, len(m.memo) + len(m.far))
     return i
@@ -148,7 +147,7 @@ def memoize(m: Machine, i: int) -> int:
 def skip(width: int) -> Op:
     """FRAME is only a hint for buffering: its length may be anything."""
 
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         return need(m, i, width)
 
     return op

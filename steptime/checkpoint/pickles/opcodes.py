@@ -22,17 +22,15 @@ from steptime.checkpoint.pickles.literals import (
     text,
     unpack,
 )
-from steptime.checkpoint.pickles.values import COMPUTED, Call, Opaque, Pairs, Pid, Ref, Stop
+from steptime.checkpoint.pickles.values import COMPUTED, CallRecord, Opaque, Pairs, Pid, Ref, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.checkpoint.pickles.machine import Machine
-
-    Op = Callable[[Machine, int], int]
+    from steptime.checkpoint.pickles.state import Op, PickleState
 
 
-def _pop_mark(m: Machine) -> list[Any]:
+def _pop_mark(m: PickleState) -> list[Any]:
     start = m.marks.pop()
     if start > len(m.stack):
         raise ValueError("an opcode popped past a MARK")
@@ -41,7 +39,7 @@ def _pop_mark(m: Machine) -> list[Any]:
     return items
 
 
-def _ref(m: Machine, module: Any, name: Any, i: int) -> None:
+def _ref(m: PickleState, module: Any, name: Any, i: int) -> None:
     if type(module) is not str or type(name) is not str:
         module, name = COMPUTED, "global"  # named by the result of a call: only running it would tell
     ref = m.refs.get((module, name))
@@ -50,7 +48,7 @@ def _ref(m: Machine, module: Any, name: Any, i: int) -> None:
     m.stack.append(ref)
 
 
-def call(m: Machine, func: Any, args: Any, i: int) -> None:
+def call(m: PickleState, func: Any, args: Any, i: int) -> None:
     """Push the record of `func(*args)`; torch.Size(t) is the tuple t itself, which halves a large `.metadata`."""
     if type(args) is not tuple:
         raise TypeError("call arguments are not a tuple")
@@ -68,31 +66,31 @@ def call(m: Machine, func: Any, args: Any, i: int) -> None:
             func.argc = len(args)
     elif not m.indirect:
         m.indirect = i - 1
-    m.stack.append(Call(func, args))
+    m.stack.append(CallRecord(func, args))
 
 
-def _reduce(m: Machine, i: int) -> int:
+def _reduce(m: PickleState, i: int) -> int:
     stack = m.stack
     args, func = stack.pop(), stack[-1]
     if type(func) is Ref and func.called and type(args) is tuple and not func.is_size:
-        stack[-1] = Call(func, args)  # the usual case, in place
+        stack[-1] = CallRecord(func, args)  # the usual case, in place
     else:
         call(m, stack.pop(), args, i)
     return i
 
 
-def _newobj_ex(m: Machine, i: int) -> int:
+def _newobj_ex(m: PickleState, i: int) -> int:
     m.stack.pop()  # keyword arguments: no torch record uses them
     return _reduce(m, i)
 
 
-def _obj(m: Machine, i: int) -> int:
+def _obj(m: PickleState, i: int) -> int:
     func, *args = _pop_mark(m)
     call(m, func, tuple(args), i)
     return i
 
 
-def _inst(m: Machine, i: int) -> int:
+def _inst(m: PickleState, i: int) -> int:
     module, j = readline(m, i)
     name, j = readline(m, j)
     args = tuple(_pop_mark(m))
@@ -101,21 +99,21 @@ def _inst(m: Machine, i: int) -> int:
     return j
 
 
-def _global(m: Machine, i: int) -> int:
+def _global(m: PickleState, i: int) -> int:
     module, j = readline(m, i)
     name, j = readline(m, j)
     _ref(m, module.decode(), name.decode(), i)
     return j
 
 
-def _stack_global(m: Machine, i: int) -> int:
+def _stack_global(m: PickleState, i: int) -> int:
     name = m.stack.pop()
     _ref(m, m.stack.pop(), name, i)
     return i
 
 
 def _extension(width: int) -> Op:
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         end = need(m, i, width)
         _ref(m, "copyreg extension", str(int.from_bytes(m.data[i:end], "little")), i)
         return end
@@ -123,23 +121,23 @@ def _extension(width: int) -> Op:
     return op
 
 
-def _build(m: Machine, i: int) -> int:
+def _build(m: PickleState, i: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
-    if type(target) is Call:
+    if type(target) is CallRecord:
         target.state = state
     elif type(target) not in (Ref, Pairs, Pid, tuple, list):
         raise TypeError(f"BUILD on {type(target).__name__}")
     return i
 
 
-def _add_pairs(m: Machine, flat: list[Any]) -> None:
+def _add_pairs(m: PickleState, flat: list[Any]) -> None:
     target = m.stack[-1]
     if len(flat) % 2:
         raise ValueError("odd number of items for SETITEMS")
     if type(target) is Pairs:
         target.extend(flat)
-    elif type(target) is Call:
+    elif type(target) is CallRecord:
         if type(target.items) is not Pairs:
             target.items = Pairs()
         target.items.extend(flat)
@@ -147,11 +145,11 @@ def _add_pairs(m: Machine, flat: list[Any]) -> None:
         raise TypeError(f"SETITEM on {type(target).__name__}")
 
 
-def _add_items(m: Machine, items: list[Any]) -> None:
+def _add_items(m: PickleState, items: list[Any]) -> None:
     target = m.stack[-1]
     if type(target) is list:
         target += items
-    elif type(target) is Call:
+    elif type(target) is CallRecord:
         if type(target.items) is not list:
             target.items = []
         target.items += items
@@ -159,13 +157,13 @@ def _add_items(m: Machine, items: list[Any]) -> None:
         raise TypeError(f"APPEND on {type(target).__name__}")
 
 
-def _setitem(m: Machine, i: int) -> int:
+def _setitem(m: PickleState, i: int) -> int:
     value, key = m.stack.pop(), m.stack.pop()
     _add_pairs(m, [key, value])
     return i
 
 
-def _setitems(m: Machine, i: int) -> int:
+def _setitems(m: PickleState, i: int) -> int:
     stack, start = m.stack, m.marks[-1]
     if 0 < start < len(stack) and type(stack[start - 1]) is Pairs and not (len(stack) - start) % 2:
         stack[start - 1] += stack[start:]  # the usual case, in place
@@ -176,18 +174,18 @@ def _setitems(m: Machine, i: int) -> int:
     return i
 
 
-def _append(m: Machine, i: int) -> int:
+def _append(m: PickleState, i: int) -> int:
     item = m.stack.pop()
     _add_items(m, [item])
     return i
 
 
-def _appends(m: Machine, i: int) -> int:
+def _appends(m: PickleState, i: int) -> int:
     _add_items(m, _pop_mark(m))
     return i
 
 
-def _dict(m: Machine, i: int) -> int:
+def _dict(m: PickleState, i: int) -> int:
     flat = _pop_mark(m)
     m.stack.append(Pairs())
     _add_pairs(m, flat)
@@ -195,20 +193,20 @@ def _dict(m: Machine, i: int) -> int:
 
 
 def _marked(build: Callable[[list[Any]], Any]) -> Op:
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         m.stack.append(build(_pop_mark(m)))
         return i
 
     return op
 
 
-def _tuple1(m: Machine, i: int) -> int:
+def _tuple1(m: PickleState, i: int) -> int:
     m.stack[-1] = (m.stack[-1],)
     return i
 
 
 def _top(n: int) -> Op:
-    def op(m: Machine, i: int) -> int:
+    def op(m: PickleState, i: int) -> int:
         if len(m.stack) < n:
             raise IndexError
         m.stack[-n:] = [tuple(m.stack[-n:])]
@@ -217,12 +215,12 @@ def _top(n: int) -> Op:
     return op
 
 
-def _mark(m: Machine, i: int) -> int:
+def _mark(m: PickleState, i: int) -> int:
     m.marks.append(len(m.stack))
     return i
 
 
-def _pop(m: Machine, i: int) -> int:
+def _pop(m: PickleState, i: int) -> int:
     if m.marks and m.marks[-1] == len(m.stack):
         m.marks.pop()
     else:
@@ -230,31 +228,31 @@ def _pop(m: Machine, i: int) -> int:
     return i
 
 
-def _pop_to_mark(m: Machine, i: int) -> int:
+def _pop_to_mark(m: PickleState, i: int) -> int:
     _pop_mark(m)
     return i
 
 
-def _dup(m: Machine, i: int) -> int:
+def _dup(m: PickleState, i: int) -> int:
     m.stack.append(m.stack[-1])
     return i
 
 
-def _persid(m: Machine, i: int) -> int:
+def _persid(m: PickleState, i: int) -> int:
     m.stack[-1] = Pid(m.stack[-1])
     return i
 
 
-def _proto(m: Machine, i: int) -> int:
+def _proto(m: PickleState, i: int) -> int:
     m.proto = max(m.proto, m.data[i])
     return i + 1
 
 
-def _stop(m: Machine, i: int) -> int:
+def _stop(m: PickleState, i: int) -> int:
     raise Stop(m.stack.pop(), i)
 
 
-def _unknown(m: Machine, i: int) -> int:
+def _unknown(m: PickleState, i: int) -> int:
     raise ValueError(f"unknown opcode 0x{m.data[i - 1]:02x}")
 
 
@@ -284,7 +282,7 @@ def _noting_foreign(number: int, op: Op) -> Op:
     if number in OPCODES:
         return op
 
-    def noted(m: Machine, i: int) -> int:
+    def noted(m: PickleState, i: int) -> int:
         m.foreign.add(number)
         return op(m, i)
 

@@ -12,8 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
-from steptime.checkpoint.pickles.values import Call, Opaque, Pid, Ref, mapping
-from steptime.checkpoint.records import Tensor
+from steptime.checkpoint.pickles.values import CallRecord, Opaque, Pid, Ref, mapping
+from steptime.checkpoint.records import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def storage_of(value: Any) -> tuple[str, str, int, bool] | None:
     return key, dtype, numel * itemsize(dtype), name != "UntypedStorage"
 
 
-def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> Tensor | None:
+def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> StoredTensor | None:
     found = storage_of(storage)
     shape = shape_of(size)
     if found is None or shape is None or type(offset) is not int:
@@ -61,7 +61,7 @@ def _dense(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None 
     if 0 not in shape:
         steps = stride if type(stride) in (tuple, list) and len(stride) == len(shape) else _row_major(shape)
         span = 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True) if type(s) is int)
-    return Tensor(
+    return StoredTensor(
         "", shape, dtype, nbytes(shape, dtype) or 0, storage=key, storage_nbytes=stored,
         start=offset * width, extent=span * width,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def _row_major(shape: Shape) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _v2(args: Args) -> Tensor | None:
+def _v2(args: Args) -> StoredTensor | None:
     return _dense(*args[:4]) if len(args) >= 4 else None
 
 
@@ -79,29 +79,29 @@ def _dtype_name(value: Any) -> str:
     return value.name if type(value) is Ref else ""
 
 
-def _v3(args: Args) -> Tensor | None:
+def _v3(args: Args) -> StoredTensor | None:
     return _dense(args[0], args[1], args[2], args[3], _dtype_name(args[6])) if len(args) >= 7 else None
 
 
-def _inner(args: Args) -> Tensor | None:
+def _inner(args: Args) -> StoredTensor | None:
     return _decode(args[0]) if args else None
 
 
-def _quantised(args: Args) -> Tensor | None:
+def _quantised(args: Args) -> StoredTensor | None:
     found = _v2(args)
     if found is not None:
         found.note = "quantised"
     return found
 
 
-def _meta(args: Args) -> Tensor | None:
+def _meta(args: Args) -> StoredTensor | None:
     shape = shape_of(args[1]) if len(args) >= 2 else None
     if shape is None:
         return None
-    return Tensor("", shape, _dtype_name(args[0]), 0, note="meta")
+    return StoredTensor("", shape, _dtype_name(args[0]), 0, note="meta")
 
 
-def _sparse(args: Args) -> Tensor | None:
+def _sparse(args: Args) -> StoredTensor | None:
     """COO (indices, values, size) or compressed (crow, col, values, size); the values are the parameters."""
     parts = args[1] if len(args) >= 2 and type(args[1]) is tuple else ()
     shape = next((s for s in map(shape_of, parts) if s is not None), None)
@@ -110,20 +110,20 @@ def _sparse(args: Args) -> Tensor | None:
         return None
     values = pieces[-1]
     stored = sum(t.nbytes for t in pieces)
-    return Tensor(
+    return StoredTensor(
         "", values.shape, values.dtype, stored, storage=values.storage, storage_nbytes=values.storage_nbytes,
         start=values.start, extent=values.extent, global_shape=shape, note="sparse",
     )  # fmt: skip
 
 
-def _wrapper(args: Args) -> Tensor | None:
+def _wrapper(args: Args) -> StoredTensor | None:
     shape = shape_of(args[2]) if len(args) >= 3 else None
     if shape is None:
         return None
-    return Tensor("", shape, _dtype_name(args[1]), 0, note="wrapper")
+    return StoredTensor("", shape, _dtype_name(args[1]), 0, note="wrapper")
 
 
-def _from_type(args: Args) -> Tensor | None:
+def _from_type(args: Args) -> StoredTensor | None:
     """(func, type, args, state): a DTensor or ShardedTensor keeps its local piece in the state."""
     if len(args) < 4 or type(args[0]) is not Ref or type(args[2]) is not tuple:
         return None
@@ -141,7 +141,7 @@ def _from_type(args: Args) -> Tensor | None:
     return found
 
 
-def _dtensor(shape: Shape, state: Any) -> Tensor | None:
+def _dtensor(shape: Shape, state: Any) -> StoredTensor | None:
     fields = mapping(state)
     local = _decode(fields.get("_local_tensor"))
     if local is None:
@@ -155,15 +155,15 @@ def _dtensor(shape: Shape, state: Any) -> Tensor | None:
 def _placements(value: Any) -> str:
     names = []
     for item in value if type(value) in (tuple, list) else ():
-        dim = mapping(item).get("dim") if type(item) is Call else None
-        args = item.args if type(item) is Call and type(item.args) is tuple else ()
-        name = item.path.rsplit(".", 1)[-1] if type(item) is Call else "?"
+        dim = mapping(item).get("dim") if type(item) is CallRecord else None
+        args = item.args if type(item) is CallRecord and type(item.args) is tuple else ()
+        name = item.path.rsplit(".", 1)[-1] if type(item) is CallRecord else "?"
         dim = dim if dim is not None else next((a for a in args if type(a) is int), None)
         names.append(name if dim is None else f"{name}({dim})")
     return ", ".join(names)
 
 
-def _sharded(shape: Shape, state: Any) -> Tensor | None:
+def _sharded(shape: Shape, state: Any) -> StoredTensor | None:
     shards = state[0] if type(state) is tuple and state else None
     for shard in shards if type(shards) is list else ():
         fields = mapping(shard)
@@ -176,30 +176,30 @@ def _sharded(shape: Shape, state: Any) -> Tensor | None:
     return None
 
 
-def _nested(args: Args) -> Tensor | None:
+def _nested(args: Args) -> StoredTensor | None:
     found = _inner(args)
     if found is not None:
         found.note = "nested"
     return found
 
 
-def numpy_array(call: Call) -> Tensor | None:
+def numpy_array(call: CallRecord) -> StoredTensor | None:
     """A numpy array: shape and dtype are in its BUILD state (version, shape, dtype, order, bytes)."""
     state = call.state
     if type(state) is not tuple or len(state) < 5:
         return None
     shape = shape_of(state[1])
-    descr = state[2].args[0] if type(state[2]) is Call and state[2].args else ""
+    descr = state[2].args[0] if type(state[2]) is CallRecord and state[2].args else ""
     dtype = from_numpy(_text(descr))
     if shape is None:
         return None
     raw = state[4]
     length = raw.size if type(raw) is Opaque else len(raw) if type(raw) is bytes else 0
-    return Tensor("", shape, dtype, nbytes(shape, dtype) or length, note="numpy")
+    return StoredTensor("", shape, dtype, nbytes(shape, dtype) or length, note="numpy")
 
 
 _T = "torch._utils."
-_REBUILD: dict[str, Callable[[Args], Tensor | None]] = {
+_REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
     f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
     f"{_T}_rebuild_parameter": _inner, f"{_T}_rebuild_parameter_with_state": _inner,
     f"{_T}_rebuild_qtensor": _quantised, f"{_T}_rebuild_meta_tensor_no_storage": _meta,
@@ -212,7 +212,7 @@ _REBUILD: dict[str, Callable[[Args], Tensor | None]] = {
 _NUMPY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 
 
-def tensor_of(value: Any) -> Tensor | None:
+def tensor_of(value: Any) -> StoredTensor | None:
     """The tensor a record describes (its name is the caller's to set), or None when it is none.
 
     Rebuild functions wrap one another; a hostile stream nests them without end, which is then no tensor.
@@ -223,10 +223,10 @@ def tensor_of(value: Any) -> Tensor | None:
         return None
 
 
-def _decode(value: Any) -> Tensor | None:
+def _decode(value: Any) -> StoredTensor | None:
     if type(value) is Pid:
         return _bare_storage(value)
-    if type(value) is not Call or type(value.args) is not tuple:
+    if type(value) is not CallRecord or type(value.args) is not tuple:
         return None
     path = value.path
     if path in _NUMPY:
@@ -239,10 +239,10 @@ def _decode(value: Any) -> Tensor | None:
     return None
 
 
-def _bare_storage(value: Pid) -> Tensor | None:
+def _bare_storage(value: Pid) -> StoredTensor | None:
     found = storage_of(value)
     if found is None:
         return None
     key, dtype, size, _ = found
     count = size // max(1, itemsize(dtype))
-    return Tensor("", (count,), dtype, size, storage=key, storage_nbytes=size, extent=size, note="storage")
+    return StoredTensor("", (count,), dtype, size, storage=key, storage_nbytes=size, extent=size, note="storage")

@@ -38,7 +38,7 @@ class Pairs(list[Any]):
     __slots__ = ()
 
 
-class Call:
+class CallRecord:
     """`func(*args)` followed by BUILD with `state`; `items` holds what SETITEMS (Pairs) or APPENDS (list) added."""
 
     __slots__ = ("args", "func", "items", "state")
@@ -85,7 +85,7 @@ class Stop(Exception):  # noqa: N818 - the end of the stream is no error
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:
     """(key, value) of anything dict-like: a dict, an OrderedDict, an object's attributes; [] for the rest."""
-    flat = [*_flat(value.items), *_flat(value.state)] if type(value) is Call else _flat(value)
+    flat = [*_flat(value.items), *_flat(value.state)] if type(value) is CallRecord else _flat(value)
     return list(zip(flat[::2], flat[1::2], strict=False))
 
 

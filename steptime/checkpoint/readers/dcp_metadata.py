@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import nbytes
-from steptime.checkpoint.pickles.machine import Machine, MalformedError
+from steptime.checkpoint.pickles.graph import key_text
+from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.pickles.values import Call, Pairs, Ref, mapping, pairs
-from steptime.checkpoint.pickles.verdict import judge
-from steptime.checkpoint.pickles.walk import key_text
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs
 from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -41,7 +41,7 @@ def read(source: Source) -> Contents:
     contents = Contents(source.name, "torch DCP", nbytes=source.size)
     if source.size > MAX_PICKLE:
         raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
-    machine = Machine(source.exactly(0, source.size))
+    machine = PickleInterpreter(source.exactly(0, source.size))
     try:
         root = machine.run()
     except MalformedError as error:
@@ -101,25 +101,25 @@ def _role(parts: list[str], tops: set[str], flat_tops: set[str]) -> tuple[str, s
     ), name
 
 
-def _tensor(entry: Any) -> Tensor | None:
-    if type(entry) is not Call or not entry.path.endswith("TensorStorageMetadata"):
+def _tensor(entry: Any) -> StoredTensor | None:
+    if type(entry) is not CallRecord or not entry.path.endswith("TensorStorageMetadata"):
         return None
     fields = mapping(entry)
     shape = shape_of(fields.get("size"))
     properties = fields.get("properties")
-    state = properties.state if type(properties) is Call else None
+    state = properties.state if type(properties) is CallRecord else None
     first = state[0] if type(state) is tuple and state else mapping(properties).get("dtype")
     dtype = first.name if type(first) is Ref else "unknown"
     if shape is None:
         return None
-    return Tensor("", shape, dtype, nbytes(shape, dtype) or 0)
+    return StoredTensor("", shape, dtype, nbytes(shape, dtype) or 0)
 
 
-def _check_cover(contents: Contents, tensor: Tensor, chunks: Any, tell: bool) -> int:
+def _check_cover(contents: Contents, tensor: StoredTensor, chunks: Any, tell: bool) -> int:
     """Whether the chunks do not add up to the tensor (1) or do (0); told once per tensor."""
     covered = 0
     for chunk in chunks if type(chunks) is list else ():
-        flat = chunk.state if type(chunk) is Call and type(chunk.state) is Pairs else ()
+        flat = chunk.state if type(chunk) is CallRecord and type(chunk.state) is Pairs else ()
         sizes = flat[3] if len(flat) > 3 and flat[2] == "sizes" else mapping(chunk).get("sizes")
         if type(sizes) is tuple:
             covered += prod(n for n in sizes if type(n) is int)
@@ -156,14 +156,14 @@ def _placement(storage: Any, role_of: dict[str, str]) -> Placement:
 
 def _fqn(index: Any) -> str | None:
     """A hot loop: 217,600 entries for 64 ranks of a large model, so the usual order of fields is tried first."""
-    state = index.state if type(index) is Call else None
+    state = index.state if type(index) is CallRecord else None
     flat = state if type(state) is Pairs else ()
     value = flat[1] if len(flat) > 1 and flat[0] == "fqn" else mapping(index).get("fqn")
     return value if type(value) is str else None
 
 
 def _info(info: Any) -> tuple[str, int, int] | None:
-    state = info.state if type(info) is Call else None
+    state = info.state if type(info) is CallRecord else None
     flat = state if type(state) is Pairs else ()
     if len(flat) >= 6 and flat[0] == "relative_path" and flat[2] == "offset" and flat[4] == "length":
         path, offset, length = flat[1], flat[3], flat[5]

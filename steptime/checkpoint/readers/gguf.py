@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import GGML
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -27,7 +27,7 @@ class _Short(Exception):  # noqa: N818 - asks for a longer read
     """The buffer ends inside a record."""
 
 
-class _Reader:
+class _HeaderCursor:
     """A cursor over the first bytes of the file."""
 
     def __init__(self, data: bytes, size: int, order: str) -> None:
@@ -116,7 +116,7 @@ def _parse(contents: Contents, data: bytes, size: int) -> None:
         raise ValueError(f"GGUF version {version}; 2 and 3 are read")
     if count * MIN_TENSOR > size or keys * MIN_KEY > size:
         raise ValueError(f"{count} tensors and {keys} keys cannot fit in {size} bytes")
-    reader = _Reader(data, size, order)
+    reader = _HeaderCursor(data, size, order)
     facts: dict[str, Any] = {}
     for _ in range(keys):
         key = reader.text()
@@ -134,7 +134,7 @@ def _parse(contents: Contents, data: bytes, size: int) -> None:
         contents.problem("DUPLICATE_KEY", "a tensor name occurs twice")
 
 
-def _tensor(reader: _Reader, contents: Contents) -> int:
+def _tensor(reader: _HeaderCursor, contents: Contents) -> int:
     """Record one tensor; the byte, from the start of the data, where it ends."""
     name = reader.text()
     dims = reader.number("I")
@@ -146,5 +146,7 @@ def _tensor(reader: _Reader, contents: Contents) -> int:
     count = prod(shape)
     size = -(-count // known[1]) * known[2] if known else 0
     dtype = known[0] if known else f"ggml#{kind}"
-    contents.tensors.append(Tensor(name, shape, dtype, size, contents.file, note="" if known else "unknown dtype"))
+    contents.tensors.append(
+        StoredTensor(name, shape, dtype, size, contents.file, note="" if known else "unknown dtype")
+    )
     return int(offset) + size

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import BITS
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -53,11 +53,11 @@ def _walk(h5py: Any, file: Any, contents: Contents) -> None:
                 pending.append((item, name, depth + 1))
 
 
-def _tensor(item: Any, name: str, file: str) -> Tensor:
+def _tensor(item: Any, name: str, file: str) -> StoredTensor:
     dtype = str(item.dtype)
     role = "optimizer" if "optimizer" in name.partition(".")[0] else ""
     shape = tuple(int(n) for n in item.shape or ())
     size = int(item.dtype.itemsize)
     for length in shape:
         size *= length
-    return Tensor(name, shape, dtype if dtype in BITS else f"hdf5 {dtype}", size, file, role)
+    return StoredTensor(name, shape, dtype if dtype in BITS else f"hdf5 {dtype}", size, file, role)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -146,8 +146,8 @@ def _extension(cursor: _Cursor, contents: Contents, path: list[str], length: int
         )
 
 
-def _named(contents: Contents, path: list[str], shape: tuple[int, ...], dtype: str, size: int) -> Tensor:
+def _named(contents: Contents, path: list[str], shape: tuple[int, ...], dtype: str, size: int) -> StoredTensor:
     assert prod(shape) >= 0
     top = {path[0]} if path else set()
     role, name = roles.role_and_name(path or ["array"], top)
-    return Tensor(name, shape, dtype, size, contents.file, role)
+    return StoredTensor(name, shape, dtype, size, contents.file, role)

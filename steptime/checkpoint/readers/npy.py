@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
-    from steptime.checkpoint.zipdir import Entry, ZipDirectory
+    from steptime.checkpoint.zipdir import ZipDirectory, ZipEntry
 
 MAGIC = b"\x93NUMPY"
 HEADER_READ = 1 << 14
@@ -58,7 +58,7 @@ def read_npz(source: Source, directory: ZipDirectory) -> Contents:
     return contents
 
 
-def _head(source: Source, entry: Entry) -> bytes:
+def _head(source: Source, entry: ZipEntry) -> bytes:
     data = source.upto(zipdir.data_offset(source, entry), min(entry.stored, HEADER_READ))
     if entry.method == 0:
         return data
@@ -70,7 +70,7 @@ def _head(source: Source, entry: Entry) -> bytes:
         raise UnreadableError("INVALID_HEADER", "damaged compressed data", source.name) from None
 
 
-def _array(head: bytes, name: str, file: str) -> tuple[Tensor, int]:
+def _array(head: bytes, name: str, file: str) -> tuple[StoredTensor, int]:
     """(tensor, first data byte) from the start of a .npy stream."""
     width = 2 if head[6:7] == b"\x01" else 4
     start = 8 + width
@@ -84,10 +84,10 @@ def _array(head: bytes, name: str, file: str) -> tuple[Tensor, int]:
     descr = match["descr"].strip("'")
     record = match["descr"].startswith("[")
     dtype = "record" if record else from_numpy(descr)
-    return Tensor(name, shape, dtype, nbytes(shape, dtype) or 0, file), start + length
+    return StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file), start + length
 
 
-def _warn_objects(contents: Contents, tensor: Tensor) -> None:
+def _warn_objects(contents: Contents, tensor: StoredTensor) -> None:
     if tensor.dtype == "O":
         message = f"array {tensor.name} holds pickled Python objects; they are not read"
         contents.problem("PICKLED_OBJECTS", message, tensor.name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import nbytes
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -55,7 +55,7 @@ def _payload(contents: Contents, name: str, payload: dict[str, Any], folder: str
         contents.problem("STORAGE_MISSING", f"tensor {name}: {payload['path_name']} is not in the archive", name)
     role = "model" if payload.get("is_param", True) else ""
     contents.tensors.append(
-        Tensor(
+        StoredTensor(
             name,
             shape,
             dtype,

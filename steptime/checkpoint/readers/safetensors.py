@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
 from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.records import Contents, Tensor, UnreadableError
+from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -87,7 +87,7 @@ def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
     return dict(entry)
 
 
-def _tensor(contents: Contents, name: str, entry: Any) -> tuple[Tensor | None, Span | None]:
+def _tensor(contents: Contents, name: str, entry: Any) -> tuple[StoredTensor | None, Span | None]:
     fields = dict(entry) if isinstance(entry, _Header) else {}
     code, shape, offsets = fields.get("dtype"), shape_of(fields.get("shape")), shape_of(fields.get("data_offsets"))
     if not isinstance(code, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -102,7 +102,7 @@ def _tensor(contents: Contents, name: str, entry: Any) -> tuple[Tensor | None, S
         message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span}"
         contents.problem("SIZE_MISMATCH", message, name)
     note = "" if size is not None else "unknown dtype"
-    return Tensor(name, shape, dtype, span, contents.file, note=note), (*offsets, name)
+    return StoredTensor(name, shape, dtype, span, contents.file, note=note), (*offsets, name)
 
 
 def _check_layout(contents: Contents, spans: list[Span], data_bytes: int) -> None:

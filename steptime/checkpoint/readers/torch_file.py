@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles, zipdir
-from steptime.checkpoint.pickles import walk
-from steptime.checkpoint.pickles.machine import Machine, MalformedError
-from steptime.checkpoint.pickles.verdict import judge
+from steptime.checkpoint.pickles import graph
+from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.records import Contents, UnreadableError
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.verdict import PickleFacts
-    from steptime.checkpoint.records import Tensor
+    from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
+    from steptime.checkpoint.records import StoredTensor
     from steptime.checkpoint.source import Source, Window
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
@@ -59,7 +59,7 @@ def _pickle_bytes(source: Source | Window, at: int, size: int) -> bytes:
 
 
 def _interpret(contents: Contents, data: bytes, where: str) -> Any:
-    machine = Machine(data)
+    machine = PickleInterpreter(data)
     try:
         root = machine.run()
     except MalformedError as error:
@@ -87,12 +87,12 @@ def note_dangers(contents: Contents, facts: PickleFacts) -> None:
 
 def collect(contents: Contents, root: Any) -> None:
     """Fill the tensors with names, roles and file; several findings of one name get a number."""
-    found = list(walk.tensors(root))
+    found = list(graph.tensors(root))
     tops = {path[0] for path, _ in found if len(path) > 1}
     file_role = roles.of_file(contents.file)
     for keys, tensor in found:
         if tensor.note == "too deep":
-            message = f"nesting beyond {walk.MAX_DEPTH} levels was left out"
+            message = f"nesting beyond {graph.MAX_DEPTH} levels was left out"
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
@@ -120,7 +120,7 @@ def _check_storages(contents: Contents, directory: zipdir.ZipDirectory, root: st
             tensor.storage_nbytes = entry.size
 
 
-def _storage_problem(tensor: Tensor, entry: zipdir.Entry | None) -> tuple[str, str] | None:
+def _storage_problem(tensor: StoredTensor, entry: zipdir.ZipEntry | None) -> tuple[str, str] | None:
     if entry is None:
         return "STORAGE_MISSING", f"tensor {tensor.name}: storage {tensor.storage} is not in the archive"
     need = max(tensor.storage_nbytes, tensor.start + tensor.extent)
@@ -143,7 +143,7 @@ def salvage(source: Source | Window) -> Contents:
     size = FIRST_READ
     while True:
         data = source.upto(at, size)
-        machine = Machine(data)
+        machine = PickleInterpreter(data)
         try:
             root = machine.run()
             break
@@ -172,7 +172,7 @@ def read_bare(source: Source | Window, where: str = "the pickle") -> Contents:
     """A plain pickle file (.pkl, training_args.bin of old, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
     data = _pickle_bytes(source, 0, source.size)
-    machine = Machine(data)
+    machine = PickleInterpreter(data)
     try:
         root = machine.run()
     except MalformedError as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.checkpoint.pickles.machine import Machine, MalformedError
-from steptime.checkpoint.pickles.values import Call, Pairs, mapping
-from steptime.checkpoint.pickles.verdict import judge
+from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles.pickle_verdict import judge
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, mapping
 from steptime.checkpoint.readers.torch_file import FIRST_READ, MAX_PICKLE, collect, note_dangers
 from steptime.checkpoint.records import Contents, UnreadableError
 
@@ -32,7 +32,7 @@ def read(source: Source) -> Contents:
     collect(contents, root)
     contents.facts["root"] = root
     info = values[2]
-    if isinstance(info, (Call, Pairs)) and mapping(info).get("little_endian") is False:
+    if isinstance(info, (CallRecord, Pairs)) and mapping(info).get("little_endian") is False:
         contents.problem("BIG_ENDIAN", "written on a big-endian machine", severity="warning")
     storages = {t.storage: t.storage_nbytes for t in contents.tensors if t.storage is not None}
     expected = values[-1] if len(values) > 5 else 0
@@ -45,17 +45,17 @@ def read(source: Source) -> Contents:
     return contents
 
 
-def _streams(source: Source) -> tuple[Machine, list[Any]]:
+def _streams(source: Source) -> tuple[PickleInterpreter, list[Any]]:
     """The object's machine and the five values, with the byte after them last; fewer when the file ends earlier."""
     size = FIRST_READ
     while True:
         data = source.upto(0, size)
         values: list[Any] = []
         at = 0
-        kept: Machine | None = None
+        kept: PickleInterpreter | None = None
         try:
             for number in range(5):
-                machine = Machine(data, at)
+                machine = PickleInterpreter(data, at)
                 kept = machine if number == 3 else kept
                 values.append(machine.run())
                 at = machine.end

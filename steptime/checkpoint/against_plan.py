@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint.architecture import EMBED, HEAD, POSITIONS
-from steptime.model.blocks import params
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.inventory import Inventory
 
 _ATTENTION = re.compile(r"attn|attention|\.w[qkvo]\.")
 _MLP = re.compile(r"mlp|ffn|feed_forward|expert|moe|router|\.w[123]\.|\.fc\d\.|\.c_fc\.|dense_h|dense_4h")
@@ -20,7 +19,7 @@ _NORM = re.compile(r"norm|(?:^|\.)ln_")
 KINDS = ("embedding", "positions", "attention", "mlp", "norms", "head", "other")
 
 
-class Row(NamedTuple):
+class KindRow(NamedTuple):
     """Parameters [elements] of one kind of module on both sides."""
 
     module: str
@@ -37,7 +36,7 @@ class RankRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class PlanCounts:
     """What the comparison needs of a job: parameters by kind, degrees, weights of one rank by stage [bytes]."""
 
     params: dict[str, int]
@@ -50,7 +49,7 @@ class Plan:
 class Comparison:
     """Rows of both sides and hints. Parameters agree exactly; a rank's bytes up to the padding of buffers in memory."""
 
-    rows: list[Row]
+    rows: list[KindRow]
     ranks: list[RankRow] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
 
@@ -88,13 +87,14 @@ def kind_of(name: str) -> str:
     return "attention" if _ATTENTION.search(name) else "mlp" if _MLP.search(name) else "other"
 
 
-def load(path: str) -> Plan:
+def load(path: str) -> PlanCounts:
     """The plan in a job file.
 
     Raises:
         ValueError: one line per problem of the file (`steptime.base.config.ConfigError`), OSError when it cannot be read.
     """
     from steptime import Job, estimate
+    from steptime.model.blocks import params
     from steptime.model.shard import Shard
     from steptime.software.performance import load_software
 
@@ -108,7 +108,7 @@ def load(path: str) -> Plan:
         counts[kind] = counts.get(kind, 0) + int(param.elements)
     layout = job.parallelism
     stages = [round(stage.params_bytes) for stage in estimate(job).memory.stages]
-    return Plan(counts, {"tp": layout.tp, "pp": layout.pp}, stages, model.vocab_sz)
+    return PlanCounts(counts, {"tp": layout.tp, "pp": layout.pp}, stages, model.vocab_sz)
 
 
 def _planned(name: str) -> str:
@@ -120,13 +120,13 @@ def _planned(name: str) -> str:
     return {"attn": "attention"}.get(first, first if first in KINDS else "other")
 
 
-def compare(summary: Summary, plan: Plan) -> Comparison:
+def compare(summary: Inventory, plan: PlanCounts) -> Comparison:
     """Parameters by kind, exactly; weights per rank where both have the same degrees."""
     counts: dict[str, int] = {}
     for tensor in summary.model:
         kind = kind_of(tensor.name)
         counts[kind] = counts.get(kind, 0) + tensor.unique
-    rows = [Row(kind, counts.get(kind, 0), plan.params.get(kind, 0)) for kind in KINDS]
+    rows = [KindRow(kind, counts.get(kind, 0), plan.params.get(kind, 0)) for kind in KINDS]
     found = Comparison([row for row in rows if row.checkpoint or row.plan])
     found.hints += _hints(summary, plan, {row.module: row for row in found.rows})
     main = summary.counted[0]
@@ -148,7 +148,7 @@ def _rank_rows(staged: Iterable[dict[str, Any]], stages: list[int]) -> list[Rank
     return [RankRow(stage, size, stages[stage]) for stage, size in fullest.items() if stage < len(stages)]
 
 
-def _hints(summary: Summary, plan: Plan, rows: dict[str, Row]) -> list[str]:
+def _hints(summary: Inventory, plan: PlanCounts, rows: dict[str, KindRow]) -> list[str]:
     """The usual causes, where the numbers fit them."""
     hints = []
     vocab = summary.architecture.get("vocab_sz", {}).get("value")

@@ -8,20 +8,20 @@ from steptime.checkpoint import textparts
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import pickles
-from steptime.checkpoint.units import Units
+from steptime.checkpoint.size_units import Units
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from steptime.checkpoint.inventory import Inventory
     from steptime.checkpoint.records import Section
-    from steptime.checkpoint.summary import Summary
 
 MAX_PROBLEMS = 12
 MAX_GLOBALS = 8
 MAX_KIND = 45
 
 
-def report(summary: Summary, depth: int, units: Units, width: int, paint: Callable[[str, str], str]) -> str:
+def report(summary: Inventory, depth: int, units: Units, width: int, paint: Callable[[str, str], str]) -> str:
     """The whole report; `paint(text, colour)` colours for terminals or does nothing."""
     if not summary.sections:
         return ""
@@ -38,7 +38,7 @@ def report(summary: Summary, depth: int, units: Units, width: int, paint: Callab
     return "\n".join(line for block in blocks for line in block)
 
 
-def _headline(summary: Summary, units: Units, width: int, paint: Callable[[str, str], str]) -> list[str]:
+def _headline(summary: Inventory, units: Units, width: int, paint: Callable[[str, str], str]) -> list[str]:
     main, totals = summary.counted[0], summary.totals
     state = "complete" if summary.complete else paint("INCOMPLETE", "red")
     count = len(summary.all_problems)
@@ -82,7 +82,7 @@ def _short_count(count: int) -> str:
     return str(count)
 
 
-def _pickle(summary: Summary, width: int) -> list[str]:
+def _pickle(summary: Inventory, width: int) -> list[str]:
     facts = pickles(summary)
     if not facts["globals"]:
         return []
@@ -101,7 +101,7 @@ def _pickle(summary: Summary, width: int) -> list[str]:
     return ["", "pickle: no code from this checkpoint was executed", *(f"  {line}" for line in lines)]
 
 
-def problems(summary: Summary, width: int, paint: Callable[[str, str], str]) -> list[str]:
+def problems(summary: Inventory, width: int, paint: Callable[[str, str], str]) -> list[str]:
     """Every problem on its own line (the first dozen), or that there is none."""
     found = summary.all_problems
     if not found:

@@ -14,7 +14,7 @@ from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.tensors import shape_of
 from steptime.checkpoint.pickles.values import mapping, pairs
-from steptime.checkpoint.records import Section, Tensor, UnreadableError
+from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Shape
@@ -123,7 +123,7 @@ def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
         source = model[0].file
         section.tensors = [t for t in section.tensors if t.role != "model"]
         for name, shape in shapes:
-            tensor = Tensor(
+            tensor = StoredTensor(
                 name, shape, dtype, 0, source, "model", note="sharded: bytes are in the optimizer's flat groups"
             )
             tensor.unique = tensor.numel
@@ -136,7 +136,7 @@ def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
     _count_copies(section, model)
 
 
-def _count_copies(section: Section, model: list[Tensor]) -> None:
+def _count_copies(section: Section, model: list[StoredTensor]) -> None:
     """The same name in several files: equal shapes on data-parallel ranks are copies, tensor-parallel pieces are not known."""
     shared = section.facts.get("shared_params") or {}
     seen: dict[tuple[str, str], str] = {}

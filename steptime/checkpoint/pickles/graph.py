@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.tensors import tensor_of
-from steptime.checkpoint.pickles.values import Call, Pairs, Pid, Ref, mapping, pairs
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, Pid, Ref, mapping, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from steptime.checkpoint.records import Tensor
+    from steptime.checkpoint.records import StoredTensor
 
 MAX_DEPTH = 200
 SCALARS = (str, int, float, bool, type(None))
@@ -38,23 +38,23 @@ def path_of(link: Link | None) -> list[str]:
     return keys[::-1]
 
 
-def tensors(root: Any) -> Iterator[tuple[list[str], Tensor]]:
+def tensors(root: Any) -> Iterator[tuple[list[str], StoredTensor]]:
     """(path, tensor) of every tensor record under `root`, in stream order, each container visited once.
 
     Yields a last pair with an empty path and note "too deep" when nesting beyond `MAX_DEPTH` was left out.
     """
     pending: list[tuple[Any, Link | None]] = [(root, None)]
     seen: set[int] = set()
-    cut: Tensor | None = None
+    cut: StoredTensor | None = None
     while pending:
         value, link = pending.pop()
         kind = type(value)
-        if kind is Call or kind is Pid:
+        if kind is CallRecord or kind is Pid:
             found = tensor_of(value)
             if found is not None:
                 yield path_of(link), found
                 continue
-        if kind not in (Call, Pairs, list, tuple) or id(value) in seen:
+        if kind not in (CallRecord, Pairs, list, tuple) or id(value) in seen:
             continue
         seen.add(id(value))
         depth = link[2] if link else 0
@@ -62,16 +62,16 @@ def tensors(root: Any) -> Iterator[tuple[list[str], Tensor]]:
             cut = cut or _too_deep()
             continue
         for key, child in reversed(children(value)):
-            if type(child) in (Call, Pid, Pairs, list, tuple):
+            if type(child) in (CallRecord, Pid, Pairs, list, tuple):
                 pending.append((child, (link, key, depth + 1)))
     if cut is not None:
         yield [], cut
 
 
-def _too_deep() -> Tensor:
-    from steptime.checkpoint.records import Tensor
+def _too_deep() -> StoredTensor:
+    from steptime.checkpoint.records import StoredTensor
 
-    return Tensor("", (), "", 0, note="too deep")
+    return StoredTensor("", (), "", 0, note="too deep")
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
@@ -82,7 +82,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     if kind is list or kind is tuple:
         return list(enumerate(value))
     found: list[tuple[Any, Any]] = []
-    if kind is Call:
+    if kind is CallRecord:
         if type(value.items) is list:
             found += enumerate(value.items)
         found += pairs(value)
@@ -92,7 +92,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _from_arguments(value: Call) -> list[tuple[Any, Any]]:
+def _from_arguments(value: CallRecord) -> list[tuple[Any, Any]]:
     """OrderedDict([[key, value], ...]) of old protocols names its items; other arguments are numbered."""
     if value.path == "collections.OrderedDict" and value.args and type(value.args[0]) is list:
         return [(item[0], item[1]) for item in value.args[0] if type(item) in (list, tuple) and len(item) == 2]

@@ -1,27 +1,28 @@
 """What each piece of the physics is worth: the headline rows estimated again with one piece off, nothing fitted anew.
 
 A refit would hide a missing piece inside other constants; so each switch is also told on the rows alone that it moves.
-`Ablated` is where a piece is taken out: a step timed as ever, in which some kind of work costs nothing or nothing is hidden.
+`ablated` is where a piece is taken out: a step timed as ever, in which some kind of work costs nothing or nothing is hidden.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
-from steptime import fsdp
 from steptime.cost import compute
 from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Move, Op
-from steptime.timing.data_parallel import DataParallel, worst_stage
-from steptime.timing.step_time import StepTime
+from steptime.report.figures import percent
+from steptime.report.table import Table
+from steptime.timing.data_parallel import worst_stage
+from steptime.timing.part_times import PartTimes, part_times, pricing
+from steptime.timing.step_parts import pipeline
+from steptime.timing.step_time import StepTime, step_time, straggler_s, time_parts
 from steptime.validation.compare import Judgement
 from steptime.validation.groups import headline, leads
 from steptime.validation.rows import to_config, to_job
@@ -32,7 +33,7 @@ MOVED = 0.03
 
 
 class Switch(NamedTuple):
-    """One piece of physics: the name by which `Ablated` knows it, and what is taken out."""
+    """One piece of physics: the name by which `ablated` knows it, and what is taken out."""
 
     name: str
     says: str
@@ -80,93 +81,80 @@ def _exposed(calls: list[CommCall], axis: str) -> list[CommCall]:
 
 
 def without_casts(assembly: Assembly) -> Assembly:
-    """An assembly whose block casts nothing by kernels of their own; tensors, bytes and rates of products stay."""
+    """An assembly whose layers cast nothing by kernels of their own; tensors, bytes and rates of products stay."""
 
     def bare(op: Op) -> Op:
         if isinstance(op, Move) and op.name.endswith(".cast"):
             return replace(op, forward_bytes=0.0, kernels=0.0)
         return replace(op, cast_bytes=0.0, cast_kernels=0.0) if isinstance(op, Gemm) else op
 
-    made = copy(assembly)
-    made.block = replace(assembly.block, ops=[bare(op) for op in assembly.block.ops])
+    made = Assembly(assembly.job)
+    for part in made.kinds:
+        part.ops[:] = map(bare, part.ops)
     return made
 
 
-class Ablated(StepTime):
-    """The timing of a job with one piece of physics off; `ablated_s` is the step."""
+def ablated(assembly: Assembly, off: str) -> float:
+    """Seconds of a step timed as ever but for one piece: some kind of work costs nothing, or nothing is hidden."""
+    if off == "casts":
+        assembly = without_casts(assembly)
+    priced = pricing(assembly.job)
+    if off == "kernels":
+        rates = replace(priced.context.rates, gemm_kernel_s=0.0, move_kernel_s=0.0)
+        priced = priced._replace(context=replace(priced.context, rates=rates))
+    if off == "pp_comm":
+        timing = time_parts(assembly, priced, part_times(assembly, priced), free_sends=True)
+    else:
+        timing = time_parts(assembly, priced, without(part_times(assembly, priced), off))
+    if (
+        off == "bubble" and assembly.job.parallelism.pp > 1
+    ):  # it leaves at the end, with the stragglers that wait through it
+        waiting = timing.straggler_s / (timing.walk.makespan_s + timing.fsdp_exposed_s)
+        return timing.step_s - pipeline(timing).bubble_s * (1.0 + waiting)
+    return changed(timing, off).step_s
 
-    def __init__(self, assembly: Assembly, off: str) -> None:
-        """Time the step without `off`, the name of a switch."""
-        self.off = off
-        super().__init__(without_casts(assembly) if off == "casts" else assembly)
 
-    @property
-    def ablated_s(self) -> float:
-        """Seconds of the step without the piece. The bubble leaves at the end, with the stragglers that wait through it."""
-        if self.off != "bubble" or self.job.parallelism.pp == 1:
-            return self.step_s
-        waiting = self.straggler_s / (self.walk.makespan_s + self.fsdp_exposed_s)
-        return self.step_s - self.pipeline.bubble_s * (1.0 + waiting)
+def without(parts: PartTimes, off: str) -> PartTimes:
+    """The seconds of the parts, the piece taken out."""
+    change = WORK.get(off, lambda work: work)
+    of = {part: PartTime(*map(change, times)) for part, times in parts.of.items()}
+    replays = {part: change(work) for part, work in parts.whole_replays.items()}
+    if off == "head":
+        of[parts.assembly.head] = PartTime(Work(), Work(), Work())
+    if off == "recompute":
+        of = {part: times._replace(replay=Work()) for part, times in of.items()}
+        replays = {part: Work() for part in replays}
+        return Unreplayed(parts.assembly, of, replays)
+    return PartTimes(parts.assembly, of, replays)
 
-    def timed(self, part: Part, modules: frozenset[str] = frozenset(), gap_s: float = 0.0) -> PartTime:
-        """A part as ever, then without the piece."""
-        if self.off == "kernels":
-            self.rates = replace(self.rates, gemm_kernel_s=0.0, move_kernel_s=0.0)
-            self.context = replace(self.context, rates=self.rates)
-        if self.off == "head" and part is self.assembly.head:
-            return PartTime(Work(), Work(), Work())
-        return PartTime(*(self.without(work) for work in super().timed(part, modules, gap_s)))
 
-    def without(self, work: Work) -> Work:
-        """The work of one part in one direction, the piece taken out."""
-        return WORK[self.off](work) if self.off in WORK else work
+class Unreplayed(PartTimes):
+    """Parts of which recomputation repeats nothing."""
 
-    @cached_property
-    def whole_replay(self) -> Work:
-        """A block's forward run again, without the piece."""
-        return self.without(super().whole_replay)
+    def replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
+        """Nothing."""
+        del chunk
+        return []
 
-    def replays(self, chunk: Chunk) -> list[tuple[float, Work]]:
-        """What recomputation repeats: nothing where that is the piece."""
-        return [] if self.off == "recompute" else super().replays(chunk)
 
-    @cached_property
-    def sends(self) -> list[float]:
-        """Seconds of a send over each boundary."""
-        return [0.0 for _ in super().sends] if self.off == "pp_comm" else super().sends
-
-    @cached_property
-    def dp(self) -> DataParallel | None:
-        """Data-parallel collectives: all in sight, or none."""
-        found = super().dp
-        if found is None or self.off not in {"dp_comm", "dp_overlap"}:
-            return found
-        shown = 1.0 if self.off == "dp_overlap" else 0.0
-        reduce_s, gather_s = worst_stage(found.reductions) * shown, worst_stage(found.gathers) * shown
-        return found._replace(reduce_exposed_s=reduce_s, gather_exposed_s=gather_s)
-
-    def fsdp_exposed(self) -> float:
-        """Seconds of FSDP's communication in sight: its copies stay where the network is free."""
-        if self.off not in {"dp_comm", "dp_overlap"} or not fsdp.applies(self.job):
-            return super().fsdp_exposed()
-        groups = [g for direction in self.fsdp_times for g in direction]
-        network = sum(g.gather_s + g.reduce_s for g in groups) if self.off == "dp_overlap" else 0.0
-        return self.job.microbatches * (sum(g.copy_s for g in groups) + network)
-
-    @property
-    def norm_reduce_s(self) -> float:
-        """All-reduces of the gradients that sequence parallelism leaves partial."""
-        return 0.0 if self.off == "tp_comm" else super().norm_reduce_s
-
-    @cached_property
-    def optimizer_s(self) -> float:
-        """Seconds of the optimizer."""
-        return 0.0 if self.off == "optimizer" else super().optimizer_s
-
-    @cached_property
-    def straggler_s(self) -> float:
-        """Seconds that replicas wait for the slowest."""
-        return 0.0 if self.off == "stragglers" else super().straggler_s
+def changed(timing: StepTime, off: str) -> StepTime:
+    """What stands around the pipeline, the piece taken out."""
+    if off in {"dp_comm", "dp_overlap"}:
+        shown = 1.0 if off == "dp_overlap" else 0.0
+        if timing.dp:
+            reduce_s, gather_s = worst_stage(timing.dp.reductions) * shown, worst_stage(timing.dp.gathers) * shown
+            timing = replace(timing, dp=timing.dp._replace(reduce_exposed_s=reduce_s, gather_exposed_s=gather_s))
+        if timing.fsdp:  # its copies stay where the network is free
+            groups = [*timing.fsdp.forward, *timing.fsdp.backward]
+            each = sum(of.copy_s + shown * (of.gather_s + of.reduce_s) for of in groups)
+            exposed_s = timing.job.microbatches * each
+            timing = replace(timing, fsdp=timing.fsdp._replace(exposed_s=exposed_s))
+            timing = replace(timing, straggler_s=straggler_s(timing.job, timing.walk.makespan_s + exposed_s))
+    if off == "tp_comm":
+        timing = replace(timing, norm_reduce=timing.norm_reduce._replace(calls=0.0))
+    if off == "optimizer":
+        timing = replace(timing, optimizer_s=0.0)
+    return replace(timing, straggler_s=0.0) if off == "stragglers" else timing
 
 
 @contextmanager
@@ -192,8 +180,8 @@ def step_without(assembly: Assembly, off: str) -> float:
         raise ValueError(f"no switch {off!r}")
     if off == "gemm_shape":
         with constants(K_OVERHEAD=0.0, WAVE_LOSS=0.0):
-            return StepTime(assembly).step_s
-    return Ablated(assembly, off).ablated_s
+            return step_time(assembly).step_s
+    return ablated(assembly, off)
 
 
 def ablation(judged: Iterable[Judgement]) -> dict[str, Any]:
@@ -228,3 +216,22 @@ def compared(rows: Sequence[tuple[Judgement, float]]) -> dict[str, Any]:
         "moved_with": plain(stats(errors((j, j.predicted_step_s or 0.0) for j, _ in moved))),
         "moved_without": plain(stats(errors(moved))),
     }
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """What each piece of physics is worth on the headline rows, from `ablation`."""
+    says = {switch.name: switch.says for switch in SWITCHES}
+    rows = []
+    for name, figures in found.items():
+        every = [percent(figures["all"][key]) for key in ("mean", "p90")]
+        moved = ["", "", "", "", ""]
+        if name in says:
+            before, after = figures["moved_with"], figures["moved_without"]
+            moved = [f"{before['rows']:,}", *(percent(f[key]) for key in ("mean", "p90") for f in (before, after))]
+        rows.append([says.get(name, "everything on"), *every, *moved])
+    header = ["", "mean", "p90", "rows moved", "mean with", "without", "p90 with", "without"]
+    notes = (
+        "one piece off at a time, nothing fitted anew; one vote per cell, rows of both splits",
+        "rows moved: those whose step time it changes by more than 3 %, with their error with and without the piece",
+    )
+    return Table("ablation", header, rows, notes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.checkpoint.escape import escaped
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.summary import Summary
+    from steptime.checkpoint.inventory import Inventory
 
 REQUIRED = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz")
 OPTIONAL = (
@@ -16,7 +16,7 @@ OPTIONAL = (
 )  # fmt: skip
 
 
-def model_yaml(summary: Summary) -> str:
+def model_yaml(summary: Inventory) -> str:
     """A YAML document with one key, `model`; every line says where its value is from."""
     found = summary.architecture
     lines = [f"# inferred from {escaped(summary.path)}; parameters {summary.params:,}", "model:"]

@@ -16,7 +16,7 @@ from steptime.checkpoint.layouts.dcp import parallelism
 from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, Tensor
+    from steptime.checkpoint.records import Contents, StoredTensor
     from steptime.checkpoint.scan import Folder, Scan
 
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
@@ -144,7 +144,7 @@ def _count(section: Section, args: dict[str, Any]) -> None:
                 tensor.unique, tensor.alias_of, tensor.note = 0, embedding, "tied copy"
 
 
-def _rows(tensors: list[Tensor]) -> list[dict[str, Any]]:
+def _rows(tensors: list[StoredTensor]) -> list[dict[str, Any]]:
     """One row per stage and kind of rank; ranks of a stage with equal contents are one row."""
     ranks: dict[Coordinates, list[int]] = {}
     for tensor in tensors:

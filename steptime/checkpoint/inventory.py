@@ -1,4 +1,4 @@
-"""`Summary`: everything known about a checkpoint, computed once from the sections the readers return."""
+"""`Inventory`: everything known about a checkpoint, computed once from the sections the readers return."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import aliases, architecture, identity, jsonable, tree
+from steptime.checkpoint import aliases, architecture, identity, tree
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Problem, Section, Tensor
+    from steptime.checkpoint.records import Problem, Section, StoredTensor
 
 INCOMPLETE = frozenset(
     {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",
@@ -29,7 +29,7 @@ class IO:
 
 
 @dataclass(eq=False)
-class Summary:
+class Inventory:
     """A checkpoint: its sections (sets of files), and totals over all of them.
 
     A section that repeats the tensors of another (`same_as`) is listed but not counted.
@@ -56,12 +56,12 @@ class Summary:
         return sorted(own, key=lambda s: (-sum(t.role in ("model", "") for t in s.tensors), s.path))
 
     @cached_property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[StoredTensor]:
         """Every stored piece of every counted section."""
         return [tensor for section in self.counted for tensor in section.tensors]
 
     @cached_property
-    def model(self) -> list[Tensor]:
+    def model(self) -> list[StoredTensor]:
         """The model's tensors; where no role is known, all tensors without one."""
         named = [t for t in self.tensors if t.role == "model"]
         return named or [t for t in self.tensors if not t.role]
@@ -157,21 +157,8 @@ class Summary:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
         return identity.structural_hash(self.model or self.tensors)
 
-    def to_dict(self, tensors: list[Tensor] | None = None) -> dict[str, Any]:
-        """The `--json` document (schema summarize-ckpt/1), with the listed `tensors`."""
-        return jsonable.document(self, tensors)
 
-    def __repr__(self) -> str:
-        name = self.counted[0].format if self.counted else "nothing"
-        return f"<Summary of {self.path!r}: {name}, {self.params:,} parameters, {len(self.all_problems)} problems>"
-
-    def _repr_html_(self) -> str:
-        from steptime.checkpoint import html
-
-        return html.table(self)
-
-
-def _group(tensors: list[Tensor], key: str) -> list[dict[str, Any]]:
+def _group(tensors: list[StoredTensor], key: str) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     names: dict[str, set[tuple[str, str]]] = {}
     for tensor in tensors:

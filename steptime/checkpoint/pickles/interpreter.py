@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.opcodes import TABLE
-from steptime.checkpoint.pickles.values import Call, Pairs, Stop
+from steptime.checkpoint.pickles.state import PickleState
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from steptime.checkpoint.pickles.values import Ref
 
 _u16 = struct.Struct("<H").unpack_from
 _u32 = struct.Struct("<I").unpack_from
@@ -50,26 +49,8 @@ def _reason(error: Exception, at_end: bool) -> str:
     return "an opcode found too few values on the stack" if isinstance(error, IndexError) else str(error)
 
 
-class Machine:
-    """Runs one pickle of `data` from byte `at`.
-
-    `end` is the byte after STOP; `refs` the globals it names;
-    `foreign` the opcodes torch's weights_only unpickler does not know; `indirect` the byte of a call whose
-    function is itself computed.
-    """
-
-    def __init__(self, data: bytes, at: int = 0) -> None:
-        self.data = data
-        self.end = at
-        self.stack: list[Any] = []
-        self.memo: list[Any] = []
-        self.far: dict[int, Any] = {}
-        self.marks: list[int] = []
-        self.refs: dict[tuple[str, str], Ref] = {}
-        self.foreign: set[int] = set()
-        self.indirect = 0
-        self.proto = 0
-        self.memoized = False
+class PickleInterpreter(PickleState):
+    """Runs one pickle of `data` from byte `at`."""
 
     def run(self) -> Any:
         """The value the stream describes, as records. Raises `MalformedError`."""
@@ -141,4 +122,4 @@ class Machine:
             else:
                 self.stack += items
         first = self.stack[0] if self.stack else None
-        return first if type(first) in (Pairs, list, Call) else self.stack
+        return first if type(first) in (Pairs, list, CallRecord) else self.stack

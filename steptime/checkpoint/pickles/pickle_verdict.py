@@ -15,7 +15,7 @@ from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.values import COMPUTED
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.machine import Machine
+    from steptime.checkpoint.pickles.interpreter import PickleInterpreter
     from steptime.checkpoint.pickles.values import Ref
 
 BLOCKED_MODULES = frozenset({"sys", "os", "posix", "nt"})  # torch _weights_only_unpickler._blocklisted_modules
@@ -117,7 +117,7 @@ def _danger(ref: Ref) -> Danger | None:
     return Danger(ref.path, ref.called or ref.at, ref.argc if ref.called else None)
 
 
-def judge(machine: Machine, where: str, torch_file: bool = True) -> PickleFacts:
+def judge(machine: PickleInterpreter, where: str, torch_file: bool = True) -> PickleFacts:
     """The facts of the stream a machine has run (or broke off in): `where` names it for messages.
 
     `torch_file` says whether `torch.load` is what reads such a file at all (torch reads DCP's `.metadata`

@@ -1,5 +1,6 @@
 """One piece of physics off: what leaves the step is what the step's parts say, and nothing else."""
 
+import ablation
 import pytest
 from validation_rows import judged
 
@@ -7,8 +8,7 @@ from steptime import Job
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.job.assembly import Assembly
-from steptime.timing.step_time import StepTime
-from steptime.validation import ablation
+from steptime.timing.step_time import step_time
 from steptime.validation.compare import judge
 
 NAMES = [switch.name for switch in ablation.SWITCHES]
@@ -87,8 +87,8 @@ def test_on_one_device_every_part_leaves_whole():
 def test_the_head_leaves_with_its_logits():
     """head: forward and backward of one micro-batch, 64 times."""
     made = job()
-    timing = StepTime(Assembly(made))
-    seconds = timing.head.forward.seconds + timing.head.backward.seconds
+    timing = step_time(Assembly(made))
+    seconds = timing.parts.head.forward.seconds + timing.parts.head.backward.seconds
     assert step_s(made, "head") == pytest.approx(timing.step_s - 64 * seconds, rel=1e-9)
 
 
@@ -113,7 +113,7 @@ def test_data_parallel_communication_leaves_or_shows_whole():
 def test_fsdp_hides_nothing_or_costs_nothing():
     made = JOBS["FSDP"]
     found = estimate(made).timing
-    groups = [g for direction in found.fsdp_times for g in direction]
+    groups = [*found.fsdp.forward, *found.fsdp.backward]
     network = made.microbatches * sum(g.gather_s + g.reduce_s for g in groups)
     waits = 1.0 + found.straggler_s / (found.walk.makespan_s + found.fsdp_exposed_s)
     assert step_s(made, "dp_overlap") - step_s(made, "dp_comm") == pytest.approx(network * waits, rel=1e-9)
