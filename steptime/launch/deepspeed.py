@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.devices import data_parallel, devices_in, told, told_whole
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import Flag, Reading
-from steptime.launch.settings import Settings
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _TOLD = {

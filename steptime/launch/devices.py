@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.settings import Settings
+from steptime.launch.job_keys import Settings
 
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
 _NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")

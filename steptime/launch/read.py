@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.log import PRINTED, open_log
-from steptime.launch.pyconfig import split_path
+from steptime.launch.logs.job_log import PRINTED, open_log
 from steptime.launch.reading import Reading
+from steptime.launch.torchtitan.config_functions import split_path
 
 KINDS = {
-    "megatron": ("steptime.launch.megatron.reader", "read_megatron"),
-    "torchtitan": ("steptime.launch.torchtitan", "read_torchtitan"),
-    "nemo": ("steptime.launch.nemo", "read_nemo"),
+    "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
+    "torchtitan": ("steptime.launch.torchtitan.job_config", "read_torchtitan"),
+    "nemo": ("steptime.launch.nemo.formats", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
 """Kind of launch file -> module and function (path, text, env, sets) that read it; a module is imported when it is asked for."""

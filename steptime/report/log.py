@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from steptime.launch.steady import RULE
+from steptime.launch.logs.steady import RULE
 from steptime.report.answer import headline
 from steptime.report.figures import percent
 from steptime.report.format import COUNT, GIB, number, quantity, seconds
@@ -15,7 +15,7 @@ from steptime.report.table import Fact, Facts, Section, Style, Table, layout
 from steptime.report.text import PLAIN, assumptions
 
 if TYPE_CHECKING:
-    from steptime.launch.steady import Steady
+    from steptime.launch.logs.steady import Steady
     from steptime.validation.logged import Compared, RankMemory
 
 FEW = 5

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from steptime.base.document import MAX_BYTES
-from steptime.launch.log import BEGINS, open_log, pieces
-from steptime.launch.log_lines import Iteration, said
+from steptime.launch.logs.job_log import BEGINS, open_log, pieces
+from steptime.launch.logs.lines import Iteration, said
 
 
 def is_log(path: str) -> bool:

@@ -11,11 +11,11 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch.log import Log, Progress, read_log
-from steptime.launch.megatron.reader import from_arguments
+from steptime.launch.logs.job_log import Log, Progress, read_log
+from steptime.launch.logs.steady import Steady, steady
+from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
-from steptime.launch.steady import Steady, steady
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.hardware import hardware_of
 from steptime.validation.measurements import Row, SkipRowError

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from launch_logs import MEGATRON, dump, head, iteration, memory, write
 
 from steptime.base.config import ConfigError
-from steptime.launch.log import LONGEST, pieces, read_log
-from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Vocabulary, said
-from steptime.launch.series import Series
-from steptime.launch.steady import PAUSE, RAMP, RESTART, WARM, median_interval, quantile, steady
+from steptime.launch.logs.job_log import LONGEST, pieces, read_log
+from steptime.launch.logs.lines import Count, Device, Iteration, Pause, Peak, Vocabulary, said
+from steptime.launch.logs.logged_steps import Series
+from steptime.launch.logs.steady import PAUSE, RAMP, RESTART, WARM, median_interval, quantile, steady
 
 GIB, MIB = 2.0**30, 2.0**20
 

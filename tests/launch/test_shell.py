@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.launch.shell import read_script
-from steptime.launch.shell_arithmetic import arithmetic
+from steptime.launch.shell.arithmetic import arithmetic
+from steptime.launch.shell.script import read_script
 
 
 def words(text: str, **env: str) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import Given, load_table, spelled
-from steptime.launch.settings import Settings
-from steptime.launch.shell import Word
-from steptime.launch.shell_scope import way_out
+from steptime.launch.shell.scope import way_out
+from steptime.launch.shell.script import Word
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)

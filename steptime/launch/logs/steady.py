@@ -14,8 +14,8 @@ from math import comb, sqrt
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.log import Log
-from steptime.launch.series import Logged
+from steptime.launch.logs.job_log import Log
+from steptime.launch.logs.logged_steps import Logged
 
 RULE = (
     "median after warm-up: without the first max(2, 10 %) iterations, 2 after a restart, those beside an evaluation or a "

@@ -12,9 +12,9 @@ import posixpath
 import re
 from typing import NamedTuple
 
-from steptime.launch.shell_parse import parse_shell
-from steptime.launch.shell_run import Command, Walk
-from steptime.launch.shell_scope import Scope, Value, clean, way_out
+from steptime.launch.shell.dry_run import Command, Walk
+from steptime.launch.shell.grammar import parse_shell
+from steptime.launch.shell.scope import Scope, Value, clean, way_out
 
 
 class Word(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.devices import told
-from steptime.launch.megatron.layout import layout_section
-from steptime.launch.megatron.model import data_section, model_section
-from steptime.launch.megatron.performance import performance_section
+from steptime.launch.job_keys import Settings
+from steptime.launch.megatron.model_section import data_section, model_section
+from steptime.launch.megatron.parallelism_section import layout_section
+from steptime.launch.megatron.performance_section import performance_section
 from steptime.launch.reading import Reading
-from steptime.launch.settings import Settings
 
 
 def plan_of(s: Settings, software: str, devices: int | None) -> Reading:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.config import ConfigError
-from steptime.launch.shell_lex import REDIRECTIONS, Lexer, Token
+from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token
 
 _BREAKS = frozenset({"\n", ";", "&"})
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})

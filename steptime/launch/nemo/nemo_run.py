@@ -9,13 +9,12 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import FOLDER, flatten, load_table
-from steptime.launch.megatron.objects import object_settings
-from steptime.launch.megatron.plan import plan_of
-from steptime.launch.pyconfig import Tree
+from steptime.launch.megatron.config_objects import object_settings
+from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nemo.targets import class_of, simplify
 from steptime.launch.reading import Flag, Reading
-from steptime.launch.settings import Settings
-from steptime.launch.targets import class_of, simplify
 from steptime.software.profiles import profile_releases
 
 _BUCKET = 128 * 1024 * 1024
@@ -23,7 +22,9 @@ _BUCKET = 128 * 1024 * 1024
 _OVERLAP = "MegatronCommOverlapCallback"
 
 
-def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] | None, release: str) -> Reading:
+def read_two(
+    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
+) -> Reading:
     """A recipe as a config.
 
     Raises:
@@ -66,13 +67,13 @@ def _put_over(s: Settings, said: Mapping[str, Any]) -> None:
             s.put(key, value, by=name)
 
 
-def _section(tree: Tree, name: str) -> Tree:
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """A section; nothing where it is none."""
     found = tree.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _said(path: str, tree: Tree, trainer: Tree) -> dict[str, Any]:
+def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys, the callbacks' by their classes."""
     strategy = trainer.pop("strategy", None) or {}
     if isinstance(strategy, str) or not isinstance(strategy, dict):

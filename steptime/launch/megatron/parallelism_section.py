@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from steptime.launch.devices import data_parallel
-from steptime.launch.megatron.performance import main_grad_dtype
-from steptime.launch.settings import Settings
+from steptime.launch.job_keys import Settings
+from steptime.launch.megatron.performance_section import main_grad_dtype
 
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Megatron-FSDP's strategies (core distributed/distributed_data_parallel_config.py) as ZeRO levels."""

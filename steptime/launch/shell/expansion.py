@@ -6,8 +6,8 @@ import fnmatch
 import posixpath
 import re
 
-from steptime.launch.shell_lex import Lexer
-from steptime.launch.shell_scope import Scope, Value
+from steptime.launch.shell.lexer import Lexer
+from steptime.launch.shell.scope import Scope, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)

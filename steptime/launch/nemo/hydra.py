@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.launch.interpolate import resolve
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import flatten, load_table
-from steptime.launch.megatron.objects import object_settings
-from steptime.launch.megatron.plan import plan_of
-from steptime.launch.pyconfig import Tree
+from steptime.launch.megatron.config_objects import object_settings
+from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.reading import Reading
-from steptime.launch.settings import Settings
 from steptime.software.profiles import profile_releases
 
 _NORMS = {
@@ -37,7 +36,9 @@ _OPTIMIZERS = {"fused_adam": 0, "adam": 0, "adamw": 0, _APEX: 1, "mcore_distribu
 """ZeRO level."""
 
 
-def read_one(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] | None, release: str) -> Reading:
+def read_one(
+    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
+) -> Reading:
     """A hydra config as a config.
 
     Raises:

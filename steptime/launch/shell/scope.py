@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from steptime.launch.shell_arithmetic import arithmetic
+from steptime.launch.shell.arithmetic import arithmetic
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Around the number of a reason, in the middle of a text: here stands what has no value."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from steptime.launch.log_lines import Iteration
+from steptime.launch.logs.lines import Iteration
 
 LIMIT = 200_000
 """Most lines held: beyond, only every second iteration is kept, then every fourth, and so on."""

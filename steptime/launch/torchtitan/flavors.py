@@ -10,8 +10,8 @@ from steptime.base.config import ConfigError, build, near
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import FOLDER
-from steptime.launch.settings import Settings
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from steptime.launch.devices import told
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import load_table
-from steptime.launch.settings import Settings
 
 _SQUARED_RELU = "relu"
 """What the squared ReLU is costed as."""

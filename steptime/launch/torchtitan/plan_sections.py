@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.job.edit import read_model
 from steptime.launch.devices import required_data_parallel, told
-from steptime.launch.settings import Settings
+from steptime.launch.job_keys import Settings
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _SCHEDULES = {"1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2)}

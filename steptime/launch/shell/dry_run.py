@@ -5,11 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import NamedTuple
 
-from steptime.launch.shell_conditions import Outcome, answer
-from steptime.launch.shell_effects import LARGEST, assign, let, text_to_read
-from steptime.launch.shell_expand import Expander, quoted
-from steptime.launch.shell_lex import Token
-from steptime.launch.shell_parse import (
+from steptime.launch.shell.assignments import LARGEST, assign, let, text_to_read
+from steptime.launch.shell.conditions import Outcome, answer
+from steptime.launch.shell.expansion import Expander, quoted
+from steptime.launch.shell.grammar import (
     ASSIGNMENT,
     Case,
     Chain,
@@ -20,7 +19,8 @@ from steptime.launch.shell_parse import (
     Simple,
     parse_shell,
 )
-from steptime.launch.shell_scope import Scope, Value, merged
+from steptime.launch.shell.lexer import Token
+from steptime.launch.shell.scope import Scope, Value, merged
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000

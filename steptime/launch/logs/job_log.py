@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steptime.base.config import ConfigError
-from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
+from steptime.launch.logs.lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
+from steptime.launch.logs.logged_steps import Series
 from steptime.launch.megatron.dump import read_dump
-from steptime.launch.series import Series
 
 CHUNK = 1 << 18
 """Bytes read at once."""

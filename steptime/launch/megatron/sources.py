@@ -10,12 +10,12 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.launch.devices import told_whole
+from steptime.launch.job_keys import Settings
 from steptime.launch.megatron.dump import BEGIN, read_dump, vocabulary_of
 from steptime.launch.megatron.flags import arguments_of, is_legacy, read_words, settings_of
-from steptime.launch.megatron.plan import plan_of
+from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import Flag, Reading
-from steptime.launch.settings import Settings
-from steptime.launch.shell import Script, Word, read_script
+from steptime.launch.shell.script import Script, Word, read_script
 
 _OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
 """Programs of Megatron-LM beside pretrain_gpt.py."""

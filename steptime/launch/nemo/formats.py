@@ -11,14 +11,13 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table
-from steptime.launch.megatron.objects import object_settings
-from steptime.launch.megatron.plan import plan_of
-from steptime.launch.nemo_one import read_one
-from steptime.launch.nemo_two import read_two
-from steptime.launch.pyconfig import Tree
+from steptime.launch.logs.printed_config import block, plain_lines
+from steptime.launch.megatron.config_objects import object_settings
+from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nemo.hydra import read_one
+from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.targets import CLASS, class_of, simplify
 from steptime.launch.reading import Flag, Reading
-from steptime.launch.targets import CLASS, class_of, simplify
-from steptime.launch.textlog import block, plain_lines
 from steptime.software.profiles import profile_releases
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
@@ -71,7 +70,7 @@ def read_nemo(
     )
 
 
-def _tree(path: str, text: str) -> tuple[Tree, str]:
+def _tree(path: str, text: str) -> tuple[dict[str, Any], str]:
     """The config as nested mappings, and the log around it ("" where the file is the config alone)."""
     lines = plain_lines(text)
     marks = [i for i, line in enumerate(lines) if _MARKS.search(line)]
@@ -99,9 +98,9 @@ def _printed(path: str, lines: list[str], mark: int) -> list[str]:
     raise ConfigError(f"{path}: the printed config is cut off after its heading; give the whole log")
 
 
-def _unflatten(flat: list[re.Match[str]]) -> Tree:
+def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     """Lines `a.b = value` as fiddle prints them (fiddle/printing.py, as_str_flattened) as nested mappings, without the unset."""
-    tree: Tree = {}
+    tree: dict[str, Any] = {}
     for found in flat:
         if found[2].startswith("<[unset"):
             continue
@@ -116,7 +115,9 @@ def _unflatten(flat: list[re.Match[str]]) -> Tree:
     return tree
 
 
-def _bridge(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] | None, release: str) -> Reading:
+def _bridge(
+    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
+) -> Reading:
     """A ConfigContainer."""
     tree = tree.get("ConfigContainer") or tree
     if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:

@@ -6,8 +6,8 @@ import fnmatch
 import re
 from typing import Literal, TypeAlias
 
-from steptime.launch.shell_arithmetic import arithmetic
-from steptime.launch.shell_scope import Scope
+from steptime.launch.shell.arithmetic import arithmetic
+from steptime.launch.shell.scope import Scope
 
 Outcome: TypeAlias = Literal["yes", "no", "ran", "unknown"]
 """Of a command: a test's answer; "ran" is taken for success, except as the condition of an if."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steptime.launch.settings import Settings
+from steptime.launch.job_keys import Settings
 
 _RECIPES = {"delayed": "fp8_delayed", "tensorwise": "fp8_current", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
 """fp8_recipe -> precision (core fp8_utils.py, get_fp8_recipe)."""

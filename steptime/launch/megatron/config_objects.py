@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.flags import plain
-from steptime.launch.settings import Settings
 
 _BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
 """AttnBackend's numbers (megatron/core/enums.py)."""

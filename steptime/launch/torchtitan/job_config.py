@@ -12,13 +12,13 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.devices import devices_in, told
+from steptime.launch.job_keys import Settings
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
-from steptime.launch.pyconfig import CLASS, Computed, Tree, read_function, split_path
+from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import Flag, Reading
-from steptime.launch.settings import Settings
-from steptime.launch.textlog import balanced, plain_lines
-from steptime.launch.titan_config import config_of
-from steptime.launch.titan_model import flavor_of, from_log, known_models
+from steptime.launch.torchtitan.config_functions import CLASS, Computed, Tree, read_function, split_path
+from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
+from steptime.launch.torchtitan.plan_sections import config_of
 
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from steptime.launch.shell_conditions import Outcome
-from steptime.launch.shell_expand import Expander
-from steptime.launch.shell_lex import Lexer, Token
-from steptime.launch.shell_parse import ASSIGNMENT
-from steptime.launch.shell_scope import Scope, Value
+from steptime.launch.shell.conditions import Outcome
+from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.grammar import ASSIGNMENT
+from steptime.launch.shell.lexer import Lexer, Token
+from steptime.launch.shell.scope import Scope, Value
 
 LARGEST = 2_000_000
 """The longest text that a variable may hold."""
