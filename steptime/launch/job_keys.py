@@ -9,15 +9,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.keys import Given, KeyRule, KeyTable, named_defaults, rule_of
-from steptime.launch.reading import Flag, Reading, Status
+from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, rule_of
+from steptime.launch.reading import LaunchFlag, Reading, Status
 
 MOST = 10**12
 """The largest whole number taken: more than any size, count or buffer."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
 
 
-class Settings:
+class JobKeys:
     """The keys of a job by the table's names. Problems are gathered in `problems`, and told together by `reading`.
 
     `given`: what the source says, in order. `defaults`: dotted names and values over the table's own. `sets`: what the user sets.
@@ -28,7 +28,7 @@ class Settings:
         self,
         source: str,
         table: KeyTable,
-        given: Iterable[Given],
+        given: Iterable[GivenKey],
         *,
         defaults: Mapping[str, Any] | None = None,
         sets: Mapping[str, Any] | None = None,
@@ -45,7 +45,7 @@ class Settings:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
         """Keys that in this job become something else than the table says, and why."""
-        self.beside_flags: list[Flag] = []
+        self.beside_flags: list[LaunchFlag] = []
         """What the job rests on beside the source's keys."""
         self.problems: list[str] = []
         self.notes: list[str] = []
@@ -147,7 +147,7 @@ class Settings:
         """Note that what a key says changes nothing in this job."""
         self.fates[key] = ("irrelevant", why)
 
-    def flags(self) -> list[Flag]:
+    def flags(self) -> list[LaunchFlag]:
         """Every key given, and the defaults of those that are used and unsaid, where they matter."""
         found = [self._flag(item) for item in self.given]
         for key, (name, value) in self.defaults.items():
@@ -157,18 +157,18 @@ class Settings:
                 continue
             if not rule.beside or (rule.beside in self.values and self._matters(rule)):
                 kind = "default" if status == "used" else status
-                found.append(Flag(self.spell(name), text_of(value), kind, f"{self.table.framework}: {note}"))
+                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{self.table.framework}: {note}"))
         return found
 
-    def _flag(self, given: Given) -> Flag:
+    def _flag(self, given: GivenKey) -> LaunchFlag:
         name, key, value, _ = given
         by = self.names.get(key, name)
         status, note = self.fates.get(key) or self._fate(given)
         if by != name and value is not None and self.values[key] != value:
             status, note = "irrelevant", f"{by} is put over it"
-        return Flag(name, given.shown or text_of(value), status, note)
+        return LaunchFlag(name, given.shown or text_of(value), status, note)
 
-    def _fate(self, given: Given) -> tuple[Status, str]:
+    def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """What the table says of a key and its value."""
         key, value = given.key, given.value
         rule, framework = rule_of(key, self.table), self.table.framework

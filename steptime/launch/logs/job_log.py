@@ -1,7 +1,7 @@
 """Reading the logs of one training job, however large, in bounded memory: no line is kept but those of an argument dump.
 
 Lines end at a line feed or, as progress bars have it, at a carriage return; a line longer than `LONGEST` is cut. Files of
-several nodes and of restarts are read one after the other into one `Log`.
+several nodes and of restarts are read one after the other into one `JobLog`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steptime.base.config import ConfigError
-from steptime.launch.logs.lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
-from steptime.launch.logs.logged_steps import Series
+from steptime.launch.logs.lines import (
+    AcceleratorName,
+    Iteration,
+    LogEntry,
+    MemoryPeak,
+    ParameterCount,
+    Pause,
+    Vocabulary,
+    plain,
+    said,
+)
+from steptime.launch.logs.logged_steps import LoggedSteps
 from steptime.launch.megatron.dump import read_dump
 
 CHUNK = 1 << 18
@@ -38,11 +48,11 @@ BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
 PRINTED = re.compile(rb"Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+")
 """Where torchtitan, Megatron-Bridge and NeMo print their config."""
 
-Progress = Callable[[str, float], None]
+ReadProgress = Callable[[str, float], None]
 """Told the file and the share of it that is read."""
 
 
-class Log:
+class JobLog:
     """What the logs of one job say.
 
     Iterations are held once each (`series`), memory peaks by rank, and of the argument dumps the first, with what later ones
@@ -55,11 +65,11 @@ class Log:
         """Of the iterations' lines."""
         self.titan: dict[bool, str] = {}
         """The first file with iterations of torchtitan (True), and of Megatron-LM and its kin, which share lines (False)."""
-        self.series = Series()
-        self.unnumbered = Series()
+        self.series = LoggedSteps()
+        self.unnumbered = LoggedSteps()
         """Megatron-Bridge's lines that tell no iteration, by their place."""
         self.allocated: dict[int, float] = {}
-        """Peak allocated memory [B] by rank; -1 where the log does not say whose."""
+        """MemoryPeak allocated memory [B] by rank; -1 where the log does not say whose."""
         self.reserved: dict[int, float] = {}
         self.local_ranks = False
         """Ranks are those of a node."""
@@ -82,12 +92,12 @@ class Log:
         """The beginning of the first file; of one that prints its config later, what begins there."""
         self.notes: list[str] = []
 
-    def take(self, entry: Said, file: FileState) -> None:
+    def take(self, entry: LogEntry, file: FileState) -> None:
         """Take in what a line says."""
         match entry:
             case Iteration():
                 self._iteration(entry, file)
-            case Peak():
+            case MemoryPeak():
                 self.local_ranks = self.local_ranks or (entry.local and entry.rank >= 0)
                 for peaks, value in ((self.allocated, entry.allocated_bytes), (self.reserved, entry.reserved_bytes)):
                     if value:
@@ -95,11 +105,11 @@ class Log:
             case Pause():
                 if len(self.pauses) < PAUSES and (number := file.latest if entry.number < 0 else entry.number) >= 0:
                     self.pauses.add(number)
-            case Count():
+            case ParameterCount():
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
             case Vocabulary():
                 self.vocabulary = entry
-            case Device():
+            case AcceleratorName():
                 self.device = self.device or entry.name
 
     def _iteration(self, entry: Iteration, file: FileState) -> None:
@@ -144,13 +154,13 @@ class FileState:
         """The line now read, and that on which the dump began."""
 
 
-def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
+def read_log(paths: Iterable[str], progress: ReadProgress | None = None) -> JobLog:
     """The logs of one job: node files, and restarts in any order.
 
     Raises:
         ConfigError: a file cannot be read, or no file logs an iteration: one line.
     """
-    log = Log()
+    log = JobLog()
     for path in paths:
         name = str(path)
         if name in log.files:
@@ -169,7 +179,7 @@ def read_log(paths: Iterable[str], progress: Progress | None = None) -> Log:
     return log
 
 
-def _read_file(log: Log, name: str, progress: Progress | None) -> None:
+def _read_file(log: JobLog, name: str, progress: ReadProgress | None) -> None:
     state = FileState()
     for state.line, line in enumerate(_lines(name, log, progress), 1):
         if len(log.files) == 1:
@@ -182,7 +192,7 @@ def _read_file(log: Log, name: str, progress: Progress | None) -> None:
         log.dump(state.dump, name, state.begin)
 
 
-def _hold(log: Log, line: bytes) -> None:
+def _hold(log: JobLog, line: bytes) -> None:
     """Hold a line of the beginning; past it, begin anew where the config is printed."""
     if (
         len(log.head) >= HEAD
@@ -195,7 +205,7 @@ def _hold(log: Log, line: bytes) -> None:
         log.head += line + b"\n"
 
 
-def _dump_line(log: Log, state: FileState, line: bytes, name: str) -> None:
+def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
     """One line of an argument dump, or the mark that begins one."""
     if BEGINS in line and ENDS not in line:
         if state.dump is not None:  # the one before has no end
@@ -210,7 +220,7 @@ def _dump_line(log: Log, state: FileState, line: bytes, name: str) -> None:
         state.dump = None
 
 
-def _lines(name: str, log: Log, progress: Progress | None) -> Iterator[bytes]:
+def _lines(name: str, log: JobLog, progress: ReadProgress | None) -> Iterator[bytes]:
     """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
     try:
         with open_log(name) as file:

@@ -34,8 +34,8 @@ class Iteration(NamedTuple):
     """The rank prefix, as printed: lines of one stream come in order."""
 
 
-class Peak(NamedTuple):
-    """Peak memory of a rank [B]; 0 where the line does not say."""
+class MemoryPeak(NamedTuple):
+    """MemoryPeak memory of a rank [B]; 0 where the line does not say."""
 
     rank: int
     """-1: the line does not say whose."""
@@ -51,7 +51,7 @@ class Pause(NamedTuple):
     number: int
 
 
-class Count(NamedTuple):
+class ParameterCount(NamedTuple):
     """Parameters on a model-parallel rank."""
 
     tp_rank: int
@@ -59,7 +59,7 @@ class Count(NamedTuple):
     parameters: int
 
 
-class Device(NamedTuple):
+class AcceleratorName(NamedTuple):
     """What the log calls the accelerator: "NVIDIA H100 80GB HBM3"."""
 
     name: str
@@ -72,7 +72,7 @@ class Vocabulary(NamedTuple):
     padded: int
 
 
-Said = Iteration | Peak | Pause | Count | Device | Vocabulary
+LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
 
 STEP = {
     # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
@@ -154,7 +154,7 @@ def plain(line: bytes) -> str:
     return _ESCAPE.sub("", text) if chr(27) in text else text
 
 
-def said(line: bytes) -> Iterator[Said]:
+def said(line: bytes) -> Iterator[LogEntry]:
     """What one line says; two ranks that wrote into the same line both count."""
     for words, parse in PARSERS:
         for word in words:  # plain loops: most lines of a large log say nothing
@@ -177,12 +177,12 @@ def _numbered(text: str) -> Iterator[Iteration]:
                 yield Iteration(framework, counted, step_s, 0.0, tflops, int(batch), _stream(text))
 
 
-def _titan(text: str) -> Iterator[Iteration | Peak]:
+def _titan(text: str) -> Iterator[Iteration | MemoryPeak]:
     for found in _TITAN.finditer(text):
         stream, rate, tflops = _stream(text), number(found[3]), number(found[4] or "")
         if rate:
             yield Iteration("torchtitan", int(found[1]), 0.0, rate, tflops, stream=stream)
-        yield Peak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
+        yield MemoryPeak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
 
 
 def _bridge(text: str) -> Iterator[Iteration]:
@@ -197,8 +197,8 @@ def _bar(text: str) -> Iterator[Iteration]:
             yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
-def _peaks(text: str) -> Iterator[Peak]:
-    """Peak memory, one entry for each rank that the line names."""
+def _peaks(text: str) -> Iterator[MemoryPeak]:
+    """MemoryPeak memory, one entry for each rank that the line names."""
     heads = list(_RANK.finditer(text))
     starts = [head.start() for head in heads]
     for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):
@@ -207,11 +207,11 @@ def _peaks(text: str) -> Iterator[Peak]:
         yield _peak(text, _rank(text), OWN_MEMORY, local=True)
 
 
-def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> Peak:
+def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> MemoryPeak:
     peaks = {"allocated": 0.0, "reserved": 0.0}
     for name, (what, unit) in known.items():
         peaks[what] = max(peaks[what], field(text, name) * unit)
-    return Peak(rank, peaks["allocated"], peaks["reserved"], local)
+    return MemoryPeak(rank, peaks["allocated"], peaks["reserved"], local)
 
 
 def _pauses(text: str) -> Iterator[Pause]:
@@ -219,19 +219,19 @@ def _pauses(text: str) -> Iterator[Pause]:
         yield from (Pause(int(found[1] or -1)) for found in pattern.finditer(text))
 
 
-def _counts(text: str) -> Iterator[Count]:
-    yield from (Count(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
+def _counts(text: str) -> Iterator[ParameterCount]:
+    yield from (ParameterCount(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
 
 
 def _vocabulary(text: str) -> Iterator[Vocabulary]:
     yield from (Vocabulary(int(found[1]), int(found[2])) for found in _VOCABULARY.finditer(text))
 
 
-def _devices(text: str) -> Iterator[Device]:
-    yield from (Device(found[1]) for pattern in _DEVICES if (found := pattern.search(text)))
+def _devices(text: str) -> Iterator[AcceleratorName]:
+    yield from (AcceleratorName(found[1]) for pattern in _DEVICES if (found := pattern.search(text)))
 
 
-PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[Said]]], ...] = (
+PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ...] = (
     ((b"elapsed time per iteration", b"train_step_timing in s: "), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),

@@ -1,4 +1,4 @@
-"""Logged iterations in bounded memory, each once."""
+"""LoggedStep iterations in bounded memory, each once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 200_000
 """Most lines held: beyond, only every second iteration is kept, then every fourth, and so on."""
 
 
-class Logged(NamedTuple):
+class LoggedStep(NamedTuple):
     """One iteration's line; 0 where it does not say."""
 
     number: int
@@ -25,7 +25,7 @@ class Logged(NamedTuple):
     batch: int
 
 
-class Series:
+class LoggedSteps:
     """Iterations by number, in arrays: a log of millions of lines stays small, and their order does not matter."""
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -71,9 +71,9 @@ class Series:
         """Iterations that a line stands for: from one to the next, as most of them have it."""
         return self._interval or _usual_gap([self._number[i] for i in self._once()])
 
-    def lines(self) -> list[Logged]:
+    def lines(self) -> list[LoggedStep]:
         """Every iteration once, by number; one that several lines log has its shortest time."""
-        return [Logged(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
+        return [LoggedStep(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
 
 
 def _usual_gap(numbers: Sequence[int]) -> int:

@@ -14,8 +14,8 @@ from math import comb, sqrt
 from typing import NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.logs.job_log import Log
-from steptime.launch.logs.logged_steps import Logged
+from steptime.launch.logs.job_log import JobLog
+from steptime.launch.logs.logged_steps import LoggedStep
 
 RULE = (
     "median after warm-up: without the first max(2, 10 %) iterations, 2 after a restart, those beside an evaluation or a "
@@ -64,7 +64,7 @@ class Steady(NamedTuple):
     notes: list[str]
 
 
-def steady(log: Log, tokens_per_device: float = 0.0) -> Steady:
+def steady(log: JobLog, tokens_per_device: float = 0.0) -> Steady:
     """The steady state of a log; `tokens_per_device`, tokens of a step over devices, turns tokens/s into step times.
 
     Raises:
@@ -102,7 +102,7 @@ def steady(log: Log, tokens_per_device: float = 0.0) -> Steady:
     )
 
 
-def _timed(line: Logged, tokens_per_device: float) -> Logged:
+def _timed(line: LoggedStep, tokens_per_device: float) -> LoggedStep:
     if line.step_s > 0.0:
         return line
     if tokens_per_device <= 0.0:
@@ -111,7 +111,7 @@ def _timed(line: Logged, tokens_per_device: float) -> Logged:
 
 
 def _left_out(
-    lines: Sequence[Logged], interval: int, restarts: Sequence[int], pauses: Sequence[int]
+    lines: Sequence[LoggedStep], interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> tuple[list[str], list[str]]:
     """Why each line is left out ("" where it counts), and notes where the rule had to give way to have any line left."""
     reasons = [_reasons(lines, i, interval, restarts, pauses) for i in range(len(lines))]
@@ -128,7 +128,7 @@ def _left_out(
 
 
 def _reasons(
-    lines: Sequence[Logged], i: int, interval: int, restarts: Sequence[int], pauses: Sequence[int]
+    lines: Sequence[LoggedStep], i: int, interval: int, restarts: Sequence[int], pauses: Sequence[int]
 ) -> set[str]:
     """Why a line is to be left out; `restarts` and `pauses` are in order."""
     line, first, final = lines[i], lines[0].number, lines[-1].batch
@@ -146,7 +146,7 @@ def _reasons(
     return found | ({RAMP} if final and ramped else set())
 
 
-def _flops(used: Sequence[Logged], log: Log) -> tuple[float, float]:
+def _flops(used: Sequence[LoggedStep], log: JobLog) -> tuple[float, float]:
     """Median TFLOP/s per device, and FLOPs of a step per device; Megatron-Bridge has them on lines without a number."""
     said = [line for line in used if line.tflops > 0.0]
     if not said:

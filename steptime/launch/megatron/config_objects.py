@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, read_keys
 from steptime.launch.megatron.flags import plain
 
@@ -19,7 +19,7 @@ _BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
 """AttnBackend's numbers (megatron/core/enums.py)."""
 
 
-def object_settings(
+def object_keys(
     said: Mapping[str, Any],
     table: KeyTable,
     source: str,
@@ -27,19 +27,21 @@ def object_settings(
     *,
     defaults: Mapping[str, Any] | None = None,
     dump: bool = False,
-) -> Settings:
+) -> JobKeys:
     """Fields by their dotted names as settings; `defaults` go over the table's own, `dump` as in `read_keys`.
 
     Raises:
         ConfigError: keys that the framework does not have, one line each.
     """
     given = [item._replace(value=plain(item.value)) for item in read_keys(said, table, source, dump=dump)]
-    s = Settings(source, table, given, defaults=defaults, sets=sets)
+    keys = JobKeys(source, table, given, defaults=defaults, sets=sets)
     groups = "num_query_groups"  # the parser's default is no field's
-    s.put("group_query_attention", (groups in s.values or groups in s.defaults) and s.get(groups) is not None)
-    if s.on("optimizer.use_distributed_optimizer"):
-        s.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
-    backend = re.fullmatch(r".*\((\d)\)", str(s.get("attention_backend")))
+    keys.put(
+        "group_query_attention", (groups in keys.values or groups in keys.defaults) and keys.get(groups) is not None
+    )
+    if keys.on("optimizer.use_distributed_optimizer"):
+        keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
+    backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
     if backend and int(backend[1]) < len(_BACKENDS):
-        s.put("attention_backend", _BACKENDS[int(backend[1])])
-    return s
+        keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    return keys

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.job_keys import Settings
-from steptime.launch.keys import Given, load_table, spelled
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import GivenKey, load_table, spelled
 from steptime.launch.shell.scope import way_out
 from steptime.launch.shell.script import Word
 
@@ -121,9 +121,9 @@ def is_legacy(arguments: Mapping[str, str]) -> bool:
     return plain(arguments.get("checkpoint_activations")) is True or bool(alone & arguments.keys())
 
 
-def settings_of(
+def keys_of(
     arguments: Mapping[str, str], names: Mapping[str, str], source: str, sets: Mapping[str, Any] | None = None
-) -> Settings:
+) -> JobKeys:
     """Arguments as settings; `names` are the flags that said them, none for a dump."""
     table = load_table("megatron")
     negations, flags = table.raw["negations"], {argument: flag for flag, argument in table.raw["flag_names"].items()}
@@ -137,11 +137,11 @@ def settings_of(
         return argument if plain_name else "--" + flags.get(argument, argument.replace("_", "-"))
 
     given = [
-        Given(name, spelled(argument, table), plain(text), "true" if name[2:] in negations else "")
+        GivenKey(name, spelled(argument, table), plain(text), "true" if name[2:] in negations else "")
         for argument, text in arguments.items()
         for name in [names.get(argument, argument)]
     ]
-    found = Settings(source, table, given, sets=sets, spell=spell)
+    found = JobKeys(source, table, given, sets=sets, spell=spell)
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

@@ -10,11 +10,11 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.launch.devices import told_whole
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.dump import BEGIN, read_dump, vocabulary_of
-from steptime.launch.megatron.flags import arguments_of, is_legacy, read_words, settings_of
+from steptime.launch.megatron.flags import arguments_of, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.reading import Flag, Reading
+from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.shell.script import Script, Word, read_script
 
 _OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
@@ -93,16 +93,16 @@ def _from_words(path: str, words: list[Word], script: Script | None, sets: Mappi
         raise ConfigError(f"{path}: {problem}" for problem in said.problems)
     if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
         raise ConfigError(f"{path}: --num-layers is missing; not a Megatron-LM training")
-    settings = settings_of(said.arguments, said.names, path, sets)
-    settings.notes += said.notes
+    keys = keys_of(said.arguments, said.names, path, sets)
+    keys.notes += said.notes
     if script is not None:
-        _of_environment(settings, script)
+        _of_environment(keys, script)
         if script.devices_per_node and script.nodes:
             nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
-            settings.notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
+            keys.notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
         if outside := _from_outside(script.environment):
-            settings.notes.append(f"from the environment: {outside}")
-    reading = _plan(settings, is_legacy(said.arguments), script.devices if script else None)
+            keys.notes.append(f"from the environment: {outside}")
+    reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     if script is None:
         return reading
     if script.problems:
@@ -130,24 +130,26 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
             f"{reading.source}: {script.devices_per_node} processes on each node, and {machine.name} has "
             f"{machine.devices_per_node} devices"
         )
-    flag = Flag("#SBATCH", script.gpu, "used", f"hardware.node_type: {machine.name}")
+    flag = LaunchFlag("#SBATCH", script.gpu, "used", f"hardware.node_type: {machine.name}")
     config = reading.config | {"hardware": {"node_type": machine.name}}
     return reading._replace(config=config, flags=[flag, *reading.flags])
 
 
-def _of_environment(settings: Settings, script: Script) -> None:
+def _of_environment(keys: JobKeys, script: Script) -> None:
     """What the program and the variables of the script decide beside its flags."""
-    values, found = script.variables, settings.beside_flags
+    values, found = script.variables, keys.beside_flags
     if values.get("NVTE_FLASH_ATTN") == "0" and values.get("NVTE_FUSED_ATTN") == "0":
-        if "attention_backend" not in settings.values:
-            settings.put("attention_backend", "unfused")
-        found.append(Flag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+        if "attention_backend" not in keys.values:
+            keys.put("attention_backend", "unfused")
+        found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
     if _OTHER_MODELS.search(script.program):
         found.append(
-            Flag(script.program, "", "unmodelled", "another model than a decoder-only transformer: one is counted")
+            LaunchFlag(
+                script.program, "", "unmodelled", "another model than a decoder-only transformer: one is counted"
+            )
         )
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        found.append(Flag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
+        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
 
 
 def from_arguments(
@@ -168,14 +170,14 @@ def from_arguments(
     said = dict(arguments)
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
-    return _plan(settings_of(said, {}, source, sets), is_legacy(arguments), world_size)
+    return _plan(keys_of(said, {}, source, sets), is_legacy(arguments), world_size)
 
 
-def _plan(settings: Settings, legacy: bool, devices: int | None) -> Reading:
-    said = settings.whole("world_size")
+def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
+    said = keys.whole("world_size")
     if said is not None and devices is not None and said != devices:
-        settings.problems.append(
-            f"{settings.source}: {settings.name('world_size')} {said} contradicts the launch command, which starts "
+        keys.problems.append(
+            f"{keys.source}: {keys.name('world_size')} {said} contradicts the launch command, which starts "
             f"{devices} processes"
         )
-    return plan_of(settings, "megatron-2021" if legacy else "megatron-core", said or devices)
+    return plan_of(keys, "megatron-2021" if legacy else "megatron-core", said or devices)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.devices import told
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import performance_section
 from steptime.launch.reading import Reading
 
 
-def plan_of(s: Settings, software: str, devices: int | None) -> Reading:
+def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     """The plan of a job on so many devices (None: not told) with the defaults of a software profile.
 
     Raises:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
-    layout = layout_section(s, devices)
-    performance = performance_section(s, layout, software)
-    model = told(s.sets, "model")
+    layout = layout_section(keys, devices)
+    performance = performance_section(keys, layout, software)
+    model = told(keys.sets, "model")
     if model is None:
-        model = model_section(s, unfused=performance.get("attention_impl") != "flash")
-    data = data_section(s, layout.get("dp"))
+        model = model_section(keys, unfused=performance.get("attention_impl") != "flash")
+    data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     open_keys = {
         "parallelism.dp": "does not say how many devices there are; add --set parallelism.dp=N",
@@ -31,4 +31,4 @@ def plan_of(s: Settings, software: str, devices: int | None) -> Reading:
         "data.gbs": "does not say the global batch; add --set data.gbs=N",
         "data.seqlen": "does not say the sequence length; add --set data.seqlen=N",
     }
-    return s.reading(config, open_keys)
+    return keys.reading(config, open_keys)

@@ -12,12 +12,12 @@ from steptime.base.document import parse_mapping
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
-from steptime.launch.megatron.config_objects import object_settings
+from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, class_of, simplify
-from steptime.launch.reading import Flag, Reading
+from steptime.launch.reading import LaunchFlag, Reading
 from steptime.software.profiles import profile_releases
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
@@ -127,8 +127,8 @@ def _bridge(
             "Task Configuration, or the run_config.yaml of a checkpoint"
         )
     said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
-    s = object_settings(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
+    keys = object_keys(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
     if devices is not None and told(sets, "parallelism.dp") is None:
-        s.beside_flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
+        keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     name = "megatron-bridge"
-    return plan_of(s, f"{name}@{release}" if release in profile_releases(name) else name, devices)
+    return plan_of(keys, f"{name}@{release}" if release in profile_releases(name) else name, devices)

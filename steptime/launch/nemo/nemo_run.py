@@ -9,12 +9,12 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, flatten, load_table
-from steptime.launch.megatron.config_objects import object_settings
+from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.targets import class_of, simplify
-from steptime.launch.reading import Flag, Reading
+from steptime.launch.reading import LaunchFlag, Reading
 from steptime.software.profiles import profile_releases
 
 _BUCKET = 128 * 1024 * 1024
@@ -34,19 +34,19 @@ def read_two(
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.{key}": value for key, value in fields.items()}
-    s = object_settings(said, load_table("nemo2"), path, sets, defaults=defaults, dump=True)
-    _put_over(s, said)
-    precision = str(s.get("mixed_precision.precision") or "32").lower()
-    s.put("bf16", "bf16" in precision)
-    s.put("fp16", precision.startswith(("16", "fp16")))
-    if s.get("trainer.devices") is not None:
-        devices = s.count("trainer.devices") * s.count("trainer.num_nodes")
+    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, dump=True)
+    _put_over(keys, said)
+    precision = str(keys.get("mixed_precision.precision") or "32").lower()
+    keys.put("bf16", "bf16" in precision)
+    keys.put("fp16", precision.startswith(("16", "fp16")))
+    if keys.get("trainer.devices") is not None:
+        devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     software = f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
-    reading = plan_of(s, software, devices)
+    reading = plan_of(keys, software, devices)
     return reading._replace(flags=[_named(flag, config_class) for flag in reading.flags])
 
 
-def _put_over(s: Settings, said: Mapping[str, Any]) -> None:
+def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
     """The defaults of the precision plugin and of the overlap callback: they too are put over ddp's own settings."""
     put: dict[str, tuple[str, Any]] = {
         "accumulate_allreduce_grads_in_fp32": ("trainer.plugins.grad_reduce_in_fp32", True)
@@ -55,16 +55,16 @@ def _put_over(s: Settings, said: Mapping[str, Any]) -> None:
         put["fp8_param_gather"] = ("trainer.plugins.fp8_param_gather", True)
     callback = f"trainer.callbacks.{_OVERLAP}"
     if any(name.startswith(callback) for name in said):
-        virtual = s.get("virtual_pipeline_model_parallel_size")
+        virtual = keys.get("virtual_pipeline_model_parallel_size")
         put["overlap_grad_reduce"] = (f"{callback}.overlap_grad_reduce", True)
         put["overlap_param_gather"] = (f"{callback}.overlap_param_gather", True)
         put["overlap_p2p_comm"] = (f"{callback}.overlap_p2p_comm", virtual not in (None, 1))
-        if s.get("ddp_bucket_size") is None:
+        if keys.get("ddp_bucket_size") is None:
             put["ddp_bucket_size"] = (f"{callback}.bucket_size", _BUCKET)
     for key, (name, value) in put.items():
-        s.defaults[key] = (name, value)
-        if key in s.values and s.names[key] != name:
-            s.put(key, value, by=name)
+        keys.defaults[key] = (name, value)
+        if key in keys.values and keys.names[key] != name:
+            keys.put(key, value, by=name)
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
 
 
-def _named(flag: Flag, config_class: str) -> Flag:
+def _named(flag: LaunchFlag, config_class: str) -> LaunchFlag:
     """A default that the model's class sets says so."""
     key = flag.name.removeprefix("model.")
     if flag.status == "default" and flag.name.startswith("model.") and key in classes().get(config_class, {}):

@@ -9,10 +9,10 @@ _WORDS = re.compile(r"\s*(\d+|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|&&|\|\||<<|>>|[-+*/%
 _LEVELS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
 _LARGEST = 1 << 63
 
-Lookup = Callable[[str], int | None]
+ValueOf = Callable[[str], int | None]
 
 
-def arithmetic(text: str, lookup: Lookup) -> int | None:
+def arithmetic(text: str, lookup: ValueOf) -> int | None:
     """The value of an expression; None where a name has no whole number for a value, or it is no such expression.
 
     Division rounds towards zero, as the shell's does.
@@ -30,17 +30,17 @@ def arithmetic(text: str, lookup: Lookup) -> int | None:
         words.append(found[1])
         i = found.end()
     try:
-        reader = _Reader(words, lookup)
+        reader = _Evaluator(words, lookup)
         value = reader.choice()
     except (ArithmeticError, LookupError, RecursionError, ValueError):
         return None
     return value if reader.i == len(words) else None
 
 
-class _Reader:
+class _Evaluator:
     """Recursive descent; raises what `arithmetic` turns into None."""
 
-    def __init__(self, words: list[str], lookup: Lookup) -> None:
+    def __init__(self, words: list[str], lookup: ValueOf) -> None:
         self.words, self.lookup, self.i = words, lookup, 0
 
     def at(self, *words: str) -> bool:

@@ -15,8 +15,8 @@ from steptime.launch.shell.grammar import (
     Function,
     If,
     Loop,
-    Node,
     Simple,
+    Statement,
     parse_shell,
 )
 from steptime.launch.shell.lexer import Token
@@ -41,7 +41,7 @@ class _ExitError(Exception):
     """The script ends here."""
 
 
-class Walk:
+class DryRun:
     """The commands of a script, in order, and the variables they leave."""
 
     def __init__(self, name: str, scope: Scope) -> None:
@@ -56,22 +56,22 @@ class Walk:
         """Fills in words from the variables as they are now."""
         return Expander(self.scope, self.name)
 
-    def script(self, nodes: list[Node]) -> None:
-        """Walk a whole script."""
+    def script(self, nodes: list[Statement]) -> None:
+        """DryRun a whole script."""
         try:
             self.block(nodes)
         except _ExitError:
             return
 
-    def block(self, nodes: list[Node]) -> Outcome:
-        """Walk commands one after the other; the outcome is the last one's."""
+    def block(self, nodes: list[Statement]) -> Outcome:
+        """DryRun commands one after the other; the outcome is the last one's."""
         outcome: Outcome = "ran"
         for node in nodes:
             outcome = self.node(node)
         return outcome
 
-    def node(self, node: Node) -> Outcome:
-        """Walk one command."""
+    def node(self, node: Statement) -> Outcome:
+        """DryRun one command."""
         self.count += 1
         if self.count > _MOST_COMMANDS:
             self.full = True
@@ -108,8 +108,8 @@ class Walk:
 
     # --- what may or may not run ---------------------------------------------------------------------------------------
 
-    def perhaps(self, nodes: list[Node], doubt: str) -> Outcome:
-        """Walk commands that may not run."""
+    def perhaps(self, nodes: list[Statement], doubt: str) -> Outcome:
+        """DryRun commands that may not run."""
         before, self.doubt = self.doubt, self.doubt or doubt
         try:
             return self.block(nodes)
@@ -159,7 +159,7 @@ class Walk:
         self.scope = merged([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
 
     def repeated(self, node: Loop) -> bool:
-        """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
+        """DryRun a while or until as often as it runs; False where that cannot be told, or is often."""
         ends: Outcome = "no" if node.kind == "while" else "yes"
         for _ in range(_MOST_ROUNDS):
             outcome = self.block(node.condition)
@@ -247,7 +247,7 @@ class Walk:
         return "ran"
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
-        """Walk a function's body with its own positional words."""
+        """DryRun a function's body with its own positional words."""
         before, self.scope.positional = self.scope.positional, words
         self.depth += 1
         try:
@@ -257,7 +257,7 @@ class Walk:
             self.scope.positional = before
 
     def inner(self, fields: list[Value], line: int) -> bool:
-        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        """DryRun the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
         at, text = text_to_read([value.text for value in fields])
         if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False

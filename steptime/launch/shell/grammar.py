@@ -24,7 +24,7 @@ class Simple(NamedTuple):
 class If(NamedTuple):
     """Conditions with their bodies, in order; an else has no condition."""
 
-    arms: list[tuple[list[Node] | None, list[Node]]]
+    arms: list[tuple[list[Statement] | None, list[Statement]]]
     line: int
 
 
@@ -34,8 +34,8 @@ class Loop(NamedTuple):
     kind: str
     name: str
     words: list[Token]
-    condition: list[Node]
-    body: list[Node]
+    condition: list[Statement]
+    body: list[Statement]
     line: int
 
 
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     """A word and its arms: patterns and bodies."""
 
     word: Token
-    arms: list[tuple[list[Token], list[Node]]]
+    arms: list[tuple[list[Token], list[Statement]]]
     line: int
 
 
@@ -51,28 +51,28 @@ class Function(NamedTuple):
     """A definition."""
 
     name: str
-    body: list[Node]
+    body: list[Statement]
     line: int
 
 
-class Group(NamedTuple):
+class Braces(NamedTuple):
     """Braces or parentheses."""
 
-    body: list[Node]
+    body: list[Statement]
     line: int
 
 
 class Chain(NamedTuple):
     """Commands with the && or || before each."""
 
-    parts: list[tuple[str, Node]]
+    parts: list[tuple[str, Statement]]
     line: int
 
 
-Node: TypeAlias = Simple | If | Loop | Case | Function | Group | Chain
+Statement: TypeAlias = Simple | If | Loop | Case | Function | Braces | Chain
 
 
-def parse_shell(text: str, name: str, line: int = 1) -> list[Node]:
+def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
     """The commands of a script.
 
     Raises:
@@ -110,9 +110,9 @@ class _Parser:
             raise self.fail(start, f"{start.text!r} has no {text!r}")
         self.i += 1
 
-    def block(self, ends: frozenset[str]) -> list[Node]:
+    def block(self, ends: frozenset[str]) -> list[Statement]:
         """Commands up to one of `ends`, which is left for the caller."""
-        found: list[Node] = []
+        found: list[Statement] = []
         self.skip()
         while (token := self.peek()) is not None and token.text not in ends:
             if (token.operator and token.text in {")", ";;"}) or (not token.operator and token.text in _CLOSING):
@@ -124,16 +124,16 @@ class _Parser:
                 raise self.fail(token, f"unexpected {token.text!r}")
         return found
 
-    def chain(self) -> Node:
+    def chain(self) -> Statement:
         start = self.peek()
-        parts: list[tuple[str, Node]] = [("", self.pipeline())]
+        parts: list[tuple[str, Statement]] = [("", self.pipeline())]
         while (token := self.peek()) is not None and token.operator and token.text in {"&&", "||"}:
             self.i += 1
             self.skip(frozenset({"\n"}))
             parts.append((token.text, self.pipeline()))
         return parts[0][1] if len(parts) == 1 else Chain(parts, start.line if start else 0)
 
-    def pipeline(self) -> Node:
+    def pipeline(self) -> Statement:
         """The first command of a pipeline: what it is piped into changes nothing here."""
         first = self.command()
         while (token := self.peek()) is not None and token.operator and token.text in {"|", "|&"}:
@@ -142,7 +142,7 @@ class _Parser:
             self.command()
         return first
 
-    def command(self) -> Node:
+    def command(self) -> Statement:
         token = self.peek()
         if token is None:
             raise self.fail(None, "a command is missing")
@@ -154,8 +154,8 @@ class _Parser:
         finally:
             self.depth -= 1
 
-    def _compound(self, token: Token) -> Node | None:
-        found: Node
+    def _compound(self, token: Token) -> Statement | None:
+        found: Statement
         if token.text == "if":
             found = self.branches(token)
         elif token.text in {"for", "while", "until"}:
@@ -175,12 +175,12 @@ class _Parser:
         after = self.tokens[self.i + 1 : self.i + 3]
         return [t.text for t in after] == ["(", ")"] and all(t.operator for t in after)
 
-    def group(self, token: Token) -> Group:
+    def group(self, token: Token) -> Braces:
         closing = "}" if token.text == "{" else ")"
         self.i += 1
         body = self.block(frozenset({closing}))
         self.expect(closing, token)
-        return Group(body, token.line)
+        return Braces(body, token.line)
 
     def function(self, token: Token) -> Function:
         self.i += token.text == "function"
@@ -194,9 +194,9 @@ class _Parser:
         return Function(name.text, self.group(start).body, token.line)
 
     def branches(self, start: Token) -> If:
-        arms: list[tuple[list[Node] | None, list[Node]]] = []
+        arms: list[tuple[list[Statement] | None, list[Statement]]] = []
         self.i += 1
-        condition: list[Node] | None = self.block(frozenset({"then"}))
+        condition: list[Statement] | None = self.block(frozenset({"then"}))
         self.expect("then", start)
         while True:
             arms.append((condition, self.block(frozenset({"elif", "else", "fi"}))))
@@ -214,7 +214,7 @@ class _Parser:
 
     def loop(self, start: Token) -> Loop:
         self.i += 1
-        name, words, condition = "", list[Token](), list[Node]()
+        name, words, condition = "", list[Token](), list[Statement]()
         if start.text == "for":
             token = self.peek()
             name = token.text if token and not token.operator else ""
@@ -236,7 +236,7 @@ class _Parser:
         word = self.peek()
         self.i += 1
         self.expect("in", start)
-        arms: list[tuple[list[Token], list[Node]]] = []
+        arms: list[tuple[list[Token], list[Statement]]] = []
         while True:
             self.skip()
             if self.at("esac") or word is None:

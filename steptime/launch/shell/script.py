@@ -12,7 +12,7 @@ import posixpath
 import re
 from typing import NamedTuple
 
-from steptime.launch.shell.dry_run import Command, Walk
+from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.scope import Scope, Value, clean, way_out
 
@@ -115,7 +115,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
-    walk = Walk(posixpath.basename(name), scope)
+    walk = DryRun(posixpath.basename(name), scope)
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     if walk.full:
@@ -180,7 +180,7 @@ def _word(value: Value, scope: Scope) -> Word:
 # --- which command it is -----------------------------------------------------------------------------------------------
 
 
-def _the_launch(walk: Walk, name: str) -> tuple[_Launch | None, list[str]]:
+def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     """The one command that launches training, or why there is none."""
     found = [launch for command in walk.commands if (launch := _launch_of(command)) is not None]
     launched = [launch for launch in found if launch.launchers]
@@ -205,7 +205,7 @@ def _trains(launch: _Launch) -> bool:
     return bool(re.search(r"train", posixpath.basename(launch.command.words[launch.at].text)))
 
 
-def _nothing_found(walk: Walk) -> str:
+def _nothing_found(walk: DryRun) -> str:
     others = [
         (command.line, next((v.text for v in command.words[1:] if v.text.endswith((".sh", ".slurm", ".sbatch"))), ""))
         for command in walk.commands

@@ -50,7 +50,7 @@ def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, T
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-    reader = _Reader(path, module)
+    reader = _FunctionReader(path, module)
     offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -70,7 +70,7 @@ def _ends(node: ast.expr | None, words: str) -> bool:
     return node is not None and ast.unparse(node).strip("'\"").endswith(words)
 
 
-class _Reader:
+class _FunctionReader:
     """The functions and constants of one module."""
 
     def __init__(self, path: str, module: ast.Module) -> None:

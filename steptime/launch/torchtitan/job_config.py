@@ -12,10 +12,10 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.devices import devices_in, told
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
-from steptime.launch.reading import Flag, Reading
+from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.torchtitan.config_functions import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
@@ -52,10 +52,10 @@ def read_torchtitan(
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
     table = table._replace(framework=defaults.pop("framework", table.framework))
-    s = Settings(path, table, read_keys(said, table, path), defaults=defaults, sets=sets)
+    keys = JobKeys(path, table, read_keys(said, table, path), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
-        s.beside_flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
-    reading = s.reading(config_of(s, told(sets, "model") or model or flavor_of(s), devices))
+        keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
+    reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
     framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
     return reading._replace(framework=framework)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from steptime.job.edit import read_model
 from steptime.launch.devices import required_data_parallel, told
-from steptime.launch.job_keys import Settings
+from steptime.launch.job_keys import JobKeys
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _SCHEDULES = {"1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2)}
@@ -40,27 +40,27 @@ class Degrees(NamedTuple):
         return self.dp // self.replicate * self.cp > 1
 
 
-def config_of(s: Settings, model: Any, devices: int | None) -> dict[str, Any]:
+def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
     """The config of settings by their TOML names, with the model section and, where told, the number of devices.
 
     Raises:
         ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
     """
-    degrees = degrees_of(s, devices)
-    moot(s, degrees)
+    degrees = degrees_of(keys, devices)
+    moot(keys, degrees)
     n_layers = _n_layers(model)
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
     if degrees.cp > 1:
         words = {"allgather": "all_gather", "alltoall": "p2p"}
-        parallelism |= {"cp": degrees.cp, "cp_comm_type": s.word(f"{_P}context_parallel_rotate_method", words)}
+        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method", words)}
     if degrees.tp > 1:
-        parallelism["sp"] = s.on(f"{_P}enable_sequence_parallel", default=True)
-    parallelism |= fsdp_of(s, degrees)
+        parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
+    parallelism |= fsdp_of(keys, degrees)
     if degrees.pp > 1:
-        parallelism |= pipeline_of(s, degrees, n_layers)
+        parallelism |= pipeline_of(keys, degrees, n_layers)
     performance = {"software": "fsdp2" if degrees.fsdp else "torch"}
-    performance |= dtypes_of(s, degrees) | kernels_of(s, degrees) | checkpointing_of(s, n_layers)
-    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(s, degrees)}
+    performance |= dtypes_of(keys, degrees) | kernels_of(keys, degrees) | checkpointing_of(keys, n_layers)
+    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
 
 
 def _n_layers(section: Any) -> int:
@@ -69,7 +69,7 @@ def _n_layers(section: Any) -> int:
     return int(model["n_layers"] if isinstance(model, Mapping) else model.n_layers)
 
 
-def moot(s: Settings, degrees: Degrees) -> None:
+def moot(keys: JobKeys, degrees: Degrees) -> None:
     """Note the settings of a parallelism that the job does not use."""
     unused = {
         "pipeline parallelism": (degrees.pp == 1, [f"{_P}pipeline_parallel_{name}" for name in _PIPELINE]),
@@ -77,9 +77,9 @@ def moot(s: Settings, degrees: Degrees) -> None:
         "tensor parallelism": (degrees.tp == 1, [f"{_P}enable_sequence_parallel"]),
         "FSDP": (not degrees.fsdp, [f"{_P}fsdp_reshard_after_forward", "training.mixed_precision_reduce"]),
     }
-    for name, (off, keys) in unused.items():
-        for key in keys if off else []:
-            s.without_effect(key, f"only with {name}")
+    for name, (off, told_there) in unused.items():
+        for key in told_there if off else []:
+            keys.without_effect(key, f"only with {name}")
 
 
 _PIPELINE = (
@@ -88,56 +88,58 @@ _PIPELINE = (
 )
 
 
-def degrees_of(s: Settings, devices: int | None) -> Degrees:
+def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     """The degrees; dp_shard -1 takes what the others leave of the devices, and what the user sets goes over both.
 
     Raises:
         ConfigError: they do not multiply to the devices, or nothing tells how many there are.
     """
     tp, pp, cp, replicate = (
-        s.count(f"{_P}{name}_degree")
+        keys.count(f"{_P}{name}_degree")
         for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
     )
-    shard = s.count(f"{_P}data_parallel_shard_degree", least=-1)
+    shard = keys.count(f"{_P}data_parallel_shard_degree", least=-1)
     if shard == 0:
-        raise s.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
+        raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
     rest = {"tp": tp, "pp": pp, "cp": cp}
-    if shard < 0 or told(s.sets, "parallelism.dp") is not None:
-        dp = required_data_parallel(s, rest, devices)
+    if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
+        dp = required_data_parallel(keys, rest, devices)
         if dp % replicate:
-            s.fail(f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})")
+            keys.fail(
+                f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})"
+            )
     else:
         dp = replicate * shard
         if devices is not None and devices != dp * tp * pp * cp:
-            s.problems.append(
-                f"{s.source}: the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}"
+            keys.problems.append(
+                f"{keys.source}: the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}"
             )
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
-        s.fail(
+        keys.fail(
             f"{_P}data_parallel_replicate_degree", "DDP runs with no other parallelism; set data_parallel_shard_degree"
         )
     return found
 
 
-def fsdp_of(s: Settings, degrees: Degrees) -> dict[str, Any]:
+def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """FSDP2's options; none under DDP or on a single device."""
     if not degrees.fsdp:
         return {"zero_level": 0}
     # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
     fsdp = {
-        "reshard_after_forward": s.word(f"{_P}fsdp_reshard_after_forward", policies),
-        "reduce_dtype": s.word("training.mixed_precision_reduce", _DTYPES),
+        "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
+        "reduce_dtype": keys.word("training.mixed_precision_reduce", _DTYPES),
         "wrap": "block",
     }
     return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
 
 
-def dtypes_of(s: Settings, degrees: Degrees) -> dict[str, Any]:
+def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Precision, and the dtypes of parameters, gradients and moments."""
-    precision = s.word("training.mixed_precision_param", _DTYPES)
-    stored = s.word("training.dtype", _DTYPES)
+    precision = keys.word("training.mixed_precision_param", _DTYPES)
+    stored = keys.word("training.dtype", _DTYPES)
     states = {"param_dtype": stored, "main_grad_dtype": stored, "moment_dtype": stored}
     if degrees.fsdp:
         return {"precision": precision} | (states if stored == "bf16" else {})
@@ -146,55 +148,55 @@ def dtypes_of(s: Settings, degrees: Degrees) -> dict[str, Any]:
     if degrees.tp * degrees.pp > 1:
         # maybe_enable_amp: "Mixed precision training is disabled"
         note = "performance.precision fp32: there is no mixed precision with TP or PP but without FSDP"
-        s.becomes("training.mixed_precision_param", note)
+        keys.becomes("training.mixed_precision_param", note)
         return {"precision": "fp32"}
     if precision == "bf16":
         why = "torch.autocast without FSDP: its casts of the fp32 weights are not counted"
-        s.leave_out("training.mixed_precision_param", why)
+        keys.leave_out("training.mixed_precision_param", why)
     return {"precision": precision} | states
 
 
-def kernels_of(s: Settings, degrees: Degrees) -> dict[str, Any]:
+def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Compilation, low precision, loss parallelism, asynchronous tensor parallelism, the optimizer."""
-    compiled = s.on("compile.enable")
-    s.without_effect("compile.enable", "off")
+    compiled = keys.on("compile.enable")
+    keys.without_effect("compile.enable", "off")
     if compiled:
-        s.leave_out("compile.enable", "kernels that torch.compile fuses; taken as eager")
-    converters = s.get("model.converters")
+        keys.leave_out("compile.enable", "kernels that torch.compile fuses; taken as eager")
+    converters = keys.get("model.converters")
     if converters not in ([], "", None):
-        s.leave_out("model.converters", "projections in another precision or layout; taken as they are")
-    if str(s.get("optimizer.name")) not in {"Adam", "AdamW"}:
-        s.leave_out("optimizer.name", "states of another optimizer; taken as Adam's")
-    gathered = s.on(f"{_P}disable_loss_parallel") or not s.on(f"{_P}enable_loss_parallel", default=True)
+        keys.leave_out("model.converters", "projections in another precision or layout; taken as they are")
+    if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
+        keys.leave_out("optimizer.name", "states of another optimizer; taken as Adam's")
+    gathered = keys.on(f"{_P}disable_loss_parallel") or not keys.on(f"{_P}enable_loss_parallel", default=True)
     for key in ("disable_loss_parallel", "enable_loss_parallel"):
-        if s.get(f"{_P}{key}") is not None:
-            s.without_effect(f"{_P}{key}", "the loss is parallel, or there is no tensor parallelism")
+        if keys.get(f"{_P}{key}") is not None:
+            keys.without_effect(f"{_P}{key}", "the loss is parallel, or there is no tensor parallelism")
             if gathered and degrees.tp > 1:
-                s.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
-    hidden = s.on(f"{_P}enable_async_tensor_parallel")
+                keys.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
+    hidden = keys.on(f"{_P}enable_async_tensor_parallel")
     if not (hidden and compiled and degrees.tp > 1):
-        s.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
+        keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
     return {"overlap": {"tp": True}} if hidden and compiled and degrees.tp > 1 else {}
 
 
-def checkpointing_of(s: Settings, n_layers: int) -> dict[str, Any]:
+def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file tells."""
-    early = s.get("activation_checkpoint.early_stop")
-    plan = recomputed_of(s, n_layers)
+    early = keys.get("activation_checkpoint.early_stop")
+    plan = recomputed_of(keys, n_layers)
     if early is None or plan == {"activation_checkpointing_type": "none"}:
         if early is not None:
-            s.without_effect("activation_checkpoint.early_stop", "nothing is checkpointed")
+            keys.without_effect("activation_checkpoint.early_stop", "nothing is checkpointed")
         return plan
-    s.becomes("activation_checkpoint.early_stop", "performance.recompute_stops_early")
+    keys.becomes("activation_checkpoint.early_stop", "performance.recompute_stops_early")
     return plan | {"recompute_stops_early": bool(early)}
 
 
-def recomputed_of(s: Settings, n_layers: int) -> dict[str, Any]:
+def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
-    option = str(s.get("activation_checkpoint.selective_ac_option"))
-    mode = str(s.get("activation_checkpoint.mode")).lower()
+    option = str(keys.get("activation_checkpoint.selective_ac_option"))
+    mode = str(keys.get("activation_checkpoint.mode")).lower()
     if mode != "selective":
-        s.without_effect("activation_checkpoint.selective_ac_option", "only with mode selective")
+        keys.without_effect("activation_checkpoint.selective_ac_option", "only with mode selective")
     if mode in {"none", "full"}:
         return {"activation_checkpointing_type": mode}
     if mode == "selective" and option.isdigit() and int(option) > 0:
@@ -203,65 +205,69 @@ def recomputed_of(s: Settings, n_layers: int) -> dict[str, Any]:
         return {"recompute": {"granularity": "full", "method": "block", "n_layers": blocks}}
     if mode == "selective" and option == "op":
         why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
-        s.leave_out("activation_checkpoint.selective_ac_option", why)
+        keys.leave_out("activation_checkpoint.selective_ac_option", why)
         return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
     if mode == "memory_budget":
-        s.leave_out("activation_checkpoint.mode", "what the compiler recomputes; taken as none")
+        keys.leave_out("activation_checkpoint.mode", "what the compiler recomputes; taken as none")
         return {"activation_checkpointing_type": "none"}
     if mode != "selective":
-        raise s.error("activation_checkpoint.mode", f"expected none, selective, full or memory_budget (got {mode!r})")
-    raise s.error("activation_checkpoint.selective_ac_option", f"expected op or a whole number (got {option!r})")
+        raise keys.error(
+            "activation_checkpoint.mode", f"expected none, selective, full or memory_budget (got {mode!r})"
+        )
+    raise keys.error("activation_checkpoint.selective_ac_option", f"expected op or a whole number (got {option!r})")
 
 
-def data_of(s: Settings, degrees: Degrees) -> dict[str, Any]:
+def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Batch and sequence.
 
     Raises:
         ConfigError: the global batch is no multiple of what the ranks take at once.
     """
-    local = s.count("training.local_batch_size")
-    gbs = s.count("training.global_batch_size", least=-1)
+    local = keys.count("training.local_batch_size")
+    gbs = keys.count("training.global_batch_size", least=-1)
     micro, at_once = local, local * degrees.dp
     if degrees.pp > 1:
-        parts = s.get(f"{_P}pipeline_parallel_microbatches")
-        micro = local // int(parts) if parts else s.count(f"{_P}pipeline_parallel_microbatch_size")
+        parts = keys.get(f"{_P}pipeline_parallel_microbatches")
+        micro = local // int(parts) if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
         if micro < 1 or local % micro:
-            raise s.error("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
+            raise keys.error(
+                "training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})"
+            )
         if gbs > at_once:
             why = "the pipeline drains after every local batch; taken as one pass"
-            s.leave_out("training.global_batch_size", why)
+            keys.leave_out("training.global_batch_size", why)
     if gbs < 1:
         gbs = at_once
     if gbs % at_once:
-        raise s.error(
+        raise keys.error(
             "training.global_batch_size",
             f"must be a multiple of local_batch_size * data-parallel ranks = {local} * {degrees.dp} (got {gbs})",
         )
-    return {"gbs": gbs, "seqlen": s.count("training.seq_len"), "microbatch_sz": micro}
+    return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
 
 
-def pipeline_of(s: Settings, degrees: Degrees, n_layers: int) -> dict[str, Any]:
+def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
     """Schedule, virtual stages and layers per stage."""
     key = f"{_P}pipeline_parallel_schedule"
-    word = str(s.get(key))
+    word = str(keys.get(key))
     word = _OLD_SCHEDULES.get(word.lower(), word)
     if word not in _SCHEDULES:
-        s.leave_out(key, "another schedule; taken as 1F1B")
+        keys.leave_out(key, "another schedule; taken as 1F1B")
     schedule, per_rank = _SCHEDULES.get(word, ("1f1b", 1))
-    first = s.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
-    last = s.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
+    first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
+    last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
     units = n_layers + first + last
-    if s.get(f"{_P}pipeline_parallel_layers_per_stage") is not None:
-        stages = -(-units // s.count(f"{_P}pipeline_parallel_layers_per_stage"))
+    if keys.get(f"{_P}pipeline_parallel_layers_per_stage") is not None:
+        stages = -(-units // keys.count(f"{_P}pipeline_parallel_layers_per_stage"))
         if stages % degrees.pp:
-            raise s.error(
+            raise keys.error(
                 f"{_P}pipeline_parallel_layers_per_stage",
                 f"makes {stages} stages, which {degrees.pp} ranks cannot share",
             )
         per_rank = stages // degrees.pp
     stages = per_rank * degrees.pp
     if stages > units:
-        raise s.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")
+        raise keys.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")
     counts = [units // stages + (stage < units % stages) for stage in range(stages)]
     counts[0] -= first
     counts[-1] -= last
