@@ -20,8 +20,8 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
 class JobKeys:
     """The keys of a job by the table's names. Problems are gathered in `problems`, and told together by `reading`.
 
-    `given`: what the source says, in order. `defaults`: dotted names and values over the table's own. `sets`: what the user sets.
-    `spell`: how the source would spell a key that it does not say.
+    `given`: what the source says, in order. `defaults`: names and values over the table's own, and whose they are. `sets`: what
+    the user sets. `spell`: how the source would spell a key that it does not say.
     """
 
     def __init__(
@@ -31,12 +31,15 @@ class JobKeys:
         given: Iterable[GivenKey],
         *,
         defaults: Mapping[str, Any] | None = None,
+        defaults_of: str = "",
         sets: Mapping[str, Any] | None = None,
         spell: Callable[[str], str] = str,
     ) -> None:
         self.source, self.table, self.sets, self.spell = source, table, sets, spell
         self.given = list(given)
-        self.defaults = table.defaults | named_defaults(defaults or {}, table)
+        over = named_defaults(defaults or {}, table)
+        self.defaults = table.defaults | over
+        self.defaults_of = dict.fromkeys(over, defaults_of or table.framework)
         self.values: dict[str, Any] = {}
         self.names: dict[str, str] = {}
         """Key -> what says its value."""
@@ -157,7 +160,8 @@ class JobKeys:
                 continue
             if not rule.beside or (rule.beside in self.values and self._matters(rule)):
                 kind = "default" if status == "used" else status
-                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{self.table.framework}: {note}"))
+                whose = self.defaults_of.get(key, self.table.framework)
+                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {note}"))
         return found
 
     def _flag(self, given: GivenKey) -> LaunchFlag:
@@ -190,8 +194,10 @@ class JobKeys:
         return rule.status, rule.note
 
     def _matters(self, rule: KeyRule) -> bool:
-        """Whether the key beside which alone a rule holds is on."""
-        return not rule.beside or str(self.get(rule.beside)).lower() not in {"none", "false", "0", "1", ""}
+        """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
+        value, (_, default) = self.get(rule.beside), self.table.defaults.get(rule.beside, ("", None))
+        off = value in (*_NOTHING, False) or _same(value, "false") or (default is not True and _same(value, default))
+        return not rule.beside or not off
 
     def reading(self, config: dict[str, Any], left_open: Mapping[str, str] | None = None) -> Reading:
         """The config with what became of every key.

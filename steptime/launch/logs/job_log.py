@@ -69,7 +69,7 @@ class JobLog:
         self.unnumbered = LoggedSteps()
         """Megatron-Bridge's lines that tell no iteration, by their place."""
         self.allocated: dict[int, float] = {}
-        """MemoryPeak allocated memory [B] by rank; -1 where the log does not say whose."""
+        """Peak allocated memory [B] by rank; -1 where the log does not say whose."""
         self.reserved: dict[int, float] = {}
         self.local_ranks = False
         """Ranks are those of a node."""

@@ -35,7 +35,7 @@ class Iteration(NamedTuple):
 
 
 class MemoryPeak(NamedTuple):
-    """MemoryPeak memory of a rank [B]; 0 where the line does not say."""
+    """Peak memory of a rank [B]; 0 where the line does not say."""
 
     rank: int
     """-1: the line does not say whose."""
@@ -198,7 +198,7 @@ def _bar(text: str) -> Iterator[Iteration]:
 
 
 def _peaks(text: str) -> Iterator[MemoryPeak]:
-    """MemoryPeak memory, one entry for each rank that the line names."""
+    """Peak memory, one entry for each rank that the line names."""
     heads = list(_RANK.finditer(text))
     starts = [head.start() for head in heads]
     for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):

@@ -1,4 +1,4 @@
-"""LoggedStep iterations in bounded memory, each once."""
+"""Logged iterations in bounded memory, each once."""
 
 from __future__ import annotations
 

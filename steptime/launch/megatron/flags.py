@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import GivenKey, load_table, spelled
-from steptime.launch.shell.scope import way_out
 from steptime.launch.shell.script import Word
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
@@ -48,7 +47,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
 
 def _stray(word: Word, line: CommandLine) -> None:
     if word.unresolved:
-        line.notes.append(f"line {word.line}: {word.unresolved[0]}: taken as empty")
+        line.notes.append(f"line {word.line}: {word.unresolved[0].why}: taken as empty")
     elif word.text:
         line.problems.append(f"line {word.line}: {word.text!r} stands where a flag is expected")
 
@@ -77,9 +76,8 @@ def _close(flag: Word | None, values: list[Word], line: CommandLine) -> None:
     if not switch and not values:
         line.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word in values:
-        for why in word.unresolved:
-            fix = way_out(why, "write the value into the script")
-            line.problems.append(f"line {word.line}: {flag.text}: {why}; {fix}")
+        for unknown in word.unresolved:
+            line.problems.append(f"line {word.line}: {flag.text}: {unknown.told('write the value into the script')}")
 
 
 def read_words(text: str) -> list[Word]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
@@ -17,6 +17,7 @@ from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.shell.script import Script, Word, read_script
 
+T = TypeVar("T")
 _OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
 """Programs of Megatron-LM beside pretrain_gpt.py."""
 _OTHERS = (
@@ -38,16 +39,22 @@ def read_megatron(
     Raises:
         ConfigError: one line per problem.
     """
-    try:
-        if BEGIN.search(text):
-            return from_arguments(read_dump(text.splitlines()), path, vocab_size=vocabulary_of(text), sets=sets)
-        if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
-            return _from_words(path, _yaml_words(text, path), None, sets)
-        if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
-            return _from_words(path, read_words(text), None, sets)
-    except ConfigError as error:
-        raise ConfigError(line if line.startswith(path) else f"{path}: {line}" for line in error.problems) from None
+    if BEGIN.search(text):
+        arguments = _located(path, read_dump, text.splitlines())
+        return from_arguments(arguments, path, vocab_size=vocabulary_of(text), sets=sets)
+    if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
+        return _from_words(path, _yaml_words(text, path), None, sets)
+    if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
+        return _from_words(path, _located(path, read_words, text), None, sets)
     return _from_script(path, read_script(text, path, dict(env or {})), sets)
+
+
+def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
+    """What a reader that does not know the file makes of it; its problems get the file's name."""
+    try:
+        return read(what)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
 def _yaml_words(text: str, path: str) -> list[Word]:
@@ -75,7 +82,7 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None) -> R
     if not flags & {"--num-layers", "--encoder-num-layers", "--hidden-size", "--micro-batch-size"}:
         everything = " ".join([*script.launchers, script.program, *flags])
         other = next((kind for words, kind in _OTHERS if re.search(words, everything)), "")
-        blank = next((why for word in script.arguments for why in word.unresolved), "")
+        blank = next((unknown.why for word in script.arguments for unknown in word.unresolved), "")
         hint = f"; try --from {other}" if other else f"; {blank}" if blank else "; its flags have no --num-layers"
         raise ConfigError(
             f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}"
@@ -105,9 +112,8 @@ def _from_words(path: str, words: list[Word], script: Script | None, sets: Mappi
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     if script is None:
         return reading
-    if script.problems:
-        why = script.problems[0].removeprefix(f"{path}: ")
-        left_open = {**(reading.left_open or {}), "parallelism.dp": f"{why}; add --set parallelism.dp=N"}
+    if script.unclear:
+        left_open = {**(reading.left_open or {}), "parallelism.dp": f"{script.unclear[0]}; add --set parallelism.dp=N"}
         reading = reading._replace(left_open=left_open)
     return _on_machine(reading, script)
 

@@ -14,7 +14,7 @@ from steptime.launch.keys import FOLDER, flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.targets import class_of, simplify
-from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.reading import Reading
 from steptime.software.profiles import profile_releases
 
 _BUCKET = 128 * 1024 * 1024
@@ -33,8 +33,8 @@ def read_two(
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
-    defaults = {f"model.{key}": value for key, value in fields.items()}
-    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, dump=True)
+    defaults = {f"model.config.{key}": value for key, value in fields.items()}
+    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class, dump=True)
     _put_over(keys, said)
     precision = str(keys.get("mixed_precision.precision") or "32").lower()
     keys.put("bf16", "bf16" in precision)
@@ -42,8 +42,7 @@ def read_two(
     if keys.get("trainer.devices") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     software = f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
-    reading = plan_of(keys, software, devices)
-    return reading._replace(flags=[_named(flag, config_class) for flag in reading.flags])
+    return plan_of(keys, software, devices)
 
 
 def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:
@@ -111,11 +110,3 @@ def _fields(path: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     what = f"unknown class (got {name!r})" if name else "names no class"
     raise ConfigError(f"{path}: model.config: {what}; add --set model=NAME{near(name, classes()) if name else ''}")
-
-
-def _named(flag: LaunchFlag, config_class: str) -> LaunchFlag:
-    """A default that the model's class sets says so."""
-    key = flag.name.removeprefix("model.")
-    if flag.status == "default" and flag.name.startswith("model.") and key in classes().get(config_class, {}):
-        return flag._replace(name=f"model.config.{key}", note=f"{config_class}: {flag.note.rpartition(': ')[2]}")
-    return flag

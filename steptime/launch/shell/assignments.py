@@ -8,7 +8,7 @@ from steptime.launch.shell.conditions import Outcome
 from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import ASSIGNMENT
 from steptime.launch.shell.lexer import Lexer, Token
-from steptime.launch.shell.scope import Scope, Value
+from steptime.launch.shell.scope import Scope, Unknown, Value
 
 LARGEST = 2_000_000
 """The longest text that a variable may hold."""
@@ -34,7 +34,7 @@ def assign(expand: Expander, word: Token) -> None:
     else:
         text = (before.text if plus and before is not None else "") + text
         if len(text) > LARGEST:
-            text = scope.mark(f"${name}", f"${name} grows without end")
+            text = scope.mark(f"${name}", Unknown(f"${name} grows without end"))
         scope.put(name, text, word.line)
 
 

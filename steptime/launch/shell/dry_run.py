@@ -20,7 +20,7 @@ from steptime.launch.shell.grammar import (
     parse_shell,
 )
 from steptime.launch.shell.lexer import Token
-from steptime.launch.shell.scope import Scope, Value, merged
+from steptime.launch.shell.scope import Scope, Unknown, Value, merged
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
@@ -33,8 +33,8 @@ class Command(NamedTuple):
 
     words: list[Value]
     line: int
-    doubt: str
-    """Why it may not run at all; "" where it does."""
+    doubt: Unknown | None
+    """Why it may not run at all; None where it does."""
 
 
 class _ExitError(Exception):
@@ -48,8 +48,9 @@ class DryRun:
         self.name, self.scope = name, scope
         self.commands: list[Command] = []
         self.functions: dict[str, Function] = {}
-        self.doubt, self.depth, self.count, self.full = "", 0, 0, False
-        self.blame = ""  # why the last test that could not be told could not
+        self.doubt: Unknown | None = None
+        self.depth, self.count, self.full = 0, 0, False
+        self.blame = Unknown("")  # why the last test that could not be told could not
 
     @property
     def expand(self) -> Expander:
@@ -57,21 +58,21 @@ class DryRun:
         return Expander(self.scope, self.name)
 
     def script(self, nodes: list[Statement]) -> None:
-        """DryRun a whole script."""
+        """Walk a whole script."""
         try:
             self.block(nodes)
         except _ExitError:
             return
 
     def block(self, nodes: list[Statement]) -> Outcome:
-        """DryRun commands one after the other; the outcome is the last one's."""
+        """Walk commands one after the other; the outcome is the last one's."""
         outcome: Outcome = "ran"
         for node in nodes:
             outcome = self.node(node)
         return outcome
 
     def node(self, node: Statement) -> Outcome:
-        """DryRun one command."""
+        """Walk one command."""
         self.count += 1
         if self.count > _MOST_COMMANDS:
             self.full = True
@@ -97,10 +98,7 @@ class DryRun:
         outcome = self.node(chain.parts[0][1])
         for operator, node in chain.parts[1:]:
             if outcome == "unknown":
-                blame = self.blame
-                before, self.scope = self.scope, self.scope.copy()
-                found = self.perhaps([node], f"the test in line {chain.line} ({blame})")
-                self.scope = merged([before, self.scope], f"the test in line {chain.line} ({blame})")
+                found = self.side_by_side([[node]], self.blame.within(f"the test in line {chain.line}"))
                 outcome = "unknown" if found != "ran" else "ran"
             elif (outcome != "no") == (operator == "&&"):
                 outcome = self.node(node)
@@ -108,40 +106,39 @@ class DryRun:
 
     # --- what may or may not run ---------------------------------------------------------------------------------------
 
-    def perhaps(self, nodes: list[Statement], doubt: str) -> Outcome:
-        """DryRun commands that may not run."""
-        before, self.doubt = self.doubt, self.doubt or doubt
-        try:
-            return self.block(nodes)
-        except _ExitError:
-            if self.full:
-                raise
-            return "ran"
-        finally:
-            self.doubt = before
+    def side_by_side(self, bodies: list[list[Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
+        """Walk bodies of which one may run, or none unless `one_runs`, each from the variables as they are now."""
+        start, doubt = self.scope, self.doubt
+        scopes = [] if one_runs else [start]
+        outcome: Outcome = "ran"
+        self.doubt = doubt or cause
+        for body in bodies:
+            self.scope = start.copy()
+            try:
+                outcome = self.block(body)
+            except _ExitError:
+                if self.full:
+                    raise
+                outcome = "ran"
+            scopes.append(self.scope)
+        self.doubt, self.scope = doubt, merged(scopes, cause)
+        return outcome
 
     def branches(self, node: If) -> None:
         """The branch whose test holds; where that cannot be told, all of them side by side."""
-        maybe, blame = list[Scope](), ""
+        maybe, blame, outcome = list[list[Statement]](), Unknown("it waits for a command"), "no"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
-            if outcome == "no":
-                continue
-            blame = blame or ("it waits for a command" if outcome == "ran" else self.blame)
             if outcome == "yes" and not maybe:
                 self.block(body)
                 return
-            start, self.scope = self.scope, self.scope.copy()
-            self.perhaps(body, f"the test in line {node.line} ({blame})")
-            maybe.append(self.scope)
-            self.scope = start
+            if outcome == "unknown" and not maybe:
+                blame = self.blame
+            maybe += [body] if outcome != "no" else []
             if outcome == "yes":
                 break
-        else:
-            if maybe:
-                maybe.append(self.scope)
         if maybe:
-            self.scope = merged(maybe, f"the test in line {node.line} ({blame})")
+            self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
 
     def loop(self, node: Loop) -> None:
         """A for over known words is walked through; another loop may run any number of times."""
@@ -154,12 +151,10 @@ class DryRun:
                 return
         elif node.kind != "for" and self.repeated(node):
             return
-        before, self.scope = self.scope, self.scope.copy()
-        self.perhaps(node.body, f"the loop in line {node.line} (how often it runs is not known)")
-        self.scope = merged([before, self.scope], f"the loop in line {node.line} (how often it runs is not known)")
+        self.side_by_side([node.body], Unknown(f"the loop in line {node.line} (how often it runs is not known)"))
 
     def repeated(self, node: Loop) -> bool:
-        """DryRun a while or until as often as it runs; False where that cannot be told, or is often."""
+        """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
         ends: Outcome = "no" if node.kind == "while" else "yes"
         for _ in range(_MOST_ROUNDS):
             outcome = self.block(node.condition)
@@ -180,13 +175,8 @@ class DryRun:
                     self.block(body)
                     return
             return
-        scopes = [self.scope]
-        for _, body in node.arms:
-            start, self.scope = self.scope, self.scope.copy()
-            self.perhaps(body, f"line {node.line}: a case that cannot be told")
-            scopes.append(self.scope)
-            self.scope = start
-        self.scope = merged(scopes, f"the case in line {node.line} ({self.scope.why(text)})")
+        cause = self.scope.cause(text, "").within(f"the case in line {node.line}")
+        self.side_by_side([body for _, body in node.arms], cause)
 
     # --- one command ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +237,7 @@ class DryRun:
         return "ran"
 
     def call(self, function: Function, words: list[Value]) -> Outcome:
-        """DryRun a function's body with its own positional words."""
+        """Walk a function's body with its own positional words."""
         before, self.scope.positional = self.scope.positional, words
         self.depth += 1
         try:
@@ -257,7 +247,7 @@ class DryRun:
             self.scope.positional = before
 
     def inner(self, fields: list[Value], line: int) -> bool:
-        """DryRun the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
         at, text = text_to_read([value.text for value in fields])
         if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
             return False
@@ -276,7 +266,7 @@ class DryRun:
     def arithmetic(self, node: Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
         text = self.expand.text(node.words[0].text[2:-2], node.line)
-        self.blame = self.scope.why(text) or "its arithmetic has no value"
+        self.blame = self.scope.cause(text, "its arithmetic has no value")
         return let(self.scope, text)
 
     def test(self, node: Simple) -> Outcome:
@@ -286,5 +276,5 @@ class DryRun:
             words = words[:-1]
         expand = self.expand
         operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
-        self.blame = self.scope.why(" ".join(operands)) or "it looks at files"
+        self.blame = self.scope.cause(" ".join(operands), "it looks at files")
         return answer(operands, self.scope)

@@ -7,7 +7,7 @@ import posixpath
 import re
 
 from steptime.launch.shell.lexer import Lexer
-from steptime.launch.shell.scope import Scope, Value
+from steptime.launch.shell.scope import Scope, Unknown, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
 _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
@@ -153,7 +153,7 @@ class Expander:
     def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
         found = _BRACED.fullmatch(inner)
         if found is None:
-            return [Value(self.scope.mark(f"${{{inner}}}", f"${{{inner}}} is not understood"), line)]
+            return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not understood")), line)]
         count, name, index, rest = found.groups()
         values = self._elements(name, index, line)
         if quoted and (index == "[*]" or name == "*"):
@@ -202,7 +202,7 @@ class Expander:
     def _changed(self, text: str, rest: str, shown: str, line: int) -> str:
         """${X%pattern} and its kin."""
         if reasons := self.scope.reasons_of(text):
-            return self.scope.mark(shown, reasons[0].why)
+            return self.scope.mark(shown, reasons[0].cause)
         if rest in {"^^", ",,"}:
             return text.upper() if rest == "^^" else text.lower()
         if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
@@ -214,7 +214,7 @@ class Expander:
         if found := re.fullmatch(r":\s*(\d+)(?::(\d+))?", rest):
             start = int(found[1])
             return text[start : start + int(found[2])] if found[2] else text[start:]
-        return self.scope.mark(shown, f"{shown} is not understood")
+        return self.scope.mark(shown, Unknown(f"{shown} is not understood"))
 
     def _command(self, inner: str, line: int) -> str:
         """$(...): paths that need no running; all else has no value."""
@@ -240,7 +240,7 @@ class Expander:
         finally:
             self.depth -= 1
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
-        return self.scope.mark(shown, f"{shown} in line {line} is a command, and commands are not run")
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))
 
 
 def quoted(body: str) -> str:

@@ -19,11 +19,35 @@ class Value(NamedTuple):
     line: int
 
 
+class Unknown(NamedTuple):
+    """Why something is not known."""
+
+    why: str
+    variable: str = ""
+    """The variable that nothing sets, where that is at the bottom of it."""
+
+    def within(self, place: str) -> Unknown:
+        """The same as the reason of something else."""
+        return self._replace(why=f"{place} ({self.why})")
+
+    def told(self, otherwise: str) -> str:
+        """Why, and what the user can do about it.
+
+        >>> Unknown("$RANK has no value", "RANK").told("write it out")
+        '$RANK has no value; write RANK=... before the command'
+        """
+        if not self.variable:
+            return f"{self.why}; {otherwise}"
+        if self.variable.isdigit():
+            return f"{self.why}; name the script with its words, in one: 'SCRIPT WORD ...'"
+        return f"{self.why}; write {self.variable}=... before the command"
+
+
 class Reason(NamedTuple):
     """What has no value, as an error shows it, and why."""
 
     shown: str
-    why: str
+    cause: Unknown
     unset: bool = False
     """It is a variable that nothing sets: for a test, as good as empty."""
 
@@ -56,28 +80,28 @@ class Scope:
         other.outside, other.read = self.outside, self.read
         return other
 
-    def mark(self, shown: str, why: str, *, unset: bool = False) -> str:
+    def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
         """The text that stands for something without a value."""
-        reason = Reason(shown, why, unset)
+        reason = Reason(shown, cause, unset)
         if reason not in self.reasons:
             self.reasons.append(reason)
         return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
 
     def unset(self, name: str) -> str:
         """The mark of a variable that nothing sets."""
-        why = f"${name} has no value"
+        cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
         if self.sourced:
-            why += f" ({self.sourced[0]} is not read)"
-        return self.mark(f"${name}", why, unset=True)
+            cause = cause._replace(why=f"{cause.why} ({self.sourced[0]} is not read)")
+        return self.mark(f"${name}", cause, unset=True)
 
     def reasons_of(self, text: str) -> list[Reason]:
         """Why parts of a text have no value; empty where all is known."""
         return [self.reasons[int(number)] for number in _MARK.findall(text)]
 
-    def why(self, text: str) -> str:
-        """Why the first part of a text that has no value has none; "" where all is known."""
+    def cause(self, text: str, otherwise: str) -> Unknown:
+        """Why the first part of a text that has no value has none; where all is known, as told."""
         reasons = self.reasons_of(text)
-        return reasons[0].why if reasons else ""
+        return reasons[0].cause if reasons else Unknown(otherwise)
 
     def unset_variable(self, text: str) -> str:
         """The variable that a text is and that nothing sets; "" where it is anything else."""
@@ -113,8 +137,8 @@ class Scope:
     def arithmetic(self, text: str, shown: str) -> str:
         """The value of a whole-number expression, or a mark."""
         if reasons := self.reasons_of(text):
-            return self.mark(shown, reasons[0].why, unset=False)
-        blamed: list[str] = []
+            return self.mark(shown, reasons[0].cause)
+        blamed: list[Unknown] = []
 
         def lookup(name: str, depth: int = 0) -> int | None:
             value = self.get(name)
@@ -125,16 +149,16 @@ class Scope:
             if value is not None and depth < 10 and self.known(value.text):
                 return arithmetic(value.text, lambda inner: lookup(inner, depth + 1))
             reasons = self.reasons_of(value.text) if value is not None else []
-            blamed.append(reasons[0].why if reasons else f"${name} has no value")
+            blamed.append(reasons[0].cause if reasons else Unknown(f"${name} has no value", name))
             return None
 
         result = arithmetic(text, lookup)
         if result is not None:
             return str(result)
-        return self.mark(shown, blamed[0] if blamed else f"{shown} is no whole-number arithmetic")
+        return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is no whole-number arithmetic"))
 
 
-def merged(scopes: list[Scope], cause: str) -> Scope:
+def merged(scopes: list[Scope], cause: Unknown) -> Scope:
     """One scope of several that may be: a variable keeps its value where all agree."""
     joined = scopes[0].copy()
     for name in {name for scope in scopes for name in scope.values}:
@@ -142,24 +166,10 @@ def merged(scopes: list[Scope], cause: str) -> Scope:
         texts = [None if value is None else [item.text for item in value] for value in values]
         if all(text == texts[0] for text in texts):
             continue
-        mark = joined.mark(f"${name}", f"${name} depends on {cause}")
+        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}"))
         joined.values[name] = [
             Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
         ]
         if any(name in scope.arrays for scope in scopes):
             joined.arrays.add(name)
     return joined
-
-
-def way_out(why: str, otherwise: str) -> str:
-    """What the user can do about a value that is not known.
-
-    >>> way_out("$RANK has no value", "write it out")
-    'write RANK=... before the command'
-    """
-    found = re.search(r"\$(\w+) has no value", why)
-    if found is None:
-        return otherwise
-    if found[1].isdigit():
-        return "name the script with its words, in one: 'SCRIPT WORD ...'"
-    return f"write {found[1]}=... before the command"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from steptime.launch.shell.dry_run import Command, DryRun
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.scope import Scope, Value, clean, way_out
+from steptime.launch.shell.scope import Scope, Unknown, Value, clean
 
 
 class Word(NamedTuple):
@@ -23,7 +23,7 @@ class Word(NamedTuple):
     text: str
     """What has no value stands as the script wrote it: `$NAME`, `$(...)`."""
     line: int
-    unresolved: tuple[str, ...] = ()
+    unresolved: tuple[Unknown, ...] = ()
     """Why each thing without a value has none: "$X has no value"."""
 
 
@@ -47,7 +47,9 @@ class Script(NamedTuple):
     variables: dict[str, str]
     """Plain variables with a value after the script's last line, the environment's included."""
     problems: list[str]
-    """What keeps the launch command, or its number of devices, from being read: one line each, with the script's name."""
+    """What keeps the launch command from being read: one line each, with the script's name."""
+    unclear: list[str]
+    """What keeps its number of devices from being read."""
     gpu: str
     """The kind of device that a header of sbatch asks for, or "": h100 of --gpus-per-node=h100:8, a100 of --constraint=a100."""
 
@@ -64,37 +66,29 @@ class _Launch(NamedTuple):
     launchers: list[str]
 
 
+class _Launcher(NamedTuple):
+    """Options of a launcher."""
+
+    nodes: tuple[str, ...] = ()
+    per_node: tuple[str, ...] = ()
+    """Processes on a node."""
+    devices: tuple[str, ...] = ()
+    """All processes."""
+
+
 _LAUNCHERS = {
-    "torchrun": "torchrun",
+    "torchrun": _Launcher(("--nnodes",), ("--nproc-per-node", "--nproc_per_node")),
+    "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
+    "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
+    "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
+}
+_COMMANDS = {name: name for name in _LAUNCHERS} | {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
-    "deepspeed": "deepspeed",
-    "srun": "srun",
-    "mpirun": "mpirun",
     "mpiexec": "mpirun",
-    "accelerate": "accelerate",
 }
-_NODES = {
-    "torchrun": ("--nnodes",),
-    "srun": ("--nodes", "-N"),
-    "deepspeed": ("--num_nodes", "--num-nodes"),
-    "accelerate": ("--num_machines", "--num-machines"),
-    "mpirun": (),
-}
-_PER_NODE = {
-    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
-    "srun": ("--ntasks-per-node", "--tasks-per-node"),
-    "deepspeed": ("--num_gpus", "--num-gpus"),
-    "accelerate": (),
-    "mpirun": ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"),
-}
-_DEVICES = {
-    "torchrun": (),
-    "srun": ("--ntasks", "-n"),
-    "deepspeed": (),
-    "accelerate": ("--num_processes", "--num-processes"),
-    "mpirun": ("-np", "-n", "--np"),
-}
+"""A word of a command -> the launcher that it is."""
 _USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -126,7 +120,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems, _gpu(text), {})
+        return Script(name, "", [], [], None, None, None, 0, variables, problems, [], _gpu(text), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
@@ -139,7 +133,8 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         devices=devices,
         line=launch.command.line,
         variables=variables,
-        problems=[f"{name}: {line}" for line in unclear],
+        problems=[],
+        unclear=unclear,
         gpu=_gpu(text),
         environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
@@ -174,7 +169,7 @@ def _gpu(text: str) -> str:
 
 
 def _word(value: Value, scope: Scope) -> Word:
-    return Word(scope.shown(value.text), value.line, tuple(reason.why for reason in scope.reasons_of(value.text)))
+    return Word(scope.shown(value.text), value.line, tuple(reason.cause for reason in scope.reasons_of(value.text)))
 
 
 # --- which command it is -----------------------------------------------------------------------------------------------
@@ -196,7 +191,7 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
         return None, [f"{name}: {len(trains)} launch commands ({where}), and which one runs cannot be told; keep one"]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
-        doubt = f"{launch.command.doubt}; {way_out(launch.command.doubt, 'give the flags alone (args.txt)')}"
+        doubt = launch.command.doubt.told("give the flags alone (args.txt)")
         return None, [f"{name}: line {launch.command.line}: whether it is launched depends on {doubt}"]
     return launch, []
 
@@ -234,10 +229,10 @@ def _launch_of(command: Command) -> _Launch | None:
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
-        elif word in _LAUNCHERS and (not launchers or launchers[-1] != _LAUNCHERS[word]):
-            launchers.append(_LAUNCHERS[word])
-            python = python or _LAUNCHERS[word] in {"torchrun", "deepspeed", "accelerate"}
-        elif words[i] == "-m" and python and i + 1 < len(words) and words[i + 1] not in _LAUNCHERS:
+        elif word in _COMMANDS and (not launchers or launchers[-1] != _COMMANDS[word]):
+            launchers.append(_COMMANDS[word])
+            python = python or _COMMANDS[word] in {"torchrun", "deepspeed", "accelerate"}
+        elif words[i] == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return _Launch(command, i, launchers)
@@ -256,15 +251,15 @@ def _size(
     said: dict[str, int | None] = {}
     inner = launchers[-1] if launchers else ""
     for launcher in launchers:
-        for what, names in (("nodes", _NODES), ("per_node", _PER_NODE), ("devices", _DEVICES)):
-            word = _option(words, names[launcher])
+        for what, names in _LAUNCHERS[launcher]._asdict().items():
+            word = _option(words, names)
             if word is None or (what != "nodes" and launcher != inner):
                 continue
             text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
             if text.isdigit():
                 said[what] = int(text)
             elif word.unresolved:
-                unclear.append(f"line {word.line}: {names[launcher][0]}: {word.unresolved[0]}")
+                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
     slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdigit()}
     nodes = said.get("nodes")
     if nodes is None and "srun" in launchers:

@@ -47,7 +47,6 @@ def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
         ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
     """
     degrees = degrees_of(keys, devices)
-    moot(keys, degrees)
     n_layers = _n_layers(model)
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
     if degrees.cp > 1:
@@ -67,25 +66,6 @@ def _n_layers(section: Any) -> int:
     """Blocks of a model section."""
     model = read_model(section)
     return int(model["n_layers"] if isinstance(model, Mapping) else model.n_layers)
-
-
-def moot(keys: JobKeys, degrees: Degrees) -> None:
-    """Note the settings of a parallelism that the job does not use."""
-    unused = {
-        "pipeline parallelism": (degrees.pp == 1, [f"{_P}pipeline_parallel_{name}" for name in _PIPELINE]),
-        "context parallelism": (degrees.cp == 1, [f"{_P}context_parallel_rotate_method"]),
-        "tensor parallelism": (degrees.tp == 1, [f"{_P}enable_sequence_parallel"]),
-        "FSDP": (not degrees.fsdp, [f"{_P}fsdp_reshard_after_forward", "training.mixed_precision_reduce"]),
-    }
-    for name, (off, told_there) in unused.items():
-        for key in told_there if off else []:
-            keys.without_effect(key, f"only with {name}")
-
-
-_PIPELINE = (
-    *("schedule", "microbatch_size", "microbatches", "layers_per_stage", "split_points", "schedule_csv"),
-    *("first_stage_less_layers", "last_stage_less_layers"),
-)
 
 
 def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
@@ -125,6 +105,8 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
 def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """FSDP2's options; none under DDP or on a single device."""
     if not degrees.fsdp:
+        for key in (f"{_P}fsdp_reshard_after_forward", "training.mixed_precision_reduce"):
+            keys.without_effect(key, "only with FSDP")
         return {"zero_level": 0}
     # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
@@ -157,38 +139,26 @@ def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 
 
 def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
-    """Compilation, low precision, loss parallelism, asynchronous tensor parallelism, the optimizer."""
-    compiled = keys.on("compile.enable")
-    keys.without_effect("compile.enable", "off")
-    if compiled:
-        keys.leave_out("compile.enable", "kernels that torch.compile fuses; taken as eager")
-    converters = keys.get("model.converters")
-    if converters not in ([], "", None):
-        keys.leave_out("model.converters", "projections in another precision or layout; taken as they are")
+    """Loss parallelism, asynchronous tensor parallelism, the optimizer."""
     if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
         keys.leave_out("optimizer.name", "states of another optimizer; taken as Adam's")
-    gathered = keys.on(f"{_P}disable_loss_parallel") or not keys.on(f"{_P}enable_loss_parallel", default=True)
-    for key in ("disable_loss_parallel", "enable_loss_parallel"):
-        if keys.get(f"{_P}{key}") is not None:
-            keys.without_effect(f"{_P}{key}", "the loss is parallel, or there is no tensor parallelism")
-            if gathered and degrees.tp > 1:
-                keys.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
-    hidden = keys.on(f"{_P}enable_async_tensor_parallel")
-    if not (hidden and compiled and degrees.tp > 1):
+    for key, gathers in (("disable_loss_parallel", True), ("enable_loss_parallel", False)):
+        if degrees.tp > 1 and keys.on(f"{_P}{key}", default=not gathers) == gathers:
+            keys.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
+    hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
+    if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
-    return {"overlap": {"tp": True}} if hidden and compiled and degrees.tp > 1 else {}
+    return {"overlap": {"tp": True}} if hidden else {}
 
 
 def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file tells."""
-    early = keys.get("activation_checkpoint.early_stop")
-    plan = recomputed_of(keys, n_layers)
-    if early is None or plan == {"activation_checkpointing_type": "none"}:
-        if early is not None:
-            keys.without_effect("activation_checkpoint.early_stop", "nothing is checkpointed")
-        return plan
-    keys.becomes("activation_checkpoint.early_stop", "performance.recompute_stops_early")
-    return plan | {"recompute_stops_early": bool(early)}
+    key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
+    if plan == {"activation_checkpointing_type": "none"}:
+        keys.without_effect(key, "nothing is checkpointed")
+    elif keys.get(key) is not None:
+        plan["recompute_stops_early"] = keys.on(key)
+    return plan
 
 
 def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
