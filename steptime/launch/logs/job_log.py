@@ -1,22 +1,20 @@
 """Reading the logs of one training job, however large, in bounded memory: no line is kept but those of an argument dump.
 
-Lines end at a line feed or, as progress bars have it, at a carriage return; a line longer than `LONGEST` is cut. Files of
+Lines end at a line feed or, as progress bars have it, at a carriage return; a long line is cut. Files of
 several nodes and of restarts are read one after the other into one `JobLog`.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
-from typing import BinaryIO
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs.dump import read_dump
+from steptime.launch.logs.files import open_plain, pieces
 from steptime.launch.logs.lines import (
     AcceleratorName,
     Iteration,
@@ -25,16 +23,10 @@ from steptime.launch.logs.lines import (
     ParameterCount,
     Pause,
     Vocabulary,
-    plain,
     said,
 )
 from steptime.launch.logs.logged_steps import LoggedSteps
-from steptime.launch.megatron.dump import read_dump
 
-CHUNK = 1 << 18
-"""Bytes read at once."""
-LONGEST = 1 << 16
-"""Bytes of a line that are looked at."""
 HEAD = 900_000
 """Bytes of the beginning that are held, for the readers of configs printed there."""
 DUMP_LINES = 20_000
@@ -130,7 +122,7 @@ class JobLog:
         try:
             found = read_dump(chain(repeat("", begin - 1), lines))  # messages tell lines of the file
         except ConfigError as error:
-            self.cut_dump = self.cut_dump or ConfigError(_named(name, problem) for problem in error.problems)
+            self.cut_dump = self.cut_dump or ConfigError(f"{name}: {problem}" for problem in error.problems)
             return
         if self.arguments is None:
             self.arguments, self.arguments_file = found, name
@@ -214,7 +206,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
         state.streams.clear()
     if state.dump is None:
         return
-    state.dump.append(plain(line[:4096]))
+    state.dump.append(line[:4096].decode("utf-8", "replace"))
     if ENDS in line or len(state.dump) >= DUMP_LINES:
         log.dump(state.dump, name, state.begin)
         state.dump = None
@@ -223,7 +215,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
 def _lines(name: str, log: JobLog, progress: ReadProgress | None) -> Iterator[bytes]:
     """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
     try:
-        with open_log(name) as file:
+        with open_plain(name) as file:
             size = Path(name).stat().st_size
             for chunk in pieces(file):
                 yield from chunk
@@ -231,35 +223,3 @@ def _lines(name: str, log: JobLog, progress: ReadProgress | None) -> Iterator[by
                     progress(name, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
     except EOFError:
         log.notes.append(f"{name}: the gzip file is cut; read as far as it goes")
-    except (gzip.BadGzipFile, zlib.error):
-        raise ConfigError(f"{name}: damaged gzip file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{name}: is a directory; give log files") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "cannot be read"
-        raise ConfigError(f"{name}: {reason.lower()}; give a log file") from None
-
-
-@contextmanager
-def open_log(name: str) -> Iterator[BinaryIO]:
-    """A log to read, unpacked where it is gzip.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    with open(name, "rb") as raw:  # noqa: PTH123  one call, and it reports directories and pipes alike
-        yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # type: ignore[misc]
-
-
-def pieces(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines of a file, chunk by chunk; of a long line its first `LONGEST` bytes."""
-    rest = b""
-    while chunk := file.read1(CHUNK):  # type: ignore[attr-defined]  # what a cut gzip file still has comes before its error
-        lines = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-        rest = lines.pop()[:LONGEST]
-        yield [line[:LONGEST] for line in lines]
-    yield [rest]
-
-
-def _named(name: str, problem: str) -> str:
-    return problem if problem.startswith(name) else f"{name}: {problem}"

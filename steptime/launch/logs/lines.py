@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from steptime.launch.logs.files import plain
+
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
 """No figure of a log is as large."""
@@ -70,6 +72,7 @@ class Vocabulary(NamedTuple):
 
     size: int
     padded: int
+    """0: the log does not say."""
 
 
 LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
@@ -110,8 +113,6 @@ OWN_MEMORY = {
 }
 """The same for lines that do not begin with a rank."""
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""A control sequence of a terminal: colours, cursor moves (ECMA-48)."""
 _NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
 _STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std")
 """Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
@@ -131,7 +132,7 @@ _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
 )
 """Megatron-LM megatron/training/training.py, get_model."""
-_VOCABULARY = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens \(new size: (\d+)\)")
+_VOCABULARY = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens(?: \(new size: (\d+)\))?")
 """Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
 _PAUSES = (
     re.compile(r"validation loss at iteration\s+(\d+)"),  # Megatron-LM, evaluate_and_print_results
@@ -148,18 +149,12 @@ _DEVICES = (
 )
 
 
-def plain(line: bytes) -> str:
-    """A line as text, without the colours of a terminal."""
-    text = line.decode("utf-8", "replace")
-    return _ESCAPE.sub("", text) if chr(27) in text else text
-
-
 def said(line: bytes) -> Iterator[LogEntry]:
     """What one line says; two ranks that wrote into the same line both count."""
     for words, parse in PARSERS:
         for word in words:  # plain loops: most lines of a large log say nothing
             if word in line:
-                yield from parse(plain(line))
+                yield from parse(plain(line.decode("utf-8", "replace")))
                 break
 
 
@@ -224,7 +219,12 @@ def _counts(text: str) -> Iterator[ParameterCount]:
 
 
 def _vocabulary(text: str) -> Iterator[Vocabulary]:
-    yield from (Vocabulary(int(found[1]), int(found[2])) for found in _VOCABULARY.finditer(text))
+    yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
+
+
+def vocabulary_of(text: str) -> int | None:
+    """Entries of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
+    return next((entry.size for entry in _vocabulary(text)), None)
 
 
 def _devices(text: str) -> Iterator[AcceleratorName]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+from steptime.launch.logs.files import plain
+
 _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>)?: ?")
 """[rank0]: of torchrun --tee, [default0]: of its older releases, 0: of srun --label."""
 
@@ -22,7 +23,7 @@ def plain_lines(text: str) -> list[str]:
 def _lines(text: str) -> Iterator[str]:
     first = None
     for raw in text.splitlines():
-        line = _ANSI.sub("", raw)
+        line = plain(raw)
         found = _RANK.match(line)
         if found is None:
             yield line

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs.files import plain
 
 BEGIN = re.compile(r"-{8,} arguments -{8,}")
 _END = re.compile(r"-{8,} end of arguments -{8,}")
 _LINE = re.compile(r"(?:^|\s|:)([A-Za-z_]\w*(?= \.)|[A-Za-z_]\w{47,}) (\.*) (.*)$")
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WIDTH = 48
 """Columns that a name and its dots fill (Megatron-LM, arguments.py, _print_args)."""
-_PADDED = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens")
 
 
 def read_dump(lines: Iterable[str]) -> dict[str, str]:
@@ -28,7 +27,7 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
     inside = False
     last = 0
     for number, raw in enumerate(lines, 1):
-        line = _ANSI.sub("", raw).rstrip()
+        line = plain(raw).rstrip()
         if BEGIN.search(line):
             inside, arguments = True, {}
         elif inside and _END.search(line):
@@ -44,9 +43,3 @@ def read_dump(lines: Iterable[str]) -> dict[str, str]:
         where = f" after line {last}" if last else ""
         raise ConfigError(f"the dump of arguments is cut{where}: no 'end of arguments' follows")
     raise ConfigError("no dump of arguments ('------ arguments ------') in it; not a Megatron-LM log")
-
-
-def vocabulary_of(text: str) -> int | None:
-    """Entries of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
-    found = _PADDED.search(text)
-    return int(found[1]) if found else None
