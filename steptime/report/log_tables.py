@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from steptime.launch.steady import RULE
+from steptime.launch.logs.steady import RULE
 from steptime.report.estimate_text import assumptions
 from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
 from steptime.report.headline import headline
 from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout
 
 if TYPE_CHECKING:
-    from steptime.launch.steady import Steady
+    from steptime.launch.logs.steady import Steady
     from steptime.validation.logged import Compared, RankMemory
 
 FEW = 5
