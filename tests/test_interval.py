@@ -17,7 +17,7 @@ from steptime import Job, Machine, estimate
 from steptime.answer import interval
 from steptime.answer.interval import beyond, interval_at, quantile, step_interval, weigh
 from steptime.answer.measured import AXES, FILE, Kind, Measured, Place, Run, distances, measured, place_of, scaled
-from steptime.validation import compare, coverage, measurements
+from steptime.validation import compare, coverage
 from steptime.validation.summary import headline
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def test_leaving_a_run_out_leaves_its_cell_out():
 
 @pytest.fixture(scope="module")
 def judged():
-    return headline(compare.judge(row) for row in measurements.shipped())
+    return headline(compare.judge_shipped())
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from math import isfinite
@@ -19,18 +20,7 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = (
-    "cost",
-    "precision",
-    "model",
-    "fsdp",
-    "buckets",
-    "flops",
-    "overhead",
-    "stage_memory",
-    "data_parallel",
-    "stage_time",
-)
+ROOMS = ("cost", "software/precision.py", "model", "fsdp", "memory", "timing", "answer/flops.py")
 """Modules and folders whose constants enter an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
@@ -44,13 +34,13 @@ class Constant(NamedTuple):
     source: str
 
 
+@cache
 def shared_constants() -> list[Constant]:
     """Numbers in capitals at the top of the modules of `ROOMS`, in the order of the rooms."""
     found: list[Constant] = []
     for room in ROOMS:
-        folder = PACKAGE / room
-        paths = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-        for path in paths:
+        where = PACKAGE / room
+        for path in sorted(where.glob("*.py")) if where.is_dir() else [where]:
             if path.stem not in _NO_PHYSICS:
                 found += _constants(path)
     return found

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ from steptime.answer.result import estimate
 from steptime.base.rows import Memory
 from steptime.job.job import Job
 from steptime.validation.beside import apart
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import Row, SkipRowError, shipped
 from steptime.validation.rows import Mapped, to_config, to_job
 from steptime.validation.software import precision_family
 
@@ -167,6 +168,12 @@ def judge_all(rows: Iterable[Row], *, known_release: bool = True) -> list[Judgem
     answers: Answers = {}
     with _no_collection():
         return [judge(row, answers, known_release=known_release) for row in rows]
+
+
+@cache
+def judge_shipped() -> tuple[Judgement, ...]:
+    """Every row of the shipped collection, judged once in a process, with the constants that ship."""
+    return tuple(judge_all(shipped()))
 
 
 @contextmanager
