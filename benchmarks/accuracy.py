@@ -17,16 +17,16 @@ from steptime.base.config import build
 from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.report import analyses, coverage
-from steptime.report.figures import HEADER, cells, percent
+from steptime.report import analyses, interval_tables
+from steptime.report.error_cells import HEADER, cells, percent
 from steptime.report.table import Table
-from steptime.report.validation import step_time, table, worst
+from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
-from steptime.validation.compare import Judgement, judge_all, judge_shipped
-from steptime.validation.groups import SLICES, headline, leads, memory_errors, sliced, step_errors
-from steptime.validation.rows import to_config, to_job
+from steptime.validation.error_summary import fitting, summarise
+from steptime.validation.judgement import Judgement, judge_all, judge_shipped
+from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import SLICES, headline, leads, memory_errors, sliced, step_errors
 from steptime.validation.stats import Errors, Stats, stats
-from steptime.validation.summary import fitting, summarise
 
 PAGE = Path(__file__).parent / "accuracy.md"
 WORST = 12
@@ -91,7 +91,7 @@ def page() -> str:
         *analyses.all_tables(found),
         table("peak memory, by what was read and source", found["memory"]),
         eight_b200(),
-        *coverage.tables(found["intervals"]),
+        *interval_tables.tables(found["intervals"]),
         fits(),
         ablation.table(ablation.ablation(judge_shipped())),
         skipped(found["skipped_by_reason"]),

@@ -27,10 +27,10 @@ from typing import Any
 
 from steptime.answer.interval import beyond, interval, quantile, weigh
 from steptime.answer.measured import AXES, FILE, Kind, Measured, Run, distances, place_of, scaled
-from steptime.validation.compare import Judgement, judge
+from steptime.validation.error_summary import headline
+from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
-from steptime.validation.summary import headline
+from steptime.validation.row_plan import to_config, to_job
 
 COLUMNS = ("id", "cell", "metric", *Kind._fields, *AXES, "vote", "log_ratio")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)

@@ -12,11 +12,11 @@ import yaml
 
 from steptime import Job, estimate
 from steptime.commands import cli
-from steptime.report import constants, explain, ops, row
+from steptime.report import constants, explain, kernel_table, row_tables
 from steptime.report.table import Style, layout
-from steptime.validation.compare import judge_shipped
+from steptime.validation.judgement import judge_shipped
 from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
+from steptime.validation.row_plan import to_config, to_job
 
 ROOT = Path(__file__).parents[1]
 ROWS = {found.id: found for found in shipped()}
@@ -98,7 +98,7 @@ def test_a_skipped_row_says_why_and_a_row_apart_too(run, judged):
     assert "predicted beside" not in out
     code, out, err = run("explain", skipped, "--yaml")
     assert (code, out, err) == (2, "", f"{skipped}: not modelled yet: mixture of experts\n")
-    apart = next(name for name, j in judged.items() if j.apart)
+    apart = next(name for name, j in judged.items() if j.excluded)
     assert "judged beside the headline figures" in run("explain", apart)[1]
 
 
@@ -132,7 +132,7 @@ def test_the_yaml_of_judged_rows_is_the_job_that_was_judged(judged):
     drawn = {name: j for name, j in drawn.items() if j.skipped is None}
     assert len(drawn) > 100
     for name, found in drawn.items():
-        text = row.config_yaml(found.row)
+        text = row_tables.config_yaml(found.row)
         assert yaml.safe_load(text) == found.config
         again, job = Job.load(text), to_job(to_config(ROWS[name]))
         assert again.machine == job.machine
@@ -156,7 +156,7 @@ def test_a_hundred_rows_are_explained(run):
 @pytest.mark.parametrize("name", ["KOR22-001", "KOR22-004", "mosaic-190", "bs-v100-069", "maxtext-017"])
 def test_kernels_sum_to_the_parts_of_the_step(name):
     found = estimate(to_job(to_config(ROWS[name])))
-    rows = ops.op_times(found)
+    rows = kernel_table.op_times(found)
     for part in ("gemm", "attention", "memory_bound"):
         total = sum(op.step_s for op in rows if op.part == part)
         assert total == pytest.approx(found.time.parts_s[part], rel=1e-9)
@@ -226,8 +226,8 @@ def test_abbreviations_of_a_profile_are_spelled_out():
 
 
 def test_pricing_functions_speak_through_their_docstrings():
-    assert ops.said(ops.compute.move_pass).startswith("A memory-bound kernel")
-    collective = ops.said(ops.comm.collective)
+    assert kernel_table.said(kernel_table.compute.move_pass).startswith("A memory-bound kernel")
+    collective = kernel_table.said(kernel_table.comm.collective)
     assert "All-reduce takes the best of ring, tree" in collective
     assert "Raises" not in collective
     assert "bytes_:" not in collective

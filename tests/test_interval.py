@@ -17,8 +17,8 @@ from steptime import Job, Machine, estimate
 from steptime.answer import interval
 from steptime.answer.interval import beyond, interval_at, quantile, step_interval, weigh
 from steptime.answer.measured import AXES, FILE, Kind, Measured, Place, Run, distances, measured, place_of, scaled
-from steptime.validation import compare, coverage
-from steptime.validation.summary import headline
+from steptime.validation import interval_coverage, judgement
+from steptime.validation.error_summary import headline
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "configs" / "llama3_70b.yaml"
@@ -196,12 +196,12 @@ def test_leaving_a_run_out_leaves_its_cell_out():
 
 @pytest.fixture(scope="module")
 def judged():
-    return headline(compare.judge_shipped())
+    return headline(judgement.judge_shipped())
 
 
 @pytest.fixture(scope="module")
 def lines(judged):
-    return coverage.lines(judged, "step")
+    return interval_coverage.lines(judged, "step")
 
 
 def test_the_intervals_cover_test_rows(lines):
@@ -219,7 +219,7 @@ def test_left_out_cells_are_covered_as_they_were_fitted(lines):
 
 
 def test_memory_of_test_rows_is_covered(judged):
-    found = next(line for line in coverage.lines(judged, "memory") if line["split"] == "test")
+    found = next(line for line in interval_coverage.lines(judged, "memory") if line["split"] == "test")
     assert 0.6 <= found["covered"] <= 0.98
 
 

@@ -63,6 +63,15 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
+def every(condition: Num) -> bool:
+    """Whether it holds, for every row of a column.
+
+    >>> every(2 > 1)
+    True
+    """
+    return bool(condition.all()) if is_column(condition) else bool(condition)
+
+
 def ceil(x: Num) -> Num:
     """The smallest whole number not below `x`.
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.report.table import Section, Style, layout, wants_color
+from steptime.report.table import Section, Style, to_text, wants_color
 
 if TYPE_CHECKING:
     from steptime.job.job import Job
@@ -35,7 +35,7 @@ class Printer:
 
     def sections(self, sections: list[Section]) -> None:
         """Print sections with an empty line between."""
-        self.text("\n\n".join("\n".join(layout(section, self.style)) for section in sections) + "\n")
+        self.text(to_text(sections, self.style))
 
     def json(self, document: Any) -> None:
         """Print a JSON document; a figure that JSON has no number for is an error of ours, not an output."""

@@ -59,7 +59,11 @@ class Job(Config):
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        problems = rules.problems(facts(self))
+        found = facts(self)
+        problems = rules.problems(found)
+        for run in self.model.layers or []:  # layers with widths of their own
+            problems += rules.problems(found._replace(**run.widths))
+        problems = list(dict.fromkeys(problems))
         if problems:
             raise ConfigError(problems)
         return self
@@ -230,6 +234,7 @@ def facts(job: Job) -> Facts:
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         moe=model.moe is not None,
+        layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,
         cp_comm_type=job.cp_comm_type,

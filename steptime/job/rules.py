@@ -99,6 +99,11 @@ LAYOUT = [
         lambda f: (f.max_positions == 0) | (f.seqlen <= f.max_positions),
     ),
     Rule(
+        "layers listed",
+        "model.layers: must list n_layers {f.n_layers} layers, repeats included (got {f.layers_listed})",
+        lambda f: (f.layers_listed is None) | (f.layers_listed == f.n_layers),
+    ),
+    Rule(
         "layers divide",
         "model.n_layers: must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
         "or set parallelism.layers_per_stage to auto or to {f.chunks} counts",

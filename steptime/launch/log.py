@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from steptime.base.config import ConfigError
 from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Said, Vocabulary, plain, said
-from steptime.launch.megatron import read_dump
+from steptime.launch.megatron.dump import read_dump
 from steptime.launch.series import Series
 
 CHUNK = 1 << 18

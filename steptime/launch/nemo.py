@@ -10,14 +10,16 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.devices import devices_in, told
-from steptime.launch.keys import flatten, load_table, remark, sort_keys
-from steptime.launch.mcore import Said, config_of
+from steptime.launch.keys import flatten, load_table
+from steptime.launch.megatron.objects import object_settings
+from steptime.launch.megatron.plan import plan_of
 from steptime.launch.nemo_one import read_one
 from steptime.launch.nemo_two import read_two
 from steptime.launch.pyconfig import Tree
 from steptime.launch.reading import Flag, Reading
 from steptime.launch.targets import CLASS, class_of, simplify
 from steptime.launch.textlog import block, plain_lines
+from steptime.software.profiles import profile_releases
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -123,23 +125,9 @@ def _bridge(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any] 
             f"{path}: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
             "Task Configuration, or the run_config.yaml of a checkpoint"
         )
-    table = load_table("megatron_bridge")
-    said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section is not None})
-    values, flags = sort_keys(said, table, path, dump=CLASS in tree)
-    software = _software("megatron-bridge", release)
-    config, changes = config_of(Said(values, software, devices, sets))
-    flags = remark(flags, changes, table)
-    return Reading(path, table.framework, config, [*flags, *device_flags(devices, sets)])
-
-
-def _software(name: str, release: str) -> str:
-    from steptime.software.profiles import profile_releases
-
-    return f"{name}@{release}" if release in profile_releases(name) else name
-
-
-def device_flags(devices: int | None, sets: Mapping[str, Any] | None) -> list[Flag]:
-    """Where the number of devices went, if the file or the environment told it."""
-    if devices is None or told(sets, "parallelism.dp") is not None:
-        return []
-    return [Flag("devices", str(devices), "used", "parallelism.dp")]
+    said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
+    s = object_settings(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
+    if devices is not None and told(sets, "parallelism.dp") is None:
+        s.beside_flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
+    name = "megatron-bridge"
+    return plan_of(s, f"{name}@{release}" if release in profile_releases(name) else name, devices)

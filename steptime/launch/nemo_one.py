@@ -1,19 +1,17 @@
-"""NeMo 1.x: a hydra config, its references filled in, in Megatron-Bridge's words."""
+"""NeMo 1.x: a hydra config, its references filled in, in Megatron-Core's words."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from typing import Any
 
-from steptime.launch.devices import told
 from steptime.launch.interpolate import resolve
-from steptime.launch.keys import Table, Values, flatten, load_table, remark, sort_keys
-from steptime.launch.mcore import Said, config_of
-from steptime.launch.mcore_speed import Changes
+from steptime.launch.keys import flatten, load_table
+from steptime.launch.megatron.objects import object_settings
+from steptime.launch.megatron.plan import plan_of
 from steptime.launch.pyconfig import Tree
 from steptime.launch.reading import Reading
+from steptime.launch.settings import Settings
 from steptime.software.profiles import profile_releases
 
 _NORMS = {
@@ -34,7 +32,8 @@ _ACTIVATIONS = {
     "fast-reglu": ("relu", True),
 }
 """Activation -> Megatron's function, and whether it is gated."""
-_OPTIMIZERS = {"fused_adam": 0, "adam": 0, "adamw": 0, "distributed_fused_adam": 1, "mcore_distributed_optim": 1}
+_APEX = "distributed_fused_adam"
+_OPTIMIZERS = {"fused_adam": 0, "adam": 0, "adamw": 0, _APEX: 1, "mcore_distributed_optim": 1}
 """ZeRO level."""
 
 
@@ -46,73 +45,45 @@ def read_one(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
     """
     table = load_table("nemo1")
     said = flatten(resolve(tree))
-    apex = table.raw["distributed_fused_adam"] if said.get("model.optim.name") == "distributed_fused_adam" else {}
-    values, flags = sort_keys(said, table, path, apex)
-    changes: Changes = {}
-    software = _in_bridge_words(values, changes, release)
-    _vocabulary(values, table, sets)
-    if told(sets, "parallelism.dp") is None and isinstance(values.get("trainer.devices"), int):
-        devices = values.whole("trainer.devices") * values.whole("trainer.num_nodes")
-    config, more = config_of(Said(values, software, devices, sets))
-    config["performance"] |= _optimizer(values, changes, config["parallelism"])
-    old = software == "nemo-2022"
-    flash = values.yes("model.use_flash_attention") or (values.yes("model.transformer_engine") and not old)
-    config["performance"]["attention_impl"] = "flash" if flash else "unfused"
-    return Reading(path, table.framework, config, remark(flags, more | changes, table))
+    apex = said.get("model.optim.name") == _APEX
+    s = object_settings(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
+    software = _in_megatron_words(s, release)
+    if isinstance(s.get("trainer.devices"), int):
+        devices = s.count("trainer.devices") * s.count("trainer.num_nodes")
+    reading = plan_of(s, software, devices)
+    if apex and s.get("model.optim.bucket_cap_mb") is not None:
+        reading.config["parallelism"]["bucket_size_mb"] = s.count("model.optim.bucket_cap_mb")
+    return reading
 
 
-def _in_bridge_words(values: Values, changes: Changes, release: str) -> str:
-    """Puts what NeMo 1 says in its own words under Megatron-Bridge's; the profile."""
-    function, gated = values.word("model.activation", _ACTIVATIONS)
-    precision = str(values.get("model.precision") or values.get("trainer.precision")).lower()
+def _in_megatron_words(s: Settings, release: str) -> str:
+    """Puts what NeMo 1 says in its own words under Megatron-Core's; the profile."""
+    function, gated = s.word("model.activation", _ACTIVATIONS)
+    precision = str(s.get("model.precision") or s.get("trainer.precision")).lower()
+    bf16, fp16 = "bf16" in precision, precision.startswith(("16", "fp16"))
+    core = s.on("model.mcore_gpt") or s.on("model.transformer_engine")
+    flash = s.on("model.use_flash_attention") or (s.on("model.transformer_engine") and core)
+    apex = s.get("model.optim.name") == _APEX
     put = {
-        "model.normalization": values.word("model.normalization", _NORMS),
-        "model.activation_func": function,
-        "model.gated_linear_unit": gated,
-        "model.bf16": "bf16" in precision,
-        "model.fp16": precision.startswith(("16", "fp16")),
-        "optimizer.optimizer": "adam",
-        "ddp.use_distributed_optimizer": values.word("model.optim.name", _OPTIMIZERS) == 1,
-        "ddp.grad_reduce_in_fp32": str(values.get("model.optim.grad_sync_dtype")) in {"fp32", "32", "torch.float32"},
+        "normalization": s.word("model.normalization", _NORMS),
+        "activation_func": function,
+        "gated_linear_unit": gated,
+        "bf16": bf16,
+        "fp16": fp16,
+        "optimizer": "adam",
+        "use_distributed_optimizer": s.word("model.optim.name", _OPTIMIZERS) == 1,
+        "accumulate_allreduce_grads_in_fp32": str(s.get("model.optim.grad_sync_dtype")) in {"fp32", "32"},
+        # Apex's distributed Adam keeps of the master weights what bf16 drops (megatron_base_model.py, configure_optimizers)
+        "use_precision_aware_optimizer": apex and bf16,
+        "attention_backend": "flash" if flash else "unfused",
+        "fp8": "hybrid" if s.on("model.fp8") else None,
     }
-    recompute = values.get("model.recompute_granularity")
-    if recompute is None and values.get("model.recompute_method") is not None:
-        # before granularity was a key, a method alone meant whole layers (1.8, megatron_gpt_model.py)
-        put["model.recompute_granularity"] = "full"
-    fp8 = values.yes("model.fp8")
-    values.values |= put | {"model.fp8": "hybrid" if fp8 else None, "model.fp8_recipe": "delayed"}
-    # cross_entropy_loss_fusion is Megatron's native one
-    values.values["model.cross_entropy_fusion_impl"] = "native"
-    half = put["model.bf16"] or put["model.fp16"]
-    if half and not values.yes("model.megatron_amp_O2"):
-        changes["model.megatron_amp_O2"] = (
-            "unmodelled",
-            "autocast over fp32 parameters; taken as half-precision parameters",
-        )
-    if values.yes("model.mcore_gpt") or values.yes("model.transformer_engine"):
+    for key, value in put.items():
+        s.put(key, value)
+    if not apex:
+        s.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
+    if (bf16 or fp16) and not s.on("model.megatron_amp_O2"):
+        s.leave_out("model.megatron_amp_O2", "autocast over fp32 parameters; taken as half-precision parameters")
+    if core:
         return f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
     return "nemo-2022"
-
-
-def _optimizer(values: Values, changes: Changes, layout: dict[str, Any]) -> dict[str, Any]:
-    """Buckets and master weights of Apex's distributed Adam, which keeps of them what bf16 drops."""
-    name = str(values.get("model.optim.name"))
-    if name != "distributed_fused_adam":
-        changes["model.optim.bucket_cap_mb"] = ("irrelevant", "only with distributed_fused_adam")
-        return {}
-    if values.get("model.optim.bucket_cap_mb") is not None:
-        layout["bucket_size_mb"] = values.whole("model.optim.bucket_cap_mb")
-    # megatron_base_model.py, configure_optimizers: store_param_remainders for fp32 states over bf16 parameters
-    return {"master_dtype": "remainder"} if values.get("model.bf16") else {}
-
-
-def _vocabulary(values: Values, table: Table, sets: Mapping[str, Any] | None) -> None:
-    """The vocabulary of a tokenizer that the table has."""
-    if told(sets, "model.vocab_sz") is not None or values.get("model.vocab_size") is not None:
-        return
-    for key in ("model.tokenizer.type", "model.tokenizer.model"):
-        name = re.sub(r"^.*(meta-llama/)", r"\1", str(values.get(key) or ""))
-        for pattern, size in table.raw["tokenizers"].items():
-            if fnmatch(name, pattern):
-                values.values["model.vocab_size"] = size
-                return

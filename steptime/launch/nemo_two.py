@@ -1,4 +1,4 @@
-"""NeMo 2.0: a recipe as nemo-run writes it, in Megatron-Bridge's words."""
+"""NeMo 2.0: a recipe as nemo-run writes it, in Megatron-Core's words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.devices import told
-from steptime.launch.keys import FOLDER, flatten, load_table, remark, sort_keys
-from steptime.launch.mcore import Said, config_of
+from steptime.launch.keys import FOLDER, flatten, load_table
+from steptime.launch.megatron.objects import object_settings
+from steptime.launch.megatron.plan import plan_of
 from steptime.launch.pyconfig import Tree
 from steptime.launch.reading import Flag, Reading
+from steptime.launch.settings import Settings
 from steptime.launch.targets import class_of, simplify
 from steptime.software.profiles import profile_releases
 
@@ -27,30 +29,41 @@ def read_two(path: str, tree: Tree, devices: int | None, sets: Mapping[str, Any]
     Raises:
         ConfigError: one line per problem.
     """
-    table = load_table("nemo2")
-    trainer = dict(tree["trainer"])
-    said = _said(path, tree, trainer)
+    said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.{key}": value for key, value in fields.items()}
-    overlap = f"trainer.callbacks.{_OVERLAP}"
-    if any(key.startswith(overlap) for key in said):
-        defaults |= {"comm_overlap.overlap_grad_reduce": True, "comm_overlap.overlap_param_gather": True}
-        if "trainer.strategy.ddp.bucket_size" not in said:
-            defaults["comm_overlap.bucket_size"] = _BUCKET
-        virtual = said.get("trainer.strategy.virtual_pipeline_model_parallel_size")
-        defaults["comm_overlap.overlap_p2p_comm"] = virtual not in (None, 1)
-    if said.get("trainer.plugins.fp8"):
-        defaults |= {"mixed_precision.fp8_recipe": "delayed", "mixed_precision.fp8_param_gather": True}
-    values, flags = sort_keys(said, table, path, defaults, dump=True)
-    precision = str(values.get("mixed_precision.precision") or "32").lower()
-    values.values |= {"model.bf16": "bf16" in precision, "model.fp16": precision.startswith(("16", "fp16"))}
-    if values.get("trainer.devices") is not None:
-        devices = values.whole("trainer.devices") * values.whole("trainer.num_nodes")
+    s = object_settings(said, load_table("nemo2"), path, sets, defaults=defaults, dump=True)
+    _put_over(s, said)
+    precision = str(s.get("mixed_precision.precision") or "32").lower()
+    s.put("bf16", "bf16" in precision)
+    s.put("fp16", precision.startswith(("16", "fp16")))
+    if s.get("trainer.devices") is not None:
+        devices = s.count("trainer.devices") * s.count("trainer.num_nodes")
     software = f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
-    config, changes = config_of(Said(values, software, devices, sets))
-    flags = [_named(flag, config_class) for flag in remark(flags, changes, table)]
-    return Reading(path, table.framework, config, flags)
+    reading = plan_of(s, software, devices)
+    return reading._replace(flags=[_named(flag, config_class) for flag in reading.flags])
+
+
+def _put_over(s: Settings, said: Mapping[str, Any]) -> None:
+    """The defaults of the precision plugin and of the overlap callback: they too are put over ddp's own settings."""
+    put: dict[str, tuple[str, Any]] = {
+        "accumulate_allreduce_grads_in_fp32": ("trainer.plugins.grad_reduce_in_fp32", True)
+    }
+    if said.get("trainer.plugins.fp8"):
+        put["fp8_param_gather"] = ("trainer.plugins.fp8_param_gather", True)
+    callback = f"trainer.callbacks.{_OVERLAP}"
+    if any(name.startswith(callback) for name in said):
+        virtual = s.get("virtual_pipeline_model_parallel_size")
+        put["overlap_grad_reduce"] = (f"{callback}.overlap_grad_reduce", True)
+        put["overlap_param_gather"] = (f"{callback}.overlap_param_gather", True)
+        put["overlap_p2p_comm"] = (f"{callback}.overlap_p2p_comm", virtual not in (None, 1))
+        if s.get("ddp_bucket_size") is None:
+            put["ddp_bucket_size"] = (f"{callback}.bucket_size", _BUCKET)
+    for key, (name, value) in put.items():
+        s.defaults[key] = (name, value)
+        if key in s.values and s.names[key] != name:
+            s.put(key, value, by=name)
 
 
 def _section(tree: Tree, name: str) -> Tree:
@@ -60,7 +73,7 @@ def _section(tree: Tree, name: str) -> Tree:
 
 
 def _said(path: str, tree: Tree, trainer: Tree) -> dict[str, Any]:
-    """Dotted keys; the strategy's stand after the model's, over which NeMo puts them, and callbacks by their classes."""
+    """Dotted keys, the callbacks' by their classes."""
     strategy = trainer.pop("strategy", None) or {}
     if isinstance(strategy, str) or not isinstance(strategy, dict):
         raise ConfigError(f"{path}: trainer.strategy: expected MegatronStrategy's settings (got {strategy!r})")
@@ -103,5 +116,5 @@ def _named(flag: Flag, config_class: str) -> Flag:
     """A default that the model's class sets says so."""
     key = flag.name.removeprefix("model.")
     if flag.status == "default" and flag.name.startswith("model.") and key in classes().get(config_class, {}):
-        return flag._replace(name=f"model.config.{key}", note=f"{flag.note.partition(';')[0]}; {config_class}'s own")
+        return flag._replace(name=f"model.config.{key}", note=f"{config_class}: {flag.note.rpartition(': ')[2]}")
     return flag

@@ -17,7 +17,7 @@ from steptime.launch.pyconfig import split_path
 from steptime.launch.reading import Reading
 
 KINDS = {
-    "megatron": ("steptime.launch.megatron", "read_megatron"),
+    "megatron": ("steptime.launch.megatron.reader", "read_megatron"),
     "torchtitan": ("steptime.launch.torchtitan", "read_torchtitan"),
     "nemo": ("steptime.launch.nemo", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),

@@ -10,7 +10,8 @@ from steptime.base.config import ConfigError, build, near
 from steptime.base.document import parse_mapping, read_source
 from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
-from steptime.launch.keys import FOLDER, Values
+from steptime.launch.keys import FOLDER
+from steptime.launch.settings import Settings
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -32,30 +33,30 @@ def known_models() -> set[str]:
     return {*table, *table["aliases"], *table["not_modelled"]["mixture of experts"]}
 
 
-def flavor_of(values: Values, changes: dict[str, Any]) -> dict[str, Any]:
-    """The model section of model.name and model.flavor; what a flavor has that is not modelled goes to `changes`.
+def flavor_of(s: Settings) -> dict[str, Any]:
+    """The model section of model.name and model.flavor; what a flavor has that is not modelled is left out.
 
     Raises:
         ConfigError: unknown, or a mixture of experts.
     """
     table = models()
-    name, flavor = str(values.get("model.name")), str(values.get("model.flavor"))
+    name, flavor = str(s.get("model.name")), str(s.get("model.flavor"))
     family = table["aliases"].get(name, name)
     experts = table["not_modelled"]
     if family in experts["mixture of experts"]:
-        raise values.fail("model.name", f"{name} is a mixture of experts, which is not modelled; only dense models are")
+        raise s.error("model.name", f"{name} is a mixture of experts, which is not modelled; only dense models are")
     if family == "qwen3" and flavor in experts["mixture of experts of qwen3"]:
-        raise values.fail("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modelled")
+        raise s.error("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modelled")
     families = [key for key in table if key not in {"source", "aliases", "not_modelled"}]
     if family not in families:
-        raise values.fail("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
+        raise s.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
     base = flavor
     for word, why in experts["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
-            changes["model.flavor"] = ("unmodelled", f"{why}; taken as {base}")
+            s.leave_out("model.flavor", f"{why}; taken as {base}")
     if base not in table[family]:
-        raise values.fail("model.flavor", f"unknown flavor of {name} (got {flavor!r}){near(flavor, table[family])}")
+        raise s.error("model.flavor", f"unknown flavor of {name} (got {flavor!r}){near(flavor, table[family])}")
     return dict(table[family][base])
 
 

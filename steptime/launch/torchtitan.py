@@ -12,11 +12,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.devices import devices_in, told
-from steptime.launch.keys import Table, entry_of, flatten, load_table, remark, sort_keys, spelled
+from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.pyconfig import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.reading import Flag, Reading
+from steptime.launch.settings import Settings
 from steptime.launch.textlog import balanced, plain_lines
-from steptime.launch.titan_config import Said, config_of
+from steptime.launch.titan_config import config_of
 from steptime.launch.titan_model import flavor_of, from_log, known_models
 
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
@@ -51,16 +52,13 @@ def read_torchtitan(
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
     table = table._replace(framework=defaults.pop("framework", table.framework))
-    values, flags = sort_keys(said, table, path, defaults)
-    changes: dict[str, Any] = {}
-    found_model = told(sets, "model") or model or flavor_of(values, changes)
-    config, more = config_of(Said(values, found_model, devices, sets))
-    flags = remark(flags, changes | more, table)
+    s = Settings(path, table, read_keys(said, table, path), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
-        flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
+        s.beside_flags.append(Flag("devices", str(devices), "used", "parallelism.dp"))
+    reading = s.reading(config_of(s, told(sets, "model") or model or flavor_of(s), devices))
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
     framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
-    return Reading(path, framework, config, flags)
+    return reading._replace(framework=framework)
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------------------
@@ -134,14 +132,14 @@ def _bare(value: Any) -> Any:
     return {key: _bare(item) for key, item in value.items() if key != CLASS} if isinstance(value, dict) else value
 
 
-def _no_computed(path: str, said: Mapping[str, Any], table: Table) -> None:
+def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
     problems = []
     for key, value in said.items():
-        entry = entry_of(spelled(key, table), table)
+        rule = rule_of(spelled(key, table), table)
         found = next(
             (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
         )
-        if found is not None and (entry is None or entry.status != "irrelevant"):
+        if found is not None and (rule is None or rule.status != "irrelevant"):
             problems.append(
                 f"{path}:{found.line}: {key}: computed ({found.code}); write the value out, or give a log of the job"
             )

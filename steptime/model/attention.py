@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.num import is_column, maximum
+from steptime.base.num import every, maximum
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
@@ -95,7 +95,7 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
-    if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
+    if every(shard.tp <= model.n_kv_heads):
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
     whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
@@ -105,7 +105,7 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
 
 def one_group(n_kv: Num) -> bool:
     """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
-    return not is_column(n_kv) and n_kv == 1
+    return every(n_kv == 1)
 
 
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:

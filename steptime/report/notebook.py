@@ -6,9 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from steptime.answer.result import Estimate, estimate
-from steptime.report.answer import headline
-from steptime.report.table import Facts
-from steptime.report.text import sections
+from steptime.report.estimate_text import sections
+from steptime.report.headline import headline
+from steptime.report.table import FactList
 
 if TYPE_CHECKING:
     from steptime.report.table import Section
@@ -32,7 +32,7 @@ def table(section: Section) -> str:
     from tabulate import tabulate  # 40 ms, which a text report need not pay
 
     title = f"<p><b>{escape(section.title)}</b></p>" if section.title else ""
-    if isinstance(section, Facts):
+    if isinstance(section, FactList):
         rows = [[fact.label if i == 0 else "", line] for fact in section.facts for i, line in enumerate(fact.lines)]
         return title + str(tabulate(rows, tablefmt="html", disable_numparse=True))
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in section.notes)

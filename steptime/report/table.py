@@ -1,6 +1,6 @@
 """Tables and facts as data, and their layout as lines of text.
 
-Sections of a report are built once as `Table` or `Facts`; text and HTML lay out the same objects.
+Sections of a report are built once as `Table` or `FactList`; text and HTML lay out the same objects.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Style(NamedTuple):
         return text.translate(_ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
 
 
+PLAIN = Style()
+
+
 def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether to colour: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
     if choice != "auto":
@@ -55,7 +58,7 @@ class Fact(NamedTuple):
     tone: Tone = "plain"
 
 
-class Facts(NamedTuple):
+class FactList(NamedTuple):
     """Labelled lines, one under the other."""
 
     title: str
@@ -73,16 +76,21 @@ class Table(NamedTuple):
     """How many leading columns are aligned left."""
 
 
-Section = Table | Facts
+Section = Table | FactList
+
+
+def to_text(sections: Sequence[Section], style: Style = PLAIN) -> str:
+    """Sections with an empty line between."""
+    return "\n\n".join("\n".join(layout(section, style)) for section in sections) + "\n"
 
 
 def layout(section: Section, style: Style) -> list[str]:
     """The lines of one section, title first, within `WIDTH` columns."""
-    lines = _facts(section, style) if isinstance(section, Facts) else _table(section, style)
+    lines = _facts(section, style) if isinstance(section, FactList) else _table(section, style)
     return [style.fold(line).rstrip() for line in lines]
 
 
-def _facts(section: Facts, style: Style) -> list[str]:
+def _facts(section: FactList, style: Style) -> list[str]:
     """Labels in one column, their lines wrapped in the next; a long label pushes its own first line aside."""
     start = 4 + max((len(fact.label) for fact in section.facts if len(fact.label) <= _LABEL), default=0)
     out = [style.paint(section.title, "head")] if section.title else []

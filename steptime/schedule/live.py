@@ -8,10 +8,11 @@ from itertools import groupby
 from operator import itemgetter, mul
 from typing import NamedTuple, TypeAlias
 
+from steptime.base.num import Num, is_column, where
 from steptime.schedule.orders import Action, order
 
-PerChunk: TypeAlias = Sequence[Sequence[float]]
-"""Bytes of each chunk, [pp][vpp]."""
+PerChunk: TypeAlias = Sequence[Sequence[Num]]
+"""Bytes of each chunk, [pp][vpp]: numbers or columns."""
 
 
 class State(NamedTuple):
@@ -25,8 +26,8 @@ class State(NamedTuple):
 class Peak(NamedTuple):
     """The worst moment of a stage."""
 
-    bytes: float
-    saved_bytes: float
+    bytes: Num
+    saved_bytes: Num
     """The part that is saved for backward; the rest is the action's own."""
     action: Action
 
@@ -86,7 +87,8 @@ def peaks(
         group: as in `order`.
 
     Returns:
-        [pp] the peak, the saved part of it, and the first action that reaches it. No byte may be negative.
+        [pp] the peak, the saved part of it, and the first action that reaches it (of columns the stage's first). No byte may be
+        negative.
 
     Raises:
         ValueError: as `order`.
@@ -98,7 +100,10 @@ def peaks(
         for live, action in candidates:
             saved = sum(map(mul, live, weights[stage]))
             total = saved + extra[action.kind][action.chunk]
-            if total > best.bytes:
+            more = total > best.bytes
+            if is_column(more):
+                best = Peak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
+            elif more:
                 best = Peak(total, saved, action)
         worst.append(best)
     return worst

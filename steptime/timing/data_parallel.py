@@ -171,15 +171,19 @@ def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> fl
 
     A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the embedding's
     bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input. Buckets are in
-    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237).
+    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237),
+    each sent off once the one before it has come and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
     """
     delay = 0.0
     for stage, chunks in enumerate(calls):
-        clock = 0.0
+        clock = late = 0.0
         for virtual, mine in enumerate(chunks):
             needed = walk.first_forward_start[stage][virtual]
             spread = times[stage][virtual].forward_s / max(len(mine), 1)
             for i, call in enumerate(reversed(mine)):
+                if i:
+                    clock = max(clock, late + needed + (i - 1) * spread)
                 clock += call.cost.time_s
-                delay = max(delay, clock - needed - i * spread)
+                late = max(late, clock - needed - i * spread)
+        delay = max(delay, late)
     return delay

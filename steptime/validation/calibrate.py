@@ -17,7 +17,7 @@ from steptime.job.job import Job
 from steptime.software.calibration import Calibration
 
 
-class Measured(Config, allow_inf_nan=False):
+class MeasuredEntry(Config, allow_inf_nan=False):
     """One entry of the file: a config, by path or inline, and what its step took."""
 
     config: str | dict[str, Any]
@@ -69,7 +69,7 @@ def runs(path: str) -> list[MeasuredRun]:
     problems: list[str] = []
     for i, entry in enumerate(entries):
         try:
-            found.append(_run(build(Measured, entry), Path(path).parent))
+            found.append(_run(build(MeasuredEntry, entry), Path(path).parent))
         except ConfigError as error:
             problems += [f"{path}: [{i}].{problem}".replace("].: ", "]: ") for problem in error.problems]
     if problems:
@@ -77,7 +77,7 @@ def runs(path: str) -> list[MeasuredRun]:
     return found
 
 
-def _run(entry: Measured, base: Path) -> MeasuredRun:
+def _run(entry: MeasuredEntry, base: Path) -> MeasuredRun:
     """The estimate of one entry beside its measurement.
 
     Raises:

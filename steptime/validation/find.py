@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import PurePath
 
 from steptime.base.config import ConfigError
-from steptime.validation.measurements import Row, read, shipped
+from steptime.validation.measurements import MeasuredRow, read, shipped
 
 
-def find(name: str, path: str | None = None) -> Row | None:
+def find(name: str, path: str | None = None) -> MeasuredRow | None:
     """The row called `name` (case does not count) in a CSV of measured runs, or else in the shipped collection.
 
     None where `name` is rather a config's: without a CSV, a file, standard input, or nothing like an id.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import headline, leads, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 MODEL = (
@@ -22,7 +22,7 @@ MODEL = (
 LAYOUT = ("tp", "pp", "cp", "vpp", "micro_batch_size")
 
 
-class Kind(NamedTuple):
+class RatioKind(NamedTuple):
     """One respect in which two runs differ."""
 
     name: str
@@ -54,13 +54,13 @@ def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
 
 
 KINDS = (
-    Kind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
-    Kind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
-    Kind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
+    RatioKind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
+    RatioKind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    RatioKind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
 )
 
 
-def ratio_errors(judged: Iterable[Judgement], kind: Kind) -> Errors:
+def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
     """(series, signed error of the ratio) of every pair that differs in one respect."""
     series: dict[tuple[str, ...], list[Judgement]] = {}
     for j in judged:

@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 
 ROOT = Path(__file__).parents[2]
-WARM = ("steptime.bench.step", "steptime.bench.block", "steptime.bench.collectives")
+WARM = ("steptime.bench.runs.step", "steptime.bench.runs.block", "steptime.bench.runs.collectives")
 """What most scripts import, torch among it."""
 
 

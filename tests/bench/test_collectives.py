@@ -9,7 +9,7 @@ import pytest
 import torch
 from bench.launch import fork_ranks
 
-from steptime.bench import collectives
+from steptime.bench.runs import collectives
 
 SCRIPT = Path(__file__).with_name("gloo_collectives.py")
 

@@ -13,7 +13,7 @@ import pytest
 from forked import clean
 
 from steptime import Job, Machine, estimate
-from steptime.bench.rows import SCHEMA
+from steptime.bench.timings import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "bench" / "cpu_tiny.yaml"

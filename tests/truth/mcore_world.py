@@ -26,7 +26,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MOST_BYTES = 8 * 2**30
 """Address space: some settings of Megatron recurse without end (recomputing an mlp that has biases)."""
-ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+
+
+def squared_relu(x):
+    """Megatron-Core's own."""
+    from megatron.core.activations import squared_relu as theirs
+
+    return theirs(x)
+
+
+ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu, "relu2": squared_relu}
 
 
 def start(tp, pp, dp, rank):
