@@ -28,7 +28,7 @@ from steptime.answer.measured import (
     place_of,
     scaled,
 )
-from steptime.validation import interval_coverage, judgement, measurements
+from steptime.validation import interval_coverage, judgement
 from steptime.validation.error_summary import headline
 
 ROOT = Path(__file__).parents[1]
@@ -207,7 +207,7 @@ def test_leaving_a_run_out_leaves_its_cell_out():
 
 @pytest.fixture(scope="module")
 def judged():
-    return headline(judgement.judge(row) for row in measurements.shipped())
+    return headline(judgement.judge_shipped())
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from math import isfinite
@@ -33,6 +34,7 @@ class Constant(NamedTuple):
     source: str
 
 
+@cache
 def shared_constants() -> list[Constant]:
     """Numbers in capitals at the top of the modules of `PHYSICS`, in their order."""
     found: list[Constant] = []
