@@ -46,12 +46,12 @@ def bucket_elements(
     end = 0
     for position, elements in enumerate(params):
         start = round_up(end, start_at)
-        apart = sharded and position in alone
-        if apart and end > ends[-1]:
+        own_bucket = sharded and position in alone
+        if own_bucket and end > ends[-1]:
             start = round_up(start, end_at)
             ends.append(start)
         end = start + elements
-        if apart or (bucket_size is not None and end - ends[-1] >= bucket_size):
+        if own_bucket or (bucket_size is not None and end - ends[-1] >= bucket_size):
             end = round_up(end, end_at)
             ends.append(end)
     if end > ends[-1]:
@@ -68,13 +68,13 @@ def _columns(
     last = end = 0.0
     for position, elements in enumerate(params):
         start = round_up(end, start_at)
-        apart = sharded and position in alone
-        if apart:
+        own_bucket = sharded and position in alone
+        if own_bucket:
             start = where(end > last, round_up(start, end_at), start)
             sizes.append(where(end > last, start - last, 0.0))
             last = where(end > last, start, last)
         end = start + elements
-        closes = apart if apart or bucket_size is None else end - last >= bucket_size
+        closes = own_bucket if own_bucket or bucket_size is None else end - last >= bucket_size
         end = where(closes, round_up(end, end_at), end)
         sizes.append(where(closes, end - last, 0.0))
         last = where(closes, end, last)
