@@ -7,7 +7,7 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from steptime.base.num import Num, is_column, lcm, where
@@ -19,7 +19,7 @@ BUCKET_ALIGNMENT = 128
 
 
 def bucket_elements(
-    params: Sequence[Num],
+    params: Iterable[Num],
     dp: Num,
     bucket_size: Num | None,
     *,
@@ -39,6 +39,7 @@ def bucket_elements(
     >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
     [1152, 128]
     """
+    params = list(params)
     if any(map(is_column, (dp, bucket_size, *params[:1]))):
         return _columns(params, dp, bucket_size, sharded=sharded, alone=alone, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
