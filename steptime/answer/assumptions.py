@@ -121,6 +121,8 @@ def _usual_figures(job: Job) -> list[str]:
         twins = {precision}
     if not twins & device.sustained_flops.keys():
         found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
+    if device.sm_count is None:
+        found.append("no accelerator.sm_count, and no loss in a last wave of tiles that does not fill it")
     return found
 
 
