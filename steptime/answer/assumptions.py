@@ -55,6 +55,8 @@ def _unsaid(job: Job) -> list[str]:
     if job.parallelism.cp > 1:
         layout["cp_comm_type"] = job.cp_comm_type
     taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
+    if job.model.learned_positions and job.model.max_positions is None:
+        lines.append(f"model.max_positions unsaid, so: {job.data.seqlen:,} learned positions, those of a sequence")
     if taken:
         lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
     if job.performance.recompute is None and job.performance.activation_checkpointing_type is None:
