@@ -21,6 +21,7 @@ def assumptions(job: Job) -> list[str]:
         *_fitted(job),
         *_unproved(job),
         *_machine(job),
+        *_cross_dc(job),
         *_memory(job),
         *notes(job),
     ]
@@ -105,6 +106,18 @@ def _machine(job: Job) -> list[str]:
     if usual:
         lines.append(f"{machine.name} does not say, so: {', '.join(usual)}")
     return lines
+
+
+def _cross_dc(job: Job) -> list[str]:
+    if job.cross_dc is None:
+        return []
+    devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
+    return [
+        (
+            f"cross_dc: {gbps:g} Gbit/s each way out of every centre, counted at the full stated rate (no efficiency measured) and "
+            f"shared evenly by the {devices:g} devices there; data parallelism alone crosses it"
+        )
+    ]
 
 
 def _usual_figures(job: Job) -> list[str]:
