@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steptime.cost import compute
 from steptime.cost.comm import network
 from steptime.cost.compute import attention_pass, gemm_backward, gemm_pass, move_pass, shape_efficiency
-from steptime.cost.overlap import hidden_s
+from steptime.cost.overlap import hidden_s, in_pieces_s
 from steptime.cost.parts import Context, part_time
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group
@@ -60,7 +60,7 @@ def test_attention_moves_and_overlap_in_columns(table):
     def both(batch, seq, heads, speed):
         op = Attention("a", batch=batch, q_len=seq, kv_len=seq, n_q_heads=heads, n_kv_heads=1.0, d_qk=128.0, d_v=128.0)
         r = replace(RATES, bytes_per_s=speed)
-        hidden = [hidden_s(seq, batch, share=share, pieces=heads) for share in (True, False, 0.5)]
+        hidden = [hidden_s(seq, in_pieces_s(seq, batch, heads), share) for share in (True, False, 0.5)]
         return [*attention_pass(op, r, op.full_flops, speed, 2.0), *move_pass(batch * seq, 2.0, r), *hidden]
 
     equal(both(*rows_of(table)), [both(*row) for row in table])

@@ -114,7 +114,7 @@ def _cross_dc(job: Job) -> list[str]:
     devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
     return [
         (
-            f"cross_dc: {gbps:g} Gbit/s each way out of every centre, counted at the full stated rate (no efficiency measured) and "
+            f"cross_dc: {gbps:g} Gbit/s each way out of every centre, counted at the full stated rate (no efficiency measured), "
             f"shared evenly by the {devices:g} devices there; data parallelism alone crosses it"
         )
     ]

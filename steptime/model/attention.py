@@ -131,8 +131,9 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     own = shard.software.kernels.rope_impl == "own_tables"
     fused = shard.software.kernels.rope_impl == "fused"
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
-    # eager: rotate half (2 passes), two products (2 each), their sum (3)
-    moved = (2.0 if fused else 9.0) * (out_q.bytes + out_k.bytes)
+    rotate_half, products, their_sum = 2.0, 2.0 * 2.0, 3.0  # accesses of every element
+    accesses = 2.0 if fused else rotate_half + products + their_sum
+    moved = accesses * (out_q.bytes + out_k.bytes)
     saves = tuple(t.name for t in tables)
     op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)
     return [op], out_q.name, out_k.name
