@@ -9,6 +9,7 @@ import pytest
 
 from steptime.answer.result import estimate
 from steptime.job.job import Job
+from steptime.model.blocks import n_params
 
 ROOT = Path(__file__).parents[1] / "configs"
 FILES = sorted(ROOT.rglob("*.yaml"))
@@ -100,7 +101,7 @@ def test_the_published_rows_are_all_there():
 
 
 @pytest.mark.parametrize(
-    ("name", "n_params", "microbatches"),
+    ("name", "counted", "microbatches"),
     [
         ("llama3_70b.yaml", 70_553_706_496, 64),
         ("llama3_405b.yaml", 405_853_388_800, 16),
@@ -109,9 +110,9 @@ def test_the_published_rows_are_all_there():
         ("gpt2_1gpu.yaml", 124_373_760, 40),  # nanoGPT's 124M: biases gone, 47 rows more
     ],
 )
-def test_sizes(name, n_params, microbatches):
+def test_sizes(name, counted, microbatches):
     job = Job.load(ROOT / name)
-    assert (n_params(job.model), job.microbatches) == (n_params, microbatches)
+    assert (n_params(job.model), job.microbatches) == (counted, microbatches)
 
 
 def test_llama3_405b_has_its_ends_on_chunks_of_their_own():

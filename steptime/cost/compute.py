@@ -48,15 +48,18 @@ class Pass(NamedTuple):
 NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhead: float = K_OVERHEAD) -> Num:
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None, overhead: float = K_OVERHEAD) -> Num:
     """Share of the asymptotic rate: depth, k / (k + overhead), and waves of output tiles.
 
-    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one. `overhead`: what a
-    tile costs beside its depth, in units of k (`depth_overhead`).
+    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one; without a number of
+    SMs no wave is counted. `overhead`: what a tile costs beside its depth, in units of k (`depth_overhead`).
     """
+    deep = k / (k + overhead)
+    if sm_count is None:
+        return deep
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
-    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + overhead))
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * deep
 
 
 def depth_overhead(op: Gemm, r: Rates) -> float:
