@@ -61,7 +61,7 @@ class JobKeys:
 
     def error(self, key: str, problem: str) -> ConfigError:
         """The problem of a key, after those already gathered."""
-        return ConfigError([*self.problems, f"{self.source}: {self.name(key)}: {problem}"])
+        return ConfigError(dict.fromkeys([*self.problems, f"{self.source}: {self.name(key)}: {problem}"]))
 
     def fail(self, key: str, problem: str) -> None:
         """Gather the problem of a key."""
@@ -180,9 +180,8 @@ class JobKeys:
             if value in (*_NOTHING, False):
                 return "irrelevant", f"off; unknown to {framework}"
             close = get_close_matches(key, [known for known in self.table.rules if "*" not in known], n=1, cutoff=0.8)
-            return "unmodelled", f"unknown to {framework}" + (
-                f"; did you mean {self.spell(close[0])}?" if close else ""
-            )
+            hint = f"; did you mean {self.spell(close[0])}?" if close else ""
+            return "unmodelled", f"unknown to {framework}{hint}"
         if rule.status == "irrelevant":
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:

@@ -163,17 +163,3 @@ def _near(name: str, table: KeyTable) -> str:
     beside |= {key for key in known if key[: key.rfind(".") + 1] == section}
     close = get_close_matches(name, beside or known, n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else "; remove it"
-
-
-__all__ = [
-    "FOLDER",
-    "GivenKey",
-    "KeyRule",
-    "KeyTable",
-    "flatten",
-    "load_table",
-    "named_defaults",
-    "read_keys",
-    "rule_of",
-    "spelled",
-]

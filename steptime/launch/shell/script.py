@@ -105,7 +105,8 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
     text = clean(text)
-    scope = Scope(_slurm(text) | (env or {}))
+    headers = _headers(text)
+    scope = Scope(_slurm(headers) | (env or {}))
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
@@ -120,7 +121,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems, [], _gpu(text), {})
+        return Script(name, "", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
@@ -135,20 +136,24 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         variables=variables,
         problems=[],
         unclear=unclear,
-        gpu=_gpu(text),
+        gpu=_gpu(headers),
         environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
 
 
-def _slurm(text: str) -> dict[str, str]:
-    """The variables that Slurm sets from a script's #SBATCH headers."""
+def _headers(text: str) -> list[tuple[str, str]]:
+    """Options and values of a script's #SBATCH lines."""
+    lines = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
+    return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
+
+
+def _slurm(headers: list[tuple[str, str]]) -> dict[str, str]:
+    """The variables that Slurm sets from a script's headers."""
     found: dict[str, str] = {}
-    for line in re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
-        for option, value in re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|\s+)?([^\s#-]\S*)", line):
-            variable = _SBATCH.get(option)
-            number = re.search(r"(?:^|:)(\d+)$", value)
-            if variable and number and (option != "gres" or "gpu" in value):
-                found[variable] = number[1]
+    for option, value in headers:
+        number = re.search(r"(?:^|:)(\d+)$", value)
+        if option in _SBATCH and number and (option != "gres" or "gpu" in value):
+            found[_SBATCH[option]] = number[1]
     if "SLURM_NNODES" in found:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
         if "SLURM_NTASKS_PER_NODE" in found:
@@ -159,13 +164,17 @@ def _slurm(text: str) -> dict[str, str]:
     return found
 
 
-def _gpu(text: str) -> str:
-    """The kind of device that the #SBATCH headers name."""
-    headers = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
-    asked = re.search(r"--(?:gpus-per-node|gpus|gpus-per-task|gres)[= ](?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d", headers)
-    constraint = re.search(r"(?:--constraint|-C)[= ]([A-Za-z][\w-]*)\s*(?:#|$)", headers, re.MULTILINE)
-    found = asked or constraint
-    return found[1] if found else ""
+def _gpu(headers: list[tuple[str, str]]) -> str:
+    """The kind of device that a script's headers name: asked for (gpu:h100:8), else the one constraint."""
+    asked = (
+        re.fullmatch(r"(?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d.*", value)
+        for option, value in headers
+        if option in {"gpus-per-node", "gpus", "gpus-per-task", "gres"}
+    )
+    constraints = (
+        re.fullmatch(r"([A-Za-z][\w-]*)", value) for option, value in headers if option in {"constraint", "C"}
+    )
+    return next((found[1] for found in (*asked, *constraints) if found), "")
 
 
 def _word(value: Value, scope: Scope) -> Word:
