@@ -144,12 +144,10 @@ def batch_of(keys: JobKeys, dp: int | None) -> BatchSizes:
     Raises:
         ConfigError: they contradict each other, or too little is said.
     """
-
-    def said(key: str) -> int | None:
-        ours = told_whole(keys.sets, _TOLD[key]) if key in _TOLD else None
-        return ours or (None if str(keys.get(key)) in {"None", "auto"} else keys.whole(key))
-
-    gbs, micro, steps = said(_BATCH), said(_MICRO), said(_STEPS)
+    for key in (_BATCH, _MICRO):
+        if (ours := told_whole(keys.sets, _TOLD[key])) is not None:
+            keys.put(key, ours)
+    gbs, micro, steps = (None if keys.get(key) == "auto" else keys.whole(key) for key in (_BATCH, _MICRO, _STEPS))
     if dp is None and gbs is not None and micro is not None and steps is not None and gbs % (micro * steps) == 0:
         dp = gbs // (micro * steps)
     if gbs is not None and micro is not None and steps is not None and gbs != micro * steps * (dp or 0):

@@ -65,7 +65,11 @@ class JobKeys:
 
     def fail(self, key: str, problem: str) -> None:
         """Gather the problem of a key."""
-        self.problems = self.error(key, problem).problems
+        self.problem(f"{self.name(key)}: {problem}")
+
+    def problem(self, what: str) -> None:
+        """Gather a problem of several keys."""
+        self.problems.append(f"{self.source}: {what}")
 
     def put(self, key: str, value: Any, by: str = "") -> None:
         """Set a key to what others make of it; `by` says who, where the source may say the key too."""

@@ -23,9 +23,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         section["dp"] = dp
         said = keys.whole("data_parallel_size")
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
-            keys.problems.append(
-                f"{keys.source}: data_parallel_size {said} contradicts world size {devices}, which leaves {dp}"
-            )
+            keys.problem(f"data_parallel_size {said} contradicts world size {devices}, which leaves {dp}")
     if cp > 1:
         section |= {"cp": cp, "cp_comm_type": _exchange(keys)}
     vpp = _virtual_stages(keys, pp)
@@ -99,9 +97,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     if embedding or loss:
         even, rest = divmod(layers + 1, chunks)
         if rest:
-            keys.problems.append(
-                f"{keys.source}: {layers} layers and one end do not spread evenly over {chunks} chunks"
-            )
+            keys.problem(f"{layers} layers and one end do not spread evenly over {chunks} chunks")
         return {"layers_per_stage": [even - (embedding and i == 0) - (loss and i == chunks - 1) for i in range(chunks)]}
     first, last = (keys.whole(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if first is None and last is None:
@@ -110,11 +106,11 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     left = layers - (first or 0) - (last or 0)
     if left < 0 or (left and not middle) or (middle and left % middle):
         ends = f"{first or 0} first and {last or 0} last"
-        keys.problems.append(f"{keys.source}: {layers} layers less {ends} do not spread over {middle} stages")
+        keys.problem(f"{layers} layers less {ends} do not spread over {middle} stages")
         return {}
     counts = [first or left // middle, *[left // middle] * (pp - 2), last or left // middle] if pp > 1 else [layers]
     if any(count % vpp for count in counts):
-        keys.problems.append(f"{keys.source}: stages of {counts} layers do not divide into {vpp} virtual stages")
+        keys.problem(f"stages of {counts} layers do not divide into {vpp} virtual stages")
     return {"layers_per_stage": [counts[i % pp] // vpp for i in range(chunks)]}
 
 

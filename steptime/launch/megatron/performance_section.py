@@ -48,7 +48,7 @@ def main_grad_dtype(keys: JobKeys) -> str:
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
-        keys.problems.append(f"{keys.source}: {keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
+        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
     if not fp8 and not keys.get("fp4"):
         for key in _OF_RECIPES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
+from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import Scope, Unknown, Value
@@ -26,37 +27,20 @@ class Expander:
 
     def fields(self, raw: str, line: int) -> list[Value]:
         """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
-        done: list[Value] = []
-        open_text: str | None = None
-        open_line = line
-
-        def add(text: str, at: int) -> None:
-            nonlocal open_text, open_line
-            if open_text is None:
-                open_text, open_line = "", at
-            open_text += text
-
-        def close() -> None:
-            nonlocal open_text
-            if open_text is not None:
-                done.append(Value(open_text, open_line))
-            open_text = None
-
+        pieces: list[Value | None] = []  # None parts words
         for values, quoted in self._parts(raw, line):
             for number, value in enumerate(values):
-                if number:
-                    close()
-                if quoted:
-                    add(value.text, value.line)
-                    continue
-                pieces = re.split(r"([ \t\r\n]+)", value.text)
-                for piece in pieces:
-                    if piece and piece.isspace():
-                        close()
-                    elif piece:
-                        add(piece, value.line)
-        close()
-        return done
+                pieces += [None] if number else []
+                parts = [value.text] if quoted else re.split(r"([ \t\r\n]+)", value.text)
+                pieces += [
+                    None if part.isspace() and not quoted else Value(part, value.line)
+                    for part in parts
+                    if part or quoted
+                ]
+        words = (
+            list(group) for parts_words, group in groupby(pieces, key=lambda piece: piece is None) if not parts_words
+        )
+        return [Value("".join(piece.text for piece in word if piece), word[0].line) for word in words if word[0]]
 
     def text(self, raw: str, line: int) -> str:
         """A raw word as one text, not split: the value of an assignment."""

@@ -89,6 +89,7 @@ _COMMANDS = {name: name for name in _LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
+_NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -210,16 +211,11 @@ def _trains(launch: _Launch) -> bool:
 
 
 def _nothing_found(walk: DryRun) -> str:
-    others = [
-        (command.line, next((v.text for v in command.words[1:] if v.text.endswith((".sh", ".slurm", ".sbatch"))), ""))
-        for command in walk.commands
-        if command.words[0].text in {"bash", "sh", "sbatch", "srun"}
-    ]
-    if others := [(line, other) for line, other in others if other]:
-        line, other = others[0]
-        return (
-            f"no launch command (torchrun, python, srun ...); line {line} runs {walk.scope.shown(other)}: give that one"
-        )
+    for command in walk.commands:
+        scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
+        if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
+            what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
+            return f"no launch command (torchrun, python, srun ...); {what}: give that one"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
@@ -228,24 +224,19 @@ def _launch_of(command: Command) -> _Launch | None:
     words = [value.text for value in command.words]
     launchers: list[str] = []
     python = False
-    i = 0
-    while i < len(words):
-        word = posixpath.basename(words[i])
-        if (
-            word in {"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"}
-            and not launchers
-        ):
+    for i, text in enumerate(words):
+        word = posixpath.basename(text)
+        if word in _NO_LAUNCH and not launchers:
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
-        elif word in _COMMANDS and (not launchers or launchers[-1] != _COMMANDS[word]):
-            launchers.append(_COMMANDS[word])
-            python = python or _COMMANDS[word] in {"torchrun", "deepspeed", "accelerate"}
-        elif words[i] == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
+        elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
+            launchers.append(launcher)
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+        elif text == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return _Launch(command, i, launchers)
-        i += 1
     return None
 
 

@@ -41,13 +41,16 @@ def read_torchtitan(
     """
     table = load_table("torchtitan")
     file, function = split_path(path)
+    model = devices = None
     if file.endswith(".py"):
-        tree, later, devices, model = *_function(file, text, function), None, None
+        tree = _function(file, text, function)
     elif _is_log(text):
-        tree, later, devices, model = _log(path, text)
+        text = "\n".join(plain_lines(text))
+        tree, devices, model = _printed(path, text), _devices(text), from_log(path, text)
     else:
-        tree, later, devices, model = _toml(path, text), False, None, None
-    said = flatten(tree)
+        tree = _toml(path, text)
+    later = file.endswith(".py") or "model_spec" in tree
+    said = flatten(as_toml(tree) if later else tree)
     devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
@@ -84,15 +87,15 @@ def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
 # --- config functions ------------------------------------------------------------------------------------------------------
 
 
-def _function(path: str, text: str, name: str) -> tuple[Tree, bool]:
-    """The config of a function, in the words of the TOML files."""
+def _function(path: str, text: str, name: str) -> Tree:
+    """The config of a function."""
     name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
         folder = PurePath(path).parent.name
         named = next((word for word in words if name.startswith(f"{word}_")), name)
         tree["model_spec"]["name"] = folder if folder in words else named
-    return as_toml(tree), True
+    return tree
 
 
 def as_toml(tree: Tree) -> Tree:
@@ -154,10 +157,8 @@ def _is_log(text: str) -> bool:
     return bool(_DUMP.search(text) or "[titan]" in text or "torchtitan.train" in text or _MESH.search(text))
 
 
-def _log(path: str, text: str) -> tuple[Tree, bool, int | None, dict[str, Any] | None]:
-    """Config, whether it is of a config function, devices, and the model that the log describes."""
-    lines = plain_lines(text)
-    text = "\n".join(lines)
+def _printed(path: str, text: str) -> Tree:
+    """The config that a log prints."""
     start = _DUMP.search(text)
     if start is None:
         raise ConfigError(
@@ -168,10 +169,9 @@ def _log(path: str, text: str) -> tuple[Tree, bool, int | None, dict[str, Any] |
     if dump is None:
         raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
     tree = _literal(path, dump)
-    later = "model_spec" in tree
-    if not later and not tree.keys() & _SECTIONS:
+    if not tree.keys() & {"model_spec", *_SECTIONS}:
         raise ConfigError(f"{path}: the printed config is not torchtitan's{near('training', tree)}")
-    return (as_toml(tree) if later else tree), later, _devices(text), from_log(path, text)
+    return tree
 
 
 def _literal(path: str, dump: str) -> Tree:

@@ -91,9 +91,7 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     else:
         dp = replicate * shard
         if devices is not None and devices != dp * tp * pp * cp:
-            keys.problems.append(
-                f"{keys.source}: the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}"
-            )
+            keys.problem(f"the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}")
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
         keys.fail(
