@@ -17,15 +17,15 @@ from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Move, Op
-from steptime.report.figures import percent
+from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.timing.data_parallel import worst_stage
 from steptime.timing.part_times import PartTimes, part_times, pricing
 from steptime.timing.step_parts import pipeline
 from steptime.timing.step_time import StepTime, step_time, straggler_s, time_parts
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads
-from steptime.validation.rows import to_config, to_job
+from steptime.validation.judgement import Judgement
+from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import headline, leads
 from steptime.validation.stats import Errors, plain, stats
 
 MOVED = 0.03

@@ -9,7 +9,7 @@ from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.job.assembly import Assembly
 from steptime.timing.step_time import step_time
-from steptime.validation.compare import judge
+from steptime.validation.judgement import judge
 
 NAMES = [switch.name for switch in ablation.SWITCHES]
 MODEL = {"n_layers": 8, "hidden_sz": 2048, "inter_sz": 8192, "n_q_heads": 16, "vocab_sz": 32000}

@@ -14,9 +14,9 @@ from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group, group
 from steptime.model.ops import Gemm, Param
 from steptime.software.performance import load_software
-from steptime.validation.measurements import Row
-from steptime.validation.rows import to_config
-from steptime.validation.software import framework_of
+from steptime.validation.measurements import MeasuredRow
+from steptime.validation.row_plan import to_config
+from steptime.validation.row_software import framework_of
 
 A100 = Machine.load("dgx-a100-80gb").accelerator
 RATES = rates(A100, load_software("megatron-2021"))
@@ -184,7 +184,7 @@ def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypa
     ],
 )
 def test_a_framework_finds_its_profile(words, precision, profile):
-    assert framework_of(Row({"framework": words, "precision": precision}, "other", 1)).profile == profile
+    assert framework_of(MeasuredRow({"framework": words, "precision": precision}, "other", 1)).profile == profile
 
 
 def test_cuda_graphs_halve_a_layers_launch_gaps():

@@ -21,9 +21,7 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     90th percentile.
     """
     job = assembly.job
-    walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
-    walked = [moment.worse(in_step(job, state)) for moment, state in zip(walked, states, strict=True)]
-    rows = [stage_row(i, state, moment) for i, (state, moment) in enumerate(zip(states, walked, strict=True))]
+    rows = stage_rows(assembly, states)
     worst = max(rows, key=lambda row: row.reserved_bytes)
     over = overhead(job)
     capacity = job.machine.accelerator.usable_memory_bytes
@@ -36,6 +34,14 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
         verdict = "does_not_fit"
     fits = verdict == "fits"
     return Memory(rows, allocated, worst.reserved_bytes, low, high, over, capacity, verdict, fits, worst.stage)
+
+
+def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
+    """Every stage at its peak, in a micro-batch or in the optimizer step."""
+    job = assembly.job
+    walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
+    walked = [moment.worse(in_step(job, state)) for moment, state in zip(walked, states, strict=True)]
+    return [stage_row(i, state, moment) for i, (state, moment) in enumerate(zip(states, walked, strict=True))]
 
 
 def in_step(job: Job, state: States) -> PeakMoment:

@@ -63,6 +63,22 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
+def same(condition: Num) -> bool:
+    """Whether it holds, for all rows of a column alike: what the choice of ops may turn on.
+
+    >>> same(2 > 1)
+    True
+
+    Raises:
+        ValueError: it holds for some rows only, which want other ops than the rest (`Candidates.alike` takes them apart).
+    """
+    if not is_column(condition):
+        return bool(condition)
+    if condition.any() != condition.all():
+        raise ValueError("rows of a column want different ops")
+    return bool(condition.all())
+
+
 def ceil(x: Num) -> Num:
     """The smallest whole number not below `x`.
 

@@ -15,8 +15,8 @@ from steptime.job.sections import Data
 from steptime.memory.states import state_bytes
 from steptime.software.performance import ITEMSIZE, Performance
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 Limit: TypeAlias = tuple[bool, str, str]
 """Whether the job breaks it, what is wrong, the fix."""
@@ -32,7 +32,9 @@ def unsupported(job: Job, device_type: str) -> list[str]:
 
 
 def _kernels(job: Job) -> Iterator[Limit]:
-    """Options of the blocks."""
+    """Options of the layers."""
+    text = "model.layers: the steps run layers of one width"
+    yield job.model.layers is not None, text, "--set model.layers=null"
     s, plan = job.software, job.recompute
     settings = s.settings()
     text = "performance.activation_impl: torch has no fused gated activation"
@@ -152,7 +154,7 @@ def layout_name(job: Job) -> str:
     return "+".join(name for name, ranks in parts.items() if ranks > 1) or "single"
 
 
-def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> Job:
+def alone(job: Job, recompute: RecomputeChoice = "none", device_type: str = "cpu") -> Job:
     """The job's model and micro-batch on one device, one micro-batch a step, under the profile torch with the job's kernels.
 
     Parameters are in the compute dtype, which is what FSDP2 gathers them in.

@@ -33,18 +33,21 @@ class ParamGroup:
     padded: Num
     elements: Num
     ranks: Num
+    last: Num
+    """Elements of its last parameter."""
 
 
 class Buffers(NamedTuple):
     """Bytes of a group's buffers, in torch's own order of making them."""
 
-    copy_in: Num
-    """The local shard cast to the compute dtype; none where it already is."""
     gathered: Num
     unsharded: Num
     gradients: Num
     reduce_input: Num
     reduce_output: Num
+    reduced: Num
+    """What takes the gradients' place once they are copied in: the output, its copy in the stored dtype where that differs, and
+    the last parameter's gradient, which a loop still names (_fsdp_collectives.py, foreach_reduce)."""
 
 
 class Groups(NamedTuple):
@@ -66,39 +69,43 @@ def group_of(params: list[Param], tp: Num, ranks: Num) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
     padded: Num = 0
     elements: Num = 0
+    local: Num = 0
     for p in params:
         rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
         local = p.local(tp)
         elements = elements + local
         padded = padded + -(-rows // ranks) * ranks * (local // rows)
-    return ParamGroup(padded, elements, ranks)
+    return ParamGroup(padded, elements, ranks, local)
 
 
 def groups(assembly: Assembly) -> Groups:
     """The model's groups."""
     tp, ranks = assembly.head.tp, shard_ranks(assembly.job)
-    ends = [*assembly.embedding.params, *assembly.head_params]
+    first, last = assembly.embedding.params, assembly.head_params
     if options(assembly).wrap == "model":
-        every = ends + [p for part, count in assembly.runs for p in part.params * count]
-        nothing = ParamGroup(0, 0, ranks)
+        every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
+        nothing = ParamGroup(0, 0, ranks, 0)
         return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
     kinds = {part: group_of(part.params, tp, ranks) for part in assembly.kinds}
-    return Groups(group_of(ends, tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)])
+    return Groups(
+        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
+    )
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group."""
     job = assembly.job
-    stored, used = state_bytes(job).params, job.software.itemsize
+    stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard = of.padded / of.ranks
+    copied = 0.0 if stored == reduce else stored
     return Buffers(
-        copy_in=0.0 if stored == used else shard * used,
         gathered=of.padded * used,
         unsharded=of.padded * used,
         gradients=of.elements * used,
         reduce_input=of.padded * reduce,
         reduce_output=shard * reduce,
+        reduced=shard * (reduce + copied) + of.last * used,
     )
 
 

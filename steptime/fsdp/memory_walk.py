@@ -71,7 +71,6 @@ def wrapped(assembly: Assembly, memories: PartMemories) -> list[Wrapped]:
 
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
     """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
-    moments.mark(0.0, root.copy_in + root.gathered + root.unsharded, "forward of the root's all-gather")
     reshard = options(assembly).reshard_after_forward
     below = memories.embedding.saved
     embedding = memories.embedding.forward
@@ -80,7 +79,7 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
     previous, kept = root.gathered, 0.0
     for memory, block, _, _ in layers:
         arriving = root.unsharded + previous + block.gathered + kept
-        moments.mark(below, arriving + x + maximum(block.copy_in, block.unsharded), "forward of an all-gather")
+        moments.mark(below, arriving + x + block.unsharded, "forward of an all-gather")
         newest = root.gathered if options(assembly).wrap == "model" else block.gathered
         extra = memory.forward.bytes - memory.saved
         held = root.unsharded + block.unsharded + newest + kept
@@ -99,7 +98,7 @@ def backward(
     """Last layer first: the next group arrives while this one computes; a reduce-scatter's input outlives one layer.
 
     `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
-    reduce in another dtype than the gradients are kept in (_fsdp_param_group.py, AllReduceState).
+    reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
     reshard = options(assembly).reshard_after_forward
     head, embedding = memories.head, memories.embedding
@@ -122,14 +121,16 @@ def backward(
         below = below - memory.saved
         unsharded = unsharded - (0.0 if reshard else block.unsharded)
         rest = following if reshard else unsharded
-        moments.mark(below, base + rest + block.gradients + block.reduce_input + x, "backward of a reduce-scatter")
+        mine = maximum(block.gradients, block.reduced)
+        moments.mark(below, base + rest + mine + block.reduce_input + x, "backward of a reduce-scatter")
         reducing = block.reduce_input
         moments.to_come = maximum(0.0, moments.to_come - gradients)
         waiting = waiting + waits
     held = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    moments.mark(0.0, root.gradients + root.reduce_input + mine, "backward of the root's reduce-scatter")
+    left = maximum(root.gradients, root.reduced)
+    moments.mark(0.0, left + root.reduce_input + mine, "backward of the root's reduce-scatter")
 
 
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
@@ -138,7 +139,8 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     if options(assembly).wrap == "model":
         return group_of(params, assembly.head.tp, 1).elements * job.software.itemsize
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
-    return 0.0 if same or job.parallelism.replicas == 1 else sizes.reduce_output
+    becomes = same and job.single_microbatch
+    return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
 
 def sharded_gradients(assembly: Assembly) -> Num:

@@ -31,7 +31,7 @@ def shard_of(job: Job) -> Shard:
     """What one device of the job sees of one micro-batch."""
     p, data = job.parallelism, job.data
     return Shard(
-        batch=float(data.microbatch_sz),
+        batch=1.0 * data.microbatch_sz,
         seq=data.seqlen / p.cp,
         kv_seq=float(data.seqlen),
         tp=p.tp,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -44,7 +44,7 @@ class LayerRun(Config):
     head_dim: int | None = Field(None, ge=1)
 
     @property
-    def widths(self) -> dict[str, int]:
+    def widths(self) -> dict[str, Any]:
         """What it says of its widths."""
         said = {key: getattr(self, key) for key in ("inter_sz", "n_q_heads", "n_kv_heads", "head_dim")}
         return {key: value for key, value in said.items() if value is not None}
@@ -77,7 +77,7 @@ class Model(Config):
     """Biases of the q, k and v projections, which Qwen2 has and no others."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
-    activation: Literal["silu", "gelu", "relu"] = Field(
+    activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
     layers: list[LayerRun] | None = None

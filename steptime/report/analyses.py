@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.figures import HEADER, cells, percent, rows_of
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import percent
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
@@ -182,5 +183,5 @@ def _any(groups: Iterable[Mapping[str, Any]]) -> int:
 
 def all_tables(summary: Summary) -> list[Table]:
     """Every analysis that has something to say, in the order of reading."""
-    made = (baselines, noise, ratios, regret, bands, mechanisms)
-    return [table for make in made for table in make(summary)]
+    kinds = (baselines, noise, ratios, regret, bands, mechanisms)
+    return [table for make in kinds for table in make(summary)]

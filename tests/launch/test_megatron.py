@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.keys import load_table, spelled
@@ -226,7 +225,7 @@ def test_a_mixture_of_experts_is_refused_flag_by_flag():
         f"mixtral.sh: --expert-model-parallel-size 8: expert parallelism{LEFT_OUT}",
     ]
     job = to_job(load("mixtral.sh"), H100, allow_unmodelled=True)
-    assert "left out, not modelled: --num-experts 8: mixture of experts" in assumptions(job)
+    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.notes
 
 
 # --- single flags: what each becomes ---
@@ -313,7 +312,8 @@ CASES = [
     # 4 * 1024 * 2 / 3 = 2730.67, down to a multiple of 64
     (("--swiglu",), "model.inter_sz", 2688),
     ((), "model.inter_sz", 4096),
-    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu"),
+    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu2"),
+    (("--squared-relu", "--disable-bias-linear"), "performance.activation_impl", "fused"),
     (("--quick-geglu",), "model.activation", "gelu"),
     (("--group-query-attention", "--num-query-groups 2"), "model.n_kv_heads", 2),
     (("--num-query-groups 2",), "model.n_kv_heads", 8),

@@ -18,7 +18,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
-from steptime.bench.probes import Collective, Collectives, LiveBytes
+from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
 from steptime.job.job import Job
 from steptime.model.ops import Attention
 
@@ -45,8 +45,8 @@ class Kernels:
 class Seen(NamedTuple):
     """One layer's attention, forward and backward."""
 
-    forward: Counter[Collective]
-    backward: Counter[Collective]
+    forward: Counter[IssuedCollective]
+    backward: Counter[IssuedCollective]
     flops: list[int]
     peaks: tuple[int, int]
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch_blocks import Kernels, Transformer
 
-from steptime.bench.probes import Saved
+from steptime.bench.runs.probes import Saved
 from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
 from steptime.model.ops import Op, Tensor, tensor_bytes

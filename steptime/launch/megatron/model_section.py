@@ -9,15 +9,13 @@ from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 
-_SQUARED_RELU = "relu"
-"""What the squared ReLU is costed as."""
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "quick_gelu": "gelu",
     "relu": "relu",
-    "squared_relu": _SQUARED_RELU,
+    "squared_relu": "relu2",
 }
 _ROTARY = {"learned_absolute": False, "none": False, "nope": False, "rope": True, "yarn": True, "mrope": True}
 """Kind of positions -> whether they rotate queries and keys (core models/gpt/gpt_model.py)."""
@@ -66,7 +64,7 @@ def _activation(keys: JobKeys, *, glu: bool) -> str:
     if keys.get("activation_func") is not None:
         return str(keys.word("activation_func", _ACTIVATIONS))
     if keys.on("squared_relu"):
-        return _SQUARED_RELU
+        return "relu2"
     return "silu" if glu and not keys.on("quick_geglu") else "gelu"
 
 

@@ -142,12 +142,18 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
 
 
 def _activation_is_fused(keys: JobKeys) -> bool:
-    """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py)."""
+    """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py).
+
+    The squared ReLU is compiled whatever is said of the others (core activations.py, squared_relu).
+    """
+    named = str(keys.get("activation_func")).endswith("squared_relu") and not keys.on("gated_linear_unit")
+    if named or keys.on("squared_relu"):
+        return True
     if keys.get("bias_activation_fusion") is not None:
         return keys.on("bias_activation_fusion")
     if keys.on("swiglu"):
         return keys.on("bias_swiglu_fusion")
-    return keys.on("bias_gelu_fusion") and keys.on("add_bias_linear") and not keys.on("squared_relu")
+    return keys.on("bias_gelu_fusion") and keys.on("add_bias_linear")
 
 
 def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> dict[str, bool | float]:
