@@ -26,7 +26,6 @@ _TOLD = {
     "zero_optimization.overlap_comm": "performance.overlap.dp",
 }
 """Key that a trainer fills in ("auto") -> what the user sets instead."""
-_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 class BatchSizes(NamedTuple):
@@ -121,7 +120,7 @@ def _precision(keys: JobKeys) -> dict[str, Any]:
         precision = "bf16" if keys.on("bf16.enabled") else "fp16" if keys.on("fp16.enabled") else "fp32"
     section = {"precision": precision}
     if keys.get("data_types.grad_accum_dtype") is not None:
-        section["main_grad_dtype"] = keys.word("data_types.grad_accum_dtype", _DTYPES)
+        section["main_grad_dtype"] = keys.word("data_types.grad_accum_dtype")
     return section
 
 

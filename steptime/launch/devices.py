@@ -76,17 +76,3 @@ def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
         keys.problem(f"world size {devices} is no multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)
-
-
-def required_data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None) -> int:
-    """The same for a framework whose batch follows from it.
-
-    Raises:
-        ConfigError: nothing says how many devices there are.
-    """
-    if (dp := data_parallel(keys, degrees, devices)) is None:
-        raise ConfigError(
-            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N (devices / "
-            f"{prod(degrees.values())}), or set WORLD_SIZE"
-        )
-    return dp

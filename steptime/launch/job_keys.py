@@ -125,15 +125,19 @@ class JobKeys:
         self.fail(key, f"expected true or false (got {show(value)})")
         return default
 
-    def word(self, key: str, words: Mapping[str, Any]) -> Any:
-        """What a word stands for, whatever its case; of a dotted path (torch.float32) the last part may be the word."""
-        value = self.get(key)
-        folded = {name.lower(): found for name, found in words.items()}
-        said = str(value).lower()
-        said = said if said in folded else said.rpartition(".")[2]
-        if said not in folded:
-            self.fail(key, f"expected one of {', '.join(words)} (got {show(value)})")
-        return folded.get(said, next(iter(words.values())))
+    def word(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
+        """What a key's word means by the table, else by `words`, whatever its case; a word that it does not take is a problem."""
+        words = words or self.table.rules[key].words
+        found = self.meaning(key, words)
+        if found is None:
+            self.fail(key, f"expected one of {', '.join(words)} (got {show(self.get(key))})")
+        return next(iter(words.values())) if found is None else found
+
+    def meaning(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
+        """The same, None for a word that it does not take; of a dotted path (torch.float32) the last part may be the word."""
+        said = str(self.get(key)).lower()
+        folded = {name.lower(): found for name, found in (words or self.table.rules[key].words).items()}
+        return folded.get(said, folded.get(said.rpartition(".")[2]))
 
     def words(self, key: str) -> list[str]:
         """The words of a key that takes several: a list, or one text of them."""

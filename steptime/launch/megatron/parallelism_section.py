@@ -7,11 +7,8 @@ from typing import Any
 
 from steptime.launch.devices import data_parallel
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
 from steptime.launch.megatron.performance_section import main_grad_dtype
-
-_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""Megatron-FSDP's strategies (core distributed/distributed_data_parallel_config.py) as ZeRO levels."""
-_EXCHANGES = {"p2p": "p2p", "a2a": "a2a", "allgather": "all_gather", "all_gather": "all_gather"}
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -45,8 +42,9 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
 def _exchange(keys: JobKeys) -> str:
     """How context parallelism exchanges keys and values."""
     kinds = set(keys.words("cp_comm_type")) or {"p2p"}
-    if len(kinds) == 1 and (kind := _EXCHANGES.get(next(iter(kinds)))):
-        return kind
+    known = load_table("megatron").rules["cp_comm_type"].words
+    if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
+        return str(kind)
     keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted")
     return "p2p"
 
@@ -118,7 +116,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are spread, and the buckets of gradients."""
     level = int(keys.on("use_distributed_optimizer"))
     if keys.on("use_megatron_fsdp"):
-        level = keys.word("data_parallel_sharding_strategy", _SHARDING)
+        level = keys.word("data_parallel_sharding_strategy")
     if keys.on("use_torch_fsdp2"):
         level = 3 if keys.on("torch_fsdp2_reshard_after_forward") else 2
     section: dict[str, Any] = {"zero_level": level}

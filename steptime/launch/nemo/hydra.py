@@ -10,27 +10,7 @@ from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import Reading
 
-_NORMS = {
-    "rmsnorm": "RMSNorm",
-    "layernorm": "LayerNorm",
-    "layernorm1p": "LayerNorm",
-    "low_precision_layernorm": "LayerNorm",
-}
-_ACTIVATIONS = {
-    "gelu": ("gelu", False),
-    "geglu": ("gelu", True),
-    "fast-geglu": ("gelu", True),
-    "swiglu": ("silu", True),
-    "fast-swiglu": ("silu", True),
-    "relu": ("relu", False),
-    "squared-relu": ("squared_relu", False),
-    "reglu": ("relu", True),
-    "fast-reglu": ("relu", True),
-}
-"""Activation -> Megatron's function, and whether it is gated."""
 _APEX = "distributed_fused_adam"
-_OPTIMIZERS = {"fused_adam": 0, "adam": 0, "adamw": 0, _APEX: 1, "mcore_distributed_optim": 1}
-"""ZeRO level."""
 
 
 def read_one(config: NemoConfig) -> Reading:
@@ -55,20 +35,20 @@ def read_one(config: NemoConfig) -> Reading:
 
 def _in_megatron_words(keys: JobKeys) -> str:
     """Puts what NeMo 1 says in its own words under Megatron-Core's; the profile."""
-    function, gated = keys.word("model.activation", _ACTIVATIONS)
+    function, gated = keys.word("model.activation")
     precision = str(keys.get("model.precision") or keys.get("trainer.precision")).lower()
     bf16, fp16 = "bf16" in precision, precision.startswith(("16", "fp16"))
     core = keys.on("model.mcore_gpt") or keys.on("model.transformer_engine")
     flash = keys.on("model.use_flash_attention") or (keys.on("model.transformer_engine") and core)
     apex = keys.get("model.optim.name") == _APEX
     put = {
-        "normalization": keys.word("model.normalization", _NORMS),
+        "normalization": keys.word("model.normalization"),
         "activation_func": function,
         "gated_linear_unit": gated,
         "bf16": bf16,
         "fp16": fp16,
         "optimizer": "adam",
-        "use_distributed_optimizer": keys.word("model.optim.name", _OPTIMIZERS) == 1,
+        "use_distributed_optimizer": keys.word("model.optim.name") == 1,
         "accumulate_allreduce_grads_in_fp32": str(keys.get("model.optim.grad_sync_dtype")) in {"fp32", "32"},
         # Apex's distributed Adam keeps of the master weights what bf16 drops (megatron_base_model.py, configure_optimizers)
         "use_precision_aware_optimizer": apex and bf16,

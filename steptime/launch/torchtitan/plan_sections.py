@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.job.edit import read_model
-from steptime.launch.devices import required_data_parallel, told
+from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
 
-_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_SCHEDULES = {"1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2)}
-"""Schedule -> ours, and stages per rank where nothing else says them."""
-_OLD_SCHEDULES = {
-    "interleaved_1f1b": "Interleaved1F1B",
-    "interleaved1f1b": "Interleaved1F1B",
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-}
 _P = "parallelism."
 
 
@@ -50,8 +42,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
     n_layers = _n_layers(model)
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
     if degrees.cp > 1:
-        words = {"allgather": "all_gather", "alltoall": "p2p"}
-        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method", words)}
+        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method")}
     if degrees.tp > 1:
         parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
     parallelism |= fsdp_of(keys, degrees)
@@ -83,7 +74,10 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
     rest = {"tp": tp, "pp": pp, "cp": cp}
     if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
-        dp = required_data_parallel(keys, rest, devices)
+        dp = data_parallel(keys, rest, devices)
+        if dp is None:
+            fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
+            raise ConfigError(f"{keys.source}: does not say how many devices there are; {fix}")
         if dp % replicate:
             keys.fail(
                 f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})"
@@ -110,7 +104,7 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
     fsdp = {
         "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
-        "reduce_dtype": keys.word("training.mixed_precision_reduce", _DTYPES),
+        "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         "wrap": "block",
     }
     return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
@@ -118,8 +112,8 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 
 def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Precision, and the dtypes of parameters, gradients and moments."""
-    precision = keys.word("training.mixed_precision_param", _DTYPES)
-    stored = keys.word("training.dtype", _DTYPES)
+    precision = keys.word("training.mixed_precision_param")
+    stored = keys.word("training.dtype")
     states = {"param_dtype": stored, "main_grad_dtype": stored, "moment_dtype": stored}
     if degrees.fsdp:
         return {"precision": precision} | (states if stored == "bf16" else {})
@@ -217,11 +211,9 @@ def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
     """Schedule, virtual stages and layers per stage."""
     key = f"{_P}pipeline_parallel_schedule"
-    word = str(keys.get(key))
-    word = _OLD_SCHEDULES.get(word.lower(), word)
-    if word not in _SCHEDULES:
+    if (known := keys.meaning(key)) is None:
         keys.leave_out(key, "another schedule; taken as 1F1B")
-    schedule, per_rank = _SCHEDULES.get(word, ("1f1b", 1))
+    schedule, per_rank = known or ("1f1b", 1)
     first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
     last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
     units = n_layers + first + last
