@@ -30,7 +30,6 @@ class Word(NamedTuple):
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
 
-    name: str
     program: str
     """What is launched: "pretrain_gpt.py", or a module ("torchtitan.train"); "" where nothing is."""
     arguments: list[Word]
@@ -122,11 +121,10 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
+        return Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
-        name=name,
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
         launchers=launch.launchers,

@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -103,18 +104,12 @@ def as_toml(tree: Tree) -> Tree:
     tree = {key: value for key, value in tree.items() if key != CLASS}
     spec = tree.pop("model_spec", None) or tree.pop("model", None)
     if isinstance(spec, dict):
-        args = spec.get("_args_") or [None]
-        kept = {
-            "name": spec.get("name"),
-            "flavor": spec.get("flavor", args[0]),
-            "attn_backend": spec.get("attn_backend"),
-        }
-        tree["model"] = {key: value for key, value in kept.items() if value is not None}
+        spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
+        tree["model"] = {key: spec[key] for key in ("name", "flavor", "attn_backend") if spec.get(key) is not None}
     converters = tree.pop("model_converters", None)
     if isinstance(converters, dict) and converters.get("converters"):
-        names = [
-            item.get(CLASS, "a converter") if isinstance(item, dict) else item for item in converters["converters"]
-        ]
+        given = converters["converters"]
+        names = [item.get(CLASS, "a converter") if isinstance(item, dict) else item for item in given]
         tree.setdefault("model", {})["converters"] = names
     checkpointing = tree.get("activation_checkpoint", {})
     if checkpointing is None:
@@ -142,10 +137,9 @@ def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
         found = next(
             (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
         )
-        if found is not None and (rule is None or rule.status != "irrelevant"):
-            problems.append(
-                f"{path}:{found.line}: {key}: computed ({found.code}); write the value out, or give a log of the job"
-            )
+        if found and (rule is None or rule.status != "irrelevant"):
+            fix = "write the value out, or give a log of the job"
+            problems.append(f"{path}:{found.line}: {key}: computed ({found.code}); {fix}")
     if problems:
         raise ConfigError(problems)
 
@@ -189,14 +183,8 @@ def _literal(path: str, dump: str) -> Tree:
 
 def _devices(text: str) -> int | None:
     """World size: the product of the mesh that torchtitan builds, else the launcher's."""
-    product = 1
     if found := _MESH.search(text):
-        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
-            degree = re.search(rf"\b{name}=(\d+)", found[1])
-            product *= int(degree[1]) if degree else 1
-        return product
+        return prod(int(degree) for degree in re.findall(r"\b(?:pp|dp_replicate|dp_shard|cp|tp)=(\d+)", found[1]))
     if old := _OLD_MESH.search(text):
-        for each in old[2].split(","):
-            product *= int(each)
-        return product
+        return prod(map(int, old[2].split(",")))
     return devices_in(text)

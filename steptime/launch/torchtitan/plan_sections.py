@@ -72,25 +72,21 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     shard = keys.count(f"{_P}data_parallel_shard_degree", least=-1)
     if shard == 0:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
-    rest = {"tp": tp, "pp": pp, "cp": cp}
+    rest, copies = {"tp": tp, "pp": pp, "cp": cp}, f"{_P}data_parallel_replicate_degree"
     if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
         dp = data_parallel(keys, rest, devices)
         if dp is None:
             fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
             raise ConfigError(f"{keys.source}: does not say how many devices there are; {fix}")
         if dp % replicate:
-            keys.fail(
-                f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})"
-            )
+            keys.fail(copies, f"must divide the {dp} data-parallel ranks (got {replicate})")
     else:
         dp = replicate * shard
         if devices is not None and devices != dp * tp * pp * cp:
             keys.problem(f"the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}")
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
-        keys.fail(
-            f"{_P}data_parallel_replicate_degree", "DDP runs with no other parallelism; set data_parallel_shard_degree"
-        )
+        keys.fail(copies, "DDP runs with no other parallelism; set data_parallel_shard_degree")
     return found
 
 
@@ -155,56 +151,42 @@ def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
 
 def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
-    option = str(keys.get("activation_checkpoint.selective_ac_option"))
-    mode = str(keys.get("activation_checkpoint.mode")).lower()
-    if mode != "selective":
-        keys.without_effect("activation_checkpoint.selective_ac_option", "only with mode selective")
-    if mode in {"none", "full"}:
-        return {"activation_checkpointing_type": mode}
+    which, how = "activation_checkpoint.selective_ac_option", "activation_checkpoint.mode"
+    option, mode = str(keys.get(which)), str(keys.get(how)).lower()
+    none: dict[str, Any] = {"activation_checkpointing_type": "none"}
     if mode == "selective" and option.isdigit() and int(option) > 0:
         # _apply_layer_sac: every n-th block is checkpointed whole
-        blocks = n_layers // int(option)
-        return {"recompute": {"granularity": "full", "method": "block", "n_layers": blocks}}
+        return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
     if mode == "selective" and option == "op":
         why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
-        keys.leave_out("activation_checkpoint.selective_ac_option", why)
+        keys.leave_out(which, why)
         return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
+    if mode == "selective":
+        keys.fail(which, f"expected op or a whole number (got {option!r})")
+        return none
+    keys.without_effect(which, "only with mode selective")
     if mode == "memory_budget":
-        keys.leave_out("activation_checkpoint.mode", "what the compiler recomputes; taken as none")
-        return {"activation_checkpointing_type": "none"}
-    if mode != "selective":
-        raise keys.error(
-            "activation_checkpoint.mode", f"expected none, selective, full or memory_budget (got {mode!r})"
-        )
-    raise keys.error("activation_checkpoint.selective_ac_option", f"expected op or a whole number (got {option!r})")
+        keys.leave_out(how, "what the compiler recomputes; taken as none")
+    elif mode not in {"none", "full"}:
+        keys.fail(how, f"expected none, selective, full or memory_budget (got {mode!r})")
+    return {"activation_checkpointing_type": "full"} if mode == "full" else none
 
 
 def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
-    """Batch and sequence.
-
-    Raises:
-        ConfigError: the global batch is no multiple of what the ranks take at once.
-    """
-    local = keys.count("training.local_batch_size")
-    gbs = keys.count("training.global_batch_size", least=-1)
-    micro, at_once = local, local * degrees.dp
+    """Batch and sequence."""
+    batch, local = "training.global_batch_size", keys.count("training.local_batch_size")
+    gbs, micro, at_once = keys.count(batch, least=-1), local, local * degrees.dp
     if degrees.pp > 1:
-        parts = keys.get(f"{_P}pipeline_parallel_microbatches")
-        micro = local // int(parts) if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
+        parts = keys.whole(f"{_P}pipeline_parallel_microbatches")
+        micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
         if micro < 1 or local % micro:
-            raise keys.error(
-                "training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})"
-            )
+            keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
         if gbs > at_once:
-            why = "the pipeline drains after every local batch; taken as one pass"
-            keys.leave_out("training.global_batch_size", why)
-    if gbs < 1:
-        gbs = at_once
+            keys.leave_out(batch, "the pipeline drains after every local batch; taken as one pass")
+    gbs = at_once if gbs < 1 else gbs
     if gbs % at_once:
-        raise keys.error(
-            "training.global_batch_size",
-            f"must be a multiple of local_batch_size * data-parallel ranks = {local} * {degrees.dp} (got {gbs})",
-        )
+        parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
+        keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
     return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
 
 
@@ -217,14 +199,12 @@ def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any
     first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
     last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
     units = n_layers + first + last
-    if keys.get(f"{_P}pipeline_parallel_layers_per_stage") is not None:
-        stages = -(-units // keys.count(f"{_P}pipeline_parallel_layers_per_stage"))
+    per_stage = f"{_P}pipeline_parallel_layers_per_stage"
+    if (layers := keys.whole(per_stage)) is not None:
+        stages = -(-units // layers)
         if stages % degrees.pp:
-            raise keys.error(
-                f"{_P}pipeline_parallel_layers_per_stage",
-                f"makes {stages} stages, which {degrees.pp} ranks cannot share",
-            )
-        per_rank = stages // degrees.pp
+            keys.fail(per_stage, f"makes {stages} stages, which {degrees.pp} ranks cannot share")
+        per_rank = max(stages // degrees.pp, 1)
     stages = per_rank * degrees.pp
     if stages > units:
         raise keys.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")
