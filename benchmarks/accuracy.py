@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import ablation
 
-from steptime.answer.result import estimate
+from steptime.answer.result import step_seconds
 from steptime.base.config import build
 from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
 from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells, percent
+from steptime.report.error_cells import HEADER, cells
+from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
-from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarise
-from steptime.validation.judgement import Judgement, judge_all
-from steptime.validation.measurements import shipped
+from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import SLICES, headline, leads, memory_errors, sliced, step_errors
 from steptime.validation.stats import Errors, Stats, stats
@@ -42,12 +43,6 @@ trainers are told by source, because one source can have hundreds of rows.
 """
 
 
-@cache
-def judged() -> list[Judgement]:
-    """All shipped rows, judged once."""
-    return judge_all(shipped())
-
-
 def line(name: str, errors: Errors) -> str:
     """One row of the table."""
     found = stats(errors)
@@ -56,7 +51,7 @@ def line(name: str, errors: Errors) -> str:
 
 def main() -> None:
     """Print the table: step times of test rows, then peak memory."""
-    test = [j for j in headline(judged()) if j.row.text("split") == "test"]
+    test = [j for j in headline(judge_shipped()) if j.row.text("split") == "test"]
 
     def step(name: str, wanted: Callable[[Judgement], bool]) -> str:
         return line(f"step time, {name}", step_errors(j for j in test if wanted(j)))
@@ -70,38 +65,44 @@ def main() -> None:
     name = "step time, NVIDIA's frameworks"
     print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
     print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
-    simumax = [j for j in judged() if j.row.group == "simumax"]
+    simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
+
+
+@cache
+def summary() -> dict[str, Any]:
+    """The summary of `3dtrn validate --worst 12`."""
+    return summarise(judge_shipped(), WORST)
 
 
 def page() -> str:
     """The text of benchmarks/accuracy.md."""
-    summary = summarise(judged(), WORST)
+    found = summary()
     tables: list[Table] = [
-        *step_time(summary),
+        *step_time(found),
         unknown_release(),
         less_fitted(),
         cross_validation(),
         best_shape_alone(),
         *(by(name, "NVIDIA's frameworks", leads) for name in SLICES if name != "split"),
         *(by(name, "other trainers", lambda j: not leads(j)) for name in ("accelerator", "source", "framework")),
-        *worst("worst rows of NVIDIA's frameworks", summary["headline"]["worst"]),
-        *worst("worst rows of other trainers", summary["other"]["worst"]),
-        table("judged, but not counted above", summary["apart"]),
-        *analyses.all_tables(summary),
-        table("peak memory, by what was read and source", summary["memory"]),
+        *worst("worst rows of NVIDIA's frameworks", found["headline"]["worst"]),
+        *worst("worst rows of other trainers", found["other"]["worst"]),
+        table("judged, but not counted above", found["apart"]),
+        *analyses.all_tables(found),
+        table("peak memory, by what was read and source", found["memory"]),
         eight_b200(),
-        *interval_tables.tables(summary["intervals"]),
+        *interval_tables.tables(found["intervals"]),
         fits(),
-        ablation.table(ablation.ablation(judged())),
-        skipped(summary["skipped_by_reason"]),
+        ablation.table(ablation.ablation(judge_shipped())),
+        skipped(found["skipped_by_reason"]),
     ]
     return "\n".join([INTRODUCTION, *map(markdown, tables)])
 
 
 def by(name: str, who: str, wanted: Callable[[Judgement], bool]) -> Table:
     """Errors of step time by one slice, for test rows and for fit rows."""
-    rows, group = [], [j for j in headline(judged()) if wanted(j)]
+    rows, group = [], [j for j in headline(judge_shipped()) if wanted(j)]
     for key in sliced(group, SLICES[name]):
         for split in ("test", "fit"):
             chosen = [j for j in group if SLICES[name](j) == key and j.row.text("split") == split]
@@ -117,7 +118,7 @@ def fits() -> Table:
         "ran_out": "ran out of memory: called tight or does not fit",
         "ran": "ran, same sources: called fits or tight",
     }
-    found = fitting(judged())
+    found = fitting(judge_shipped())
     rows = [
         [text, f"{found[key]['rows']:,}", percent(found[key]["right"] / found[key]["rows"])]
         for key, text in texts.items()
@@ -154,7 +155,7 @@ def of_nothing_fitted() -> list[Judgement]:
 def eight_b200() -> Table:
     """The dense runs on 8 x B200 one by one: what torch allocated at most, and the step."""
     rows = []
-    for j in judged():
+    for j in judge_shipped():
         if j.row.group == "simumax" and j.skipped is None and j.step_error is not None:
             layout = " ".join(f"{key}{j.row.text(key)}" for key in ("tp", "pp", "cp"))
             batch = f"{j.row.text('seq_len')} x {j.row.text('global_batch_size')}"
@@ -170,7 +171,7 @@ def eight_b200() -> Table:
 
 def cross_validation() -> Table:
     """Rows marked fit, each judged with constants that were fitted without its kind; the release unknown."""
-    document = parse_mapping(*read_source(FILE))["cross_validation_percent"]
+    document = parse_mapping(*read_source(EFFICIENCY_FILE))["cross_validation_percent"]
     rows = []
     for name, found in document.items():
         if name != "rows":
@@ -187,7 +188,7 @@ def best_shape_alone() -> Table:
         jobs = [(j, bare(j)) for j in leading("all") if j.accelerator == name]
         shares = {key: share for key, share in efficiency().sustained_share.items() if key != name}
         with using(efficiency()._replace(sustained_share=shares)):
-            errors = [(j.cell, estimate(job).step_s / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
+            errors = [(j.cell, step_seconds(job) / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
         found[name] = stats(errors)
     title = "a device described by its best GEMM shape alone (its rates and its share left out), fit and test rows"
     return table(title, plain(found))
@@ -207,7 +208,7 @@ def bare(j: Judgement) -> Job | None:
 
 def leading(split: str) -> list[Judgement]:
     """The headline rows of a split that have a step time."""
-    rows = [j for j in headline(judged()) if leads(j) and j.step_error is not None]
+    rows = [j for j in headline(judge_shipped()) if leads(j) and j.step_error is not None]
     return [j for j in rows if split in {"all", j.row.text("split")}]
 
 
@@ -217,9 +218,14 @@ def plain(found: dict[str, Stats | None]) -> dict[str, dict[str, float]]:
 
 
 @cache
+def all_of_unknown_release() -> list[Judgement]:
+    """Headline rows, judged by their framework's profile."""
+    return headline(judge_all((j.row for j in leading("all")), known_release=False))
+
+
 def of_unknown_release(split: str) -> list[Judgement]:
-    """Headline rows of a split, judged by their framework's profile."""
-    return headline(judge_all((j.row for j in leading(split)), known_release=False))
+    """The same of one split."""
+    return [j for j in all_of_unknown_release() if split in {"all", j.row.text("split")}]
 
 
 def markdown(section: Table) -> str:

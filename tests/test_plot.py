@@ -9,8 +9,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.report import plot
-from steptime.validation.judgement import judge
-from steptime.validation.measurements import shipped
+from steptime.validation.judgement import judge_shipped
 
 ROOT = Path(__file__).parents[1]
 START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
@@ -19,7 +18,7 @@ START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 @pytest.fixture(scope="module")
 def judged():
     """Some of the shipped rows of every source and accelerator."""
-    return [judge(row) for row in shipped()[::9]]
+    return judge_shipped()[::9]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "PNG"])

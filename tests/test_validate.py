@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accuracy
 import pytest
 from own_rows import BASE, SHIPPED, own, write
 
@@ -22,8 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def judged():
-    """All shipped rows, judged once."""
-    return [judgement.judge(row) for row in SHIPPED.values()]
+    return judgement.judge_shipped()
 
 
 # --- measured and predicted ------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_the_worst_are_named_in_order():
 
 
 def test_nothing_is_dropped(judged):
-    found = error_summary.summarise(judged, 5)
+    found = accuracy.summary()
     assert found["rows"] == len(judged) == len(SHIPPED) == 4096
     assert found["judged"] + found["skipped"] == found["rows"]
     assert sum(found["skipped_by_reason"].values()) == found["skipped"]
@@ -174,10 +174,10 @@ def test_korthikanti_stays_near(judged):
     assert sum(map(abs, errors)) / 8 < 0.04
 
 
-def test_the_report_fits_the_page(judged):
+def test_the_report_fits_the_page():
     from steptime.report.table import WIDTH, Style, layout
 
-    found = sections(error_summary.summarise(judged, 5))
+    found = sections(accuracy.summary())
     assert found[0].title == "step time: NVIDIA's frameworks"
     assert all(len(line) <= WIDTH for section in found for line in layout(section, Style()))
 

@@ -21,7 +21,7 @@ def find(name: str, path: str | None = None) -> MeasuredRow | None:
     is_file = os.path.exists(name)  # noqa: PTH110  False, not an error, for what can be no file's name
     if path is None and (is_file or name == "-" or PurePath(name).suffix in {".yaml", ".yml", ".json"}):
         return None
-    rows = {row.id.lower(): row for row in reversed(read(path) if path else shipped())}
+    rows = {row.id.lower(): row for row in reversed(read(path) if path else list(shipped()))}
     if name.lower() in rows:
         return rows[name.lower()]
     close = [rows[key].id for key in get_close_matches(name.lower(), rows, n=3, cutoff=0.6)]

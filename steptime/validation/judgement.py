@@ -10,17 +10,18 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import Place, place_of
+from steptime.answer.measured import RunPlace, place_of
 from steptime.answer.result import estimate
 from steptime.base.rows import Memory
 from steptime.job.job import Job
 from steptime.validation.exclusion import exclusion
-from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError, shipped
 from steptime.validation.row_plan import Mapped, to_config, to_job
 from steptime.validation.row_software import precision_family
 
@@ -63,7 +64,7 @@ class Judgement(NamedTuple):
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
-    place: Place | None = None
+    place: RunPlace | None = None
     """Where the job stands among the measured runs that intervals rest on."""
 
     @property
@@ -167,6 +168,12 @@ def judge_all(rows: Iterable[MeasuredRow], *, known_release: bool = True) -> lis
     answers: RowEstimates = {}
     with _no_collection():
         return [judge(row, answers, known_release=known_release) for row in rows]
+
+
+@cache
+def judge_shipped() -> tuple[Judgement, ...]:
+    """Every row of the shipped collection, judged once in a process, with the constants that ship."""
+    return tuple(judge_all(shipped()))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,13 +118,14 @@ class MeasuredRow(NamedTuple):
         return None
 
 
-def shipped() -> list[MeasuredRow]:
+@cache
+def shipped() -> tuple[MeasuredRow, ...]:
     """Every row of the shipped collection."""
     rows: list[MeasuredRow] = []
     for name in FILES:
         with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             rows += _rows(file.read(), name, f"{name}.csv")
-    return rows
+    return tuple(rows)
 
 
 def read(path: str) -> list[MeasuredRow]:

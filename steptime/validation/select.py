@@ -15,7 +15,7 @@ def select(path: str | None, source: str | None, gpu: str | None, split: str) ->
     Raises:
         ConfigError: the file cannot be read, or nothing is left: the words there are stand beside.
     """
-    rows = read(path) if path else shipped()
+    rows = read(path) if path else list(shipped())
     if source is not None:
         word = source.lower()
         kept = (
