@@ -40,8 +40,8 @@ def test_a_layer_between_two_others():
 
 
 def test_two_layers_have_no_third():
-    """The first one's backward: parameters 2, gradients 2, the second one's reduction 4; or as its buffer is copied out 2 + 2 + 4; or
-    the second's reduction: the first's flat buffer 2, gradients 2, input 4. All 8 * L.
+    """The first one's backward: parameters 2, gradients 2, the second one's reduction 4; as its buffer is copied out 2 + 2 + 4; the
+    second's reduction: the first's flat buffer 2, gradients 2, input 4. All 8 * L.
     """
     assert peak(2)[0] == bytes_(UNDER + 8 * LAYER)
 
@@ -63,7 +63,7 @@ def test_replicas_leave_their_reduced_shards_until_backward_ends():
 
 
 def test_the_root_reduces_last():
-    """No layer counts beside a vocabulary of 8192, 1,048,576 elements twice: the root's gradients 2, their reduction's input 4."""
+    """No layer counts beside a vocabulary of 8192, 1,048,576 elements twice: the root's gradients 2, their reduction 4."""
     layout = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"}}
     (stage,) = estimate(
         job("fsdp2", model={"n_layers": 1, "vocab_sz": 8192}, seqlen=2, microbatches=2, **layout)
