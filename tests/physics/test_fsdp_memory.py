@@ -40,7 +40,7 @@ def test_a_layer_between_two_others():
 
 
 def test_two_layers_have_no_third():
-    """The first one's backward: parameters 2, gradients 2, the second one's reduction 4; as its buffer is copied out 2 + 2 + 4; the
+    """The first one's backward: parameters 2, gradients 2, the second's reduction 4; as its buffer is copied out 2 + 2 + 4; the
     second's reduction: the first's flat buffer 2, gradients 2, input 4. All 8 * L.
     """
     assert peak(2)[0] == bytes_(UNDER + 8 * LAYER)
