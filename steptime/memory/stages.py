@@ -222,12 +222,11 @@ def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backwar
 
 
 def logits_kept(assembly: Assembly) -> Num:
-    """Bytes of the logits where torch's pipeline holds them till their backward and the loss does not (stage.py, fwd_cache)."""
-    job, name = assembly.job, "head.logits"
+    """Bytes of the logits where torch's pipeline holds them till their backward, as its loss does not (stage.py, fwd_cache)."""
+    job = assembly.job
     if job.parallelism.pp == 1 or job.software.family not in EAGER_TORCH:
         return 0.0
-    saved = any(name in op.saves for op in assembly.head.ops)
-    return 0.0 if saved else assembly.head.sizes[name]
+    return assembly.head.sizes["head.logits"]
 
 
 def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None) -> PeakMoment:
