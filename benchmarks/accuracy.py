@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from steptime.answer.result import estimate
+import ablation
+
+from steptime.answer.result import step_seconds
 from steptime.base.config import build
 from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.report import analyses
-from steptime.report.figures import cells
-from steptime.report.markdown import markdown
+from steptime.report import analyses, interval_tables
+from steptime.report.error_cells import HEADER, cells
+from steptime.report.format import percent
 from steptime.report.table import Table
-from steptime.report.validation import BY, step_time, table, worst
-from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
-from steptime.validation.ablation import SWITCHES, ablation
-from steptime.validation.compare import Judgement, judge_all
-from steptime.validation.groups import headline, leads, memory_errors, step_errors
-from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
+from steptime.report.validation_tables import step_time, table, worst
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
+from steptime.validation.error_summary import fitting, summarise
+from steptime.validation.judgement import Judgement, judge_all, judge_shipped
+from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import SLICES, headline, leads, memory_errors, sliced, step_errors
 from steptime.validation.stats import Errors, Stats, stats
-from steptime.validation.summary import summarise
 
 PAGE = Path(__file__).parent / "accuracy.md"
 WORST = 12
@@ -42,12 +43,6 @@ trainers are told by source, because one source can have hundreds of rows.
 """
 
 
-@cache
-def judged() -> list[Judgement]:
-    """All shipped rows, judged once."""
-    return judge_all(shipped())
-
-
 def line(name: str, errors: Errors) -> str:
     """One row of the table."""
     found = stats(errors)
@@ -56,7 +51,7 @@ def line(name: str, errors: Errors) -> str:
 
 def main() -> None:
     """Print the table: step times of test rows, then peak memory."""
-    test = [j for j in headline(judged()) if j.row.text("split") == "test"]
+    test = [j for j in headline(judge_shipped()) if j.row.text("split") == "test"]
 
     def step(name: str, wanted: Callable[[Judgement], bool]) -> str:
         return line(f"step time, {name}", step_errors(j for j in test if wanted(j)))
@@ -70,34 +65,70 @@ def main() -> None:
     name = "step time, NVIDIA's frameworks"
     print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
     print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
-    simumax = [j for j in judged() if j.row.group == "simumax"]
+    simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
+
+
+@cache
+def summary() -> dict[str, Any]:
+    """The summary of `3dtrn validate --worst 12`."""
+    return summarise(judge_shipped(), WORST)
 
 
 def page() -> str:
     """The text of benchmarks/accuracy.md."""
-    summary = summarise(judged(), WORST)
-    leading = summary["headline"]
-    test = {
-        name: stats(step_errors(j for j in headline(judged()) if j.row.text("split") == "test" and leads_in(j, name)))
-        for name in leading["by"]["accelerator"]
-    }
+    found = summary()
     tables: list[Table] = [
-        *step_time(summary),
+        *step_time(found),
         unknown_release(),
         less_fitted(),
         cross_validation(),
         best_shape_alone(),
-        table("test rows of the headline, by accelerator", {name: f._asdict() for name, f in test.items() if f}),
-        *(table(f"headline, {title}", leading["by"][name]) for name, title in BY.items()),
-        *worst("worst rows of the headline", leading["worst"]),
-        *worst("worst rows of other trainers", summary["other"]["worst"]),
-        *analyses.all_tables(summary),
-        table("peak memory, by what was read and source", summary["memory"]),
+        *(by(name, "NVIDIA's frameworks", leads) for name in SLICES if name != "split"),
+        *(by(name, "other trainers", lambda j: not leads(j)) for name in ("accelerator", "source", "framework")),
+        *worst("worst rows of NVIDIA's frameworks", found["headline"]["worst"]),
+        *worst("worst rows of other trainers", found["other"]["worst"]),
+        table("judged, but not counted above", found["apart"]),
+        *analyses.all_tables(found),
+        table("peak memory, by what was read and source", found["memory"]),
         eight_b200(),
-        analyses.ablation(ablation(judged()), {switch.name: switch.says for switch in SWITCHES}),
+        *interval_tables.tables(found["intervals"]),
+        fits(),
+        ablation.table(ablation.ablation(judge_shipped())),
+        skipped(found["skipped_by_reason"]),
     ]
-    return "\n".join([INTRODUCTION, *(markdown(made, 2) for made in tables)])
+    return "\n".join([INTRODUCTION, *map(markdown, tables)])
+
+
+def by(name: str, who: str, wanted: Callable[[Judgement], bool]) -> Table:
+    """Errors of step time by one slice, for test rows and for fit rows."""
+    rows, group = [], [j for j in headline(judge_shipped()) if wanted(j)]
+    for key in sliced(group, SLICES[name]):
+        for split in ("test", "fit"):
+            chosen = [j for j in group if SLICES[name](j) == key and j.row.text("split") == split]
+            if found := stats(step_errors(chosen)):
+                rows.append([key, split, *cells(found._asdict())])
+    word = name.replace("_", " ")
+    return Table(f"step time by {word}, {who}", [word, "split", *HEADER], rows, left=2)
+
+
+def fits() -> Table:
+    """Verdicts of runs that ended out of memory and of runs of the same sources that did not; tight is right for both."""
+    texts = {
+        "ran_out": "ran out of memory: called tight or does not fit",
+        "ran": "ran, same sources: called fits or tight",
+    }
+    found = fitting(judge_shipped())
+    rows = [
+        [text, f"{found[key]['rows']:,}", percent(found[key]["right"] / found[key]["rows"])]
+        for key, text in texts.items()
+    ]
+    return Table("fits or not", ["runs", "rows", "right"], rows)
+
+
+def skipped(reasons: dict[str, int]) -> Table:
+    """How many rows were not judged, by reason."""
+    return Table("skipped, and why", ["reason", "rows"], [[reason, f"{count:,}"] for reason, count in reasons.items()])
 
 
 def unknown_release() -> Table:
@@ -124,7 +155,7 @@ def of_nothing_fitted() -> list[Judgement]:
 def eight_b200() -> Table:
     """The dense runs on 8 x B200 one by one: what torch allocated at most, and the step."""
     rows = []
-    for j in judged():
+    for j in judge_shipped():
         if j.row.group == "simumax" and j.skipped is None and j.step_error is not None:
             layout = " ".join(f"{key}{j.row.text(key)}" for key in ("tp", "pp", "cp"))
             batch = f"{j.row.text('seq_len')} x {j.row.text('global_batch_size')}"
@@ -140,7 +171,7 @@ def eight_b200() -> Table:
 
 def cross_validation() -> Table:
     """Rows marked fit, each judged with constants that were fitted without its kind; the release unknown."""
-    document = parse_mapping(*read_source(FILE))["cross_validation_percent"]
+    document = parse_mapping(*read_source(EFFICIENCY_FILE))["cross_validation_percent"]
     rows = []
     for name, found in document.items():
         if name != "rows":
@@ -157,7 +188,7 @@ def best_shape_alone() -> Table:
         jobs = [(j, bare(j)) for j in leading("all") if j.accelerator == name]
         shares = {key: share for key, share in efficiency().sustained_share.items() if key != name}
         with using(efficiency()._replace(sustained_share=shares)):
-            errors = [(j.cell, estimate(job).step_s / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
+            errors = [(j.cell, step_seconds(job) / (j.measured_step_s or 1.0) - 1.0) for j, job in jobs if job]
         found[name] = stats(errors)
     title = "a device described by its best GEMM shape alone (its rates and its share left out), fit and test rows"
     return table(title, plain(found))
@@ -177,7 +208,7 @@ def bare(j: Judgement) -> Job | None:
 
 def leading(split: str) -> list[Judgement]:
     """The headline rows of a split that have a step time."""
-    rows = [j for j in headline(judged()) if leads(j) and j.step_error is not None]
+    rows = [j for j in headline(judge_shipped()) if leads(j) and j.step_error is not None]
     return [j for j in rows if split in {"all", j.row.text("split")}]
 
 
@@ -187,14 +218,26 @@ def plain(found: dict[str, Stats | None]) -> dict[str, dict[str, float]]:
 
 
 @cache
+def all_of_unknown_release() -> list[Judgement]:
+    """Headline rows, judged by their framework's profile."""
+    return headline(judge_all((j.row for j in leading("all")), known_release=False))
+
+
 def of_unknown_release(split: str) -> list[Judgement]:
-    """Headline rows of a split, judged by their framework's profile."""
-    return headline(judge_all((j.row for j in leading(split)), known_release=False))
+    """The same of one split."""
+    return [j for j in all_of_unknown_release() if split in {"all", j.row.text("split")}]
 
 
-def leads_in(j: Judgement, accelerator: str) -> bool:
-    """Whether a row is of the headline group, on one accelerator."""
-    return leads(j) and j.accelerator == accelerator
+def markdown(section: Table) -> str:
+    """A heading, the table, its notes as a list; a row of one cell becomes a row in bold, an empty row is left out."""
+    columns = len(section.header)
+    rule = ["---" if i < section.left else "---:" for i in range(columns)]
+    rows = [[f"**{row[0]}**", *[""] * (columns - 1)] if len(row) == 1 else row for row in section.rows if row]
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (section.header, *rows)]
+    lines.insert(1, f"|{'|'.join(rule)}|")
+    notes = ["", *(f"- {note}" for note in section.notes)] if section.notes else []
+    title = section.title[:1].upper() + section.title[1:]
+    return "\n".join([f"## {title}", "", *lines, *notes]) + "\n"
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from math import exp, log
 from statistics import mean, median
 from typing import NamedTuple
 
-from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
 from steptime.software.calibration import DOUBT, HIGHEST, LOWEST
-from steptime.validation.compare import judge
-from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
-from steptime.validation.summary import headline
+from steptime.timing.step_parts import step_parts
+from steptime.timing.step_time import step_time
+from steptime.validation.error_summary import headline
+from steptime.validation.judgement import judge_shipped
+from steptime.validation.row_plan import to_config, to_job
 
 COMPUTE = ("gemm", "attention", "memory_bound", "launch", "recompute")
 NVIDIA = ("NeMo", "Megatron-LM", "Megatron-Bridge", "Megatron-Core")
@@ -54,10 +55,10 @@ COMPUTE_ONLY: Scale = (
 def cases() -> list[Case]:
     """All rows of the headline whose step was measured."""
     found = []
-    for j in headline([judge(row) for row in shipped()]):
+    for j in headline(judge_shipped()):
         if j.measured_step_s is None:
             continue
-        time = estimate(to_job(to_config(j.row))).time
+        time = step_parts(step_time(Assembly(to_job(to_config(j.row)))))
         family = (j.row.text("model_name"), j.accelerator, j.precision, j.row.text("framework"), j.row.group)
         seconds = sum(time.parts_s.get(part, 0.0) for part in COMPUTE)
         found.append(Case(j.row.text("split"), j.framework, family, j.cell, j.measured_step_s, time.step_s, seconds))

@@ -26,11 +26,11 @@ import yaml
 from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.software.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
-from steptime.validation.compare import judge
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, share_family, using
+from steptime.validation.error_summary import headline
+from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
-from steptime.validation.summary import headline
+from steptime.validation.row_plan import to_config, to_job
 
 MEASURED_SIGMA, ASSUMED_SIGMA = 0.03, 0.10
 """Prior of a sustained share around 1: the machine file's rate was measured, or is a guess from another figure."""
@@ -270,8 +270,8 @@ def main() -> int:
     shares = fit([run for run in rows if run.nvidia], {})
     text = document(rows, fit([run for run in rows if not run.nvidia], shares), asked.date)
     if asked.check:
-        return int(Path(FILE).read_text(encoding="utf-8") != text)
-    Path(FILE).write_text(text, encoding="utf-8")
+        return int(Path(EFFICIENCY_FILE).read_text(encoding="utf-8") != text)
+    Path(EFFICIENCY_FILE).write_text(text, encoding="utf-8")
     print(text)
     return 0
 

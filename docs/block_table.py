@@ -124,7 +124,9 @@ def flops(op: Op) -> sympy.Expr:
 
 def parameters(op: Op) -> sympy.Expr:
     """Parameters of an op on one device."""
-    return sum((formula(p.elements) / (SYMBOLS["t"] if p.shard else 1) for p in op.params), sympy.Integer(0))
+    return sum(
+        (formula(p.elements) / (SYMBOLS["t"] if p.split_dim is not None else 1) for p in op.params), sympy.Integer(0)
+    )
 
 
 def sizes(ops: Iterable[Op], x: Tensor) -> dict[str, sympy.Expr]:

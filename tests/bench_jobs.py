@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from bench.launch import fork_ranks
+
 from steptime.job.job import Job
 
-ROOT = Path(__file__).parents[1]
+RANKS = Path(__file__).parent / "bench" / "ranks.py"
 LLAMA = {
     "n_layers": 2,
     "hidden_sz": 64,
@@ -54,20 +53,11 @@ def job(*args: Any, **kwargs: Any) -> Job:
 
 
 def launch(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], *, rows: bool = False) -> dict[str, Any]:
-    """Run every case on `ranks` gloo ranks under torchrun, one after another; what rank 0 saw of each.
+    """Run every case on `ranks` gloo ranks, one after another; what rank 0 saw of each.
 
     `rows`: steps are timed and traced too (folder/trace/CASE/rank0.json).
     """
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    done = subprocess.run(
-        [*command, str(ROOT / "tests" / "bench" / "ranks.py"), str(folder), *(["rows"] if rows else [])],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
+    done = fork_ranks(RANKS, ranks, folder, *(["rows"] if rows else []))
     assert done.returncode == 0, done.stderr[-6000:]
     return json.loads((folder / "seen.json").read_text())

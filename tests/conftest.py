@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from steptime.commands import cli
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
+MOST_PROCESSES = 8
+JUDGED = dict.fromkeys(
+    (f"tests/test_{name}.py" for name in ("accuracy", "docs", "explain_row", "interval", "plot", "validate")),
+    "tests of the shipped measured runs",
+)
+"""Files whose tests share one process, since all of them need every measured run judged (`judge_shipped`)."""
+LONG = (*JUDGED, "tests/truth/test_mcore_saved.py", "tests/bench/test_command.py")
+"""Files that take longest: they start first, so that no process is left with one of them at the end."""
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: shapes here are small, and every core has a process
 
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite recorded outputs (tests/golden, docs)")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """A process for each core; none beside this one where one file is asked for, which would not be split."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    files = {arg.partition("::")[0] for arg in config.args}
+    alone = cores == 1 or (len(files) == 1 and files.pop().endswith(".py"))
+    return 0 if alone else min(cores, MOST_PROCESSES)
+
+
+class ByFile(LoadScopeScheduling):
+    """The tests of one file run in one process, with fixtures made once; those of `JUDGED` as if they were one file."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.partition("::")[0]
+        return JUDGED.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def models(draw):
         "head_dim": draw(st.sampled_from([32, 128])),
         "vocab_sz": draw(st.sampled_from([1024, 50256])),
         "glu": draw(st.booleans()),
-        "activation": draw(st.sampled_from(["silu", "gelu", "relu"])),
+        "activation": draw(st.sampled_from(["silu", "gelu", "relu", "relu2"])),
         "learned_positions": learned,
         "max_positions": 4096 if learned else None,
         "dropout": draw(st.booleans()),

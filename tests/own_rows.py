@@ -3,7 +3,7 @@
 import csv
 
 from steptime.validation import measurements
-from steptime.validation.measurements import Row
+from steptime.validation.measurements import MeasuredRow
 
 SHIPPED = {row.id: row for row in measurements.shipped()}
 BASE = {
@@ -25,7 +25,7 @@ BASE = {
 
 def own(**cells):
     """A user's row: BASE with cells changed."""
-    return Row(BASE | {key: str(value) for key, value in cells.items()}, "", 2)
+    return MeasuredRow(BASE | {key: str(value) for key, value in cells.items()}, "", 2)
 
 
 def write(path, *changes, columns=None):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
+import accuracy
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "benchmarks" / "accuracy.md"
+PAGE = accuracy.PAGE
 
 
 @pytest.fixture(scope="module")
 def made():
-    return runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))["page"]()
+    return accuracy.page()
 
 
 def test_the_page_is_that_of_now(made, update_golden):

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def room_of(module: str) -> str:
 
 
 MODULES = {module_of(path): path for path in FILES}
+TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 
 
 def imports(node: ast.AST, *, inside: bool = False):
@@ -53,11 +55,19 @@ def imports(node: ast.AST, *, inside: bool = False):
             yield from imports(child, inside=inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
+@cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(TEXTS[path])
 
 
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def own_imports(path: Path) -> set[str]:
+    """The modules of the package that a module imports."""
+    return {name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime.")}
+
+
+def offenders(check) -> dict[str, list]:
+    """What a check of one file finds, by file; files without a finding are left out."""
+    return {str(path.relative_to(PACKAGE)): found for path in FILES if (found := list(check(path)))}
 
 
 # --- rooms ---
@@ -68,23 +78,18 @@ def test_every_module_lies_in_a_room():
     assert sorted(path.name for path in PACKAGE.iterdir() if path.suffix == ".py") == ["__init__.py"]
 
 
-@each_file
-def test_imports_point_downward(path):
-    module = module_of(path)
-    if not module:  # the package itself imports names when they are asked for
-        return
-    below = ROOMS[: ROOMS.index(room_of(module)) + 1]
-    names = (name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime."))
-    assert [name for name in names if room_of(name) not in below] == []
+def test_imports_point_downward():
+    def upward(path):
+        module = module_of(path)
+        below = ROOMS[: ROOMS.index(room_of(module)) + 1] if module else ROOMS  # the package imports what is asked for
+        return [name for name in own_imports(path) if room_of(name) not in below]
+
+    assert offenders(upward) == {}
 
 
 def test_no_modules_import_each_other():
     """Taken away again and again, modules whose own imports are all gone leave nothing: there is no circle."""
-    left = {}
-    for module, path in MODULES.items():
-        if module:
-            names = {name.removeprefix("steptime.") for name, _ in imports(tree(path)) if name.startswith("steptime.")}
-            left[module] = (names & MODULES.keys()) - {module}
+    left = {module: (own_imports(path) & MODULES.keys()) - {module} for module, path in MODULES.items() if module}
     while ready := [module for module, names in left.items() if not names & left.keys()]:
         for module in ready:
             del left[module]
@@ -96,15 +101,19 @@ LAZY = {"numpy", "tabulate", "matplotlib"}
 HEAVY = {"torch", "safetensors", "h5py", "matplotlib", "psutil", "mpi4py"}
 
 
-@each_file
-def test_third_party_imports_are_few_and_lazy(path):
-    own_torch = room_of(module_of(path)) in {"bench", "checkpoint"}
-    for name, inside in imports(tree(path)):
-        top = name.partition(".")[0]
-        if top in sys.stdlib_module_names or top in {"steptime", *ALLOWED} or name == "None":
-            continue
-        assert top in LAZY or (own_torch and top in HEAVY), f"{top} is no dependency"
-        assert inside or own_torch, f"{top} must be imported where it is used"
+def test_third_party_imports_are_few_and_lazy():
+    def unwanted(path):
+        own_torch = room_of(module_of(path)) in {"bench", "checkpoint"}
+        for name, inside in imports(tree(path)):
+            top = name.partition(".")[0]
+            if top in sys.stdlib_module_names or top in {"steptime", *ALLOWED} or name == "None":
+                continue
+            if top not in LAZY and not (own_torch and top in HEAVY):
+                yield f"{top} is no dependency"
+            elif not inside and not own_torch:
+                yield f"{top} must be imported where it is used"
+
+    assert offenders(unwanted) == {}
 
 
 def test_importing_and_running_loads_neither_numpy_nor_torch():
@@ -142,14 +151,17 @@ def test_the_public_names_are_there():
 # --- sizes and words ---
 
 
-@each_file
-def test_files_and_functions_are_short(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 300
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= 45, f"{node.name} has {length} lines"
+def test_files_and_functions_are_short():
+    def long(path):
+        if (length := len(TEXTS[path].splitlines())) > 300:
+            yield f"{length} lines"
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = node.end_lineno - node.lineno + 1
+                if length > 45:
+                    yield f"{node.name} has {length} lines"
+
+    assert offenders(long) == {}
 
 
 def undocumented(node: ast.AST, prefix: str = ""):
@@ -162,27 +174,38 @@ def undocumented(node: ast.AST, prefix: str = ""):
                 yield from undocumented(child, f"{child.name}.")
 
 
-@each_file
-def test_everything_public_is_documented(path):
-    assert ast.get_docstring(tree(path))
-    assert list(undocumented(tree(path))) == []
+def test_everything_public_is_documented():
+    def silent(path):
+        if not ast.get_docstring(tree(path)):
+            yield "the module"
+        yield from undocumented(tree(path))
+
+    assert offenders(silent) == {}
 
 
-@each_file
-def test_no_leftovers(path):
-    text = path.read_text(encoding="utf-8")
-    assert not re.search(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|pdb)\b", text)
-    if room_of(module_of(path)) not in {"report", "commands"}:
-        words = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
-        assert not [word for word in words if isinstance(word, str) and "\x1b" in word]
+def test_no_leftovers():
+    def leftovers(path):
+        return re.findall(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|pdb)\b", TEXTS[path])
+
+    assert offenders(leftovers) == {}
 
 
-@each_file
-def test_only_the_top_rooms_print(path):
-    if room_of(module_of(path)) in {"report", "commands", "bench", "checkpoint"}:
-        return
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
-    assert not [call.lineno for call in calls if ast.unparse(call.func) in {"print", "sys.stdout.write"}]
+def test_only_the_top_rooms_colour():
+    def colours(path):
+        if room_of(module_of(path)) not in {"report", "commands"}:
+            words = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
+            yield from (word for word in words if isinstance(word, str) and "\x1b" in word)
+
+    assert offenders(colours) == {}
+
+
+def test_only_the_top_rooms_print():
+    def prints(path):
+        if room_of(module_of(path)) not in {"report", "commands", "bench", "checkpoint"}:
+            calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+            yield from (call.lineno for call in calls if ast.unparse(call.func) in {"print", "sys.stdout.write"})
+
+    assert offenders(prints) == {}
 
 
 def test_no_test_is_skipped_or_expected_to_fail():
@@ -223,13 +246,16 @@ def bare_numbers(node, path=""):
         yield path
 
 
-@pytest.mark.parametrize("path", DATA, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_figure_names_its_source(path):
+def test_every_figure_names_its_source():
     """A source beside the figure, in the profile's own list, or for the whole file."""
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    bare = set(bare_numbers(document))
-    if bare and not document.get("source"):
+    missing, recalled = {}, []
+    for path in DATA:
+        text = path.read_text(encoding="utf-8")
+        document = yaml.load(text, yaml.CSafeLoader)
         sources = document.get("sources", document.get("provenance", {}))
-        missing = {key for key in bare if not str(sources.get(key, "")).strip()}
-        assert not missing
-    assert "recalled" not in path.read_text(encoding="utf-8").lower()
+        bare = set() if document.get("source") else set(bare_numbers(document))
+        if unsaid := {key for key in bare if not str(sources.get(key, "")).strip()}:
+            missing[path.name] = unsaid
+        if "recalled" in text.lower():
+            recalled.append(path.name)
+    assert (missing, recalled) == ({}, [])

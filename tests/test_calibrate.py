@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime import Job, estimate
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.software.calibration import DOUBT, HIGHEST, LOWEST, Calibration, factor_of, slowdown
@@ -131,7 +132,7 @@ def test_without_it_nothing_is_said():
     job = Job.load("configs/llama3_70b.yaml")
     assert slowdown(job.performance.calibration) == 1.0
     assert "calibration" not in job.to_config()["performance"]
-    assert not [line for line in job.assumptions if "calibrat" in line]
+    assert not [line for line in assumptions(job) if "calibrat" in line]
 
 
 # --- the command line ------------------------------------------------------------------------------------------------------

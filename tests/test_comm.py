@@ -107,9 +107,40 @@ def test_a_mesh_without_a_switch_gives_a_pair_one_link():
     assert busbw[8] == pytest.approx(312.9e9, rel=0.06)
 
 
-def test_all_to_all_leaves_by_each_ranks_own_link():
-    cost = collective("all_to_all", 16e9, all_ranks(16), TIERS)
-    assert cost.bandwidth_s == pytest.approx(15 / 16 * 16e9 / (0.9 * 10e9))
+def test_all_to_all_sends_over_a_nic_what_leaves_the_node():
+    """16 GB of one rank on 2 nodes of 8: 1 GB to each rank. 8 GB leave the node by the rank's own NIC, 8/(0.9 x 10) = 0.889 s.
+
+    Beside that 7 GB go over NVLink, 7/(0.9 x 100) = 0.078 s: the NIC sets the pace. A NIC of 90 GB/s needs 0.099 s, one of 200
+    GB/s 0.044 s, and NVLink sets the pace.
+    """
+    assert collective("all_to_all", 16e9, all_ranks(16), TIERS).bandwidth_s == pytest.approx(8 / 9)
+    for rate, seconds in ((90e9, 8 / 81), (200e9, 7 / 90)):
+        nic = FABRIC.model_copy(update={"bytes_per_s": rate})
+        assert collective("all_to_all", 16e9, all_ranks(16), (NODE, nic)).bandwidth_s == pytest.approx(seconds)
+
+
+def test_all_to_all_inside_a_node_and_with_one_rank_in_each():
+    """8 GB of one rank: on one node 7 of them go over NVLink, 7/(0.9 x 100) s; one rank per node, by the NIC, 7/(0.9 x 10) s."""
+    assert collective("all_to_all", 8e9, all_ranks(8), TIERS).bandwidth_s == pytest.approx(7 / 90)
+    assert collective("all_to_all", 8e9, Group("cp", 8, 8), TIERS).bandwidth_s == pytest.approx(7 / 9)
+
+
+def test_all_to_all_waits_for_the_node_with_the_fewest_ranks():
+    """12 ranks, 1 GB to each: the first node's 8 send 4 GB out, the second's 4 send 8 GB: 8/(0.9 x 10) s."""
+    assert collective("all_to_all", 12e9, all_ranks(12), TIERS).bandwidth_s == pytest.approx(8 / 9)
+
+
+def test_all_to_all_between_centres_crosses_the_nics_too():
+    """16 ranks, 4 centres of a node of 4 each, 1 GB to each rank: 12 GB leave a node, and all of them a centre.
+
+    With nodes of 2: over NVLink 1 GB, by the NIC 14 GB, of which 2 stay in the centre, and over the link between centres 12 GB of
+    1 GB/s: 12/0.9 s. Where that link has 100 GB/s the NIC sets the pace: 14/(0.9 x 10) s.
+    """
+    node, fabric = (tier.model_copy(update={"size": size}) for tier, size in ((NODE, 2), (FABRIC, 4)))
+    group = Group("cp", 16, 1, centres=4.0)
+    for rate, seconds in ((1e9, 12 / 0.9), (100e9, 14 / 9)):
+        between = FABRIC.model_copy(update={"name": "dc", "bytes_per_s": rate, "hierarchical": True})
+        assert collective("all_to_all", 16e9, group, (node, fabric, between)).bandwidth_s == pytest.approx(seconds)
 
 
 def test_send_takes_the_tier_between_the_two():

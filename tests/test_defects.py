@@ -52,12 +52,14 @@ def test_dlcalc_1_sends_are_per_boundary():
 def test_dlcalc_2_causal_attention_is_half_and_backward_five_halves():
     """utils/compute.py:60-78 has no causal factor; training_3d.py:826-832 takes twice the forward for flash's backward."""
     timing = estimate(job()).timing
-    core = next(op for op in timing.assembly.block.ops if op.name == "attn.core")
+    core = next(op for op in timing.assembly.kinds[0].ops if op.name == "attn.core")
     linear = sum(
-        op.flops for op in timing.assembly.block.ops if op.name in {"attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"}
+        op.flops
+        for op in timing.assembly.kinds[0].ops
+        if op.name in {"attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"}
     )
-    assert timing.block.forward.flops - linear == pytest.approx(core.full_flops / 2)
-    assert timing.block.backward.flops - 2 * linear == pytest.approx(core.full_flops / 2 * 2.5)
+    assert timing.parts.layer.forward.flops - linear == pytest.approx(core.full_flops / 2)
+    assert timing.parts.layer.backward.flops - 2 * linear == pytest.approx(core.full_flops / 2 * 2.5)
     assert core.full_flops == 4 * T * T * 64 / 8 * 128
 
 
@@ -100,7 +102,7 @@ def test_dlcalc_4_recomputation_changes_time_and_memory():
 
 def test_dlcalc_5_norms_and_residuals_see_a_shard():
     """training_3d.py:623-625 let norm, residual and RoPE read all s*b*h though sequence parallelism shards them."""
-    sizes = estimate(job()).assembly.block.sizes
+    sizes = estimate(job()).assembly.kinds[0].sizes
     assert sizes["attn.norm.out"] == sizes["x2"] == T * H * 2 / 8
     assert sizes["attn.rope.q"] == T * 64 / 8 * 128 * 2
 
@@ -109,12 +111,12 @@ def test_dlcalc_6_embedding_looks_rows_up_and_the_head_is_on_the_last_stage():
     """training_3d.py:841-857 read the whole unsharded table per micro-batch, and add head and embedding to every stage's path."""
     timing = estimate(job()).timing
     assert timing.assembly.embedding.ops[0].forward_bytes == 2 * T * H * 2  # the rows of T tokens, read and written
-    forward = [stage[0] for stage in timing.forward_s]
-    blocks = 20 * timing.block.forward.seconds
+    forward = [stage[0].forward_s for stage in timing.chunks]
+    blocks = 20 * timing.parts.layer.forward.seconds
     assert forward[1] == forward[2] == pytest.approx(blocks)
-    assert forward[0] == pytest.approx(blocks + timing.embedding.forward.seconds)
-    assert forward[3] == pytest.approx(blocks + timing.head.forward.seconds)
-    assert timing.head.forward.seconds > timing.embedding.forward.seconds
+    assert forward[0] == pytest.approx(blocks + timing.parts.embedding.forward.seconds)
+    assert forward[3] == pytest.approx(blocks + timing.parts.head.forward.seconds)
+    assert timing.parts.head.forward.seconds > timing.parts.embedding.forward.seconds
 
 
 def test_dlcalc_7_stages_differ():
@@ -137,11 +139,11 @@ def test_dlcalc_8_heads_times_head_size_may_differ_from_hidden():
         "vocab_sz": 201088,
     }
     answer = estimate(job(model, tp=4, pp=1, dp=2, seqlen=4096))
-    params = {p.name: p.elements for p in answer.assembly.block.params}
+    params = {p.name: p.elements for p in answer.assembly.kinds[0].params}
     assert params["attn.proj.weight"] == 4096 * 2880
     assert params["attn.qkv.weight"] == (64 + 2 * 8) * 64 * 2880
     assert next(row.k for row in answer.gemms if row.name == "attn.proj" and row.pass_ == "forward") == 4096 / 4
-    assert answer.assembly.block.sizes["attn.core.out"] == 4096 * 4096 / 4 * 2
+    assert answer.assembly.kinds[0].sizes["attn.core.out"] == 4096 * 4096 / 4 * 2
 
 
 def test_dlcalc_9_logits_are_in_memory_and_a_full_device_says_so():

@@ -46,9 +46,9 @@ def test_llm_analysis_1_only_zero_3_gathers_for_forward():
 def test_llm_analysis_2_a_layer_is_recomputed_once():
     """analysis.py:2297 multiplies by the layers twice."""
     answer = estimate(job("llama3-8b", tp=1, pp=1, performance={"activation_checkpointing_type": "selective"}))
-    replay = answer.timing.block.replay
+    replay = answer.timing.parts.layer.replay
     assert answer.time.parts_s["recompute"] == pytest.approx(32 * 64 * replay.seconds)
-    core = answer.timing.block.forward.attention_s
+    core = answer.timing.parts.layer.forward.attention_s
     assert replay.seconds == pytest.approx(core + replay.launch_s)
 
 
@@ -104,12 +104,12 @@ def test_calculon_a_full_recomputation_is_one_more_forward():
         estimate(job(performance={"activation_checkpointing_type": word})).flops.hardware_per_step
         for word in ("none", "full")
     )
-    forward = 80 * estimate(job()).timing.block.forward.flops * 8 * 256  # all layers, tp ranks and micro-batches
+    forward = 80 * estimate(job()).timing.parts.layer.forward.flops * 8 * 256  # all layers, tp ranks and micro-batches
     assert full - none == pytest.approx(forward)
 
 
 def test_calculon_embedding_head_and_loss_take_time_and_memory():
     """llm.py has neither: on Llama-3-8B's single stage they are a visible share."""
     answer = estimate(job("llama3-8b", tp=1, pp=1, dp=8))
-    ends = answer.timing.head.forward.seconds + answer.timing.embedding.forward.seconds
-    assert ends > 0.05 * 32 * answer.timing.block.forward.seconds
+    ends = answer.timing.parts.head.forward.seconds + answer.timing.parts.embedding.forward.seconds
+    assert ends > 0.05 * 32 * answer.timing.parts.layer.forward.seconds

@@ -12,11 +12,11 @@ import yaml
 
 from steptime import Job, estimate
 from steptime.commands import cli
-from steptime.report import constants, explain, ops, row
+from steptime.report import constants, explain, kernel_table, row_tables
 from steptime.report.table import Style, layout
-from steptime.validation.compare import judge
+from steptime.validation.judgement import judge_shipped
 from steptime.validation.measurements import shipped
-from steptime.validation.rows import to_config, to_job
+from steptime.validation.row_plan import to_config, to_job
 
 ROOT = Path(__file__).parents[1]
 ROWS = {found.id: found for found in shipped()}
@@ -39,9 +39,8 @@ def run(capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def judged():
-    """Row ids that are judged, by id."""
-    found = (judge(ROWS[name]) for name in random.Random(7).sample(sorted(ROWS), 400))
-    return {j.row.id: j for j in found if j.skipped is None}
+    """Every row with what became of it, by id."""
+    return {j.row.id: j for j in judge_shipped()}
 
 
 def words(text):
@@ -51,14 +50,14 @@ def words(text):
 # --- the way of one row ----------------------------------------------------------------------------------------------------
 
 
-def test_a_published_row_says_where_it_comes_from_and_how_far_off_we_are(run):
+def test_a_published_row_says_where_it_comes_from_and_how_far_off_we_are(run, judged):
     code, out, err = run("explain", "KOR22-004")
     assert (code, err) == (0, "")
     text = words(out)
     assert "Korthikanti et al. 2022 (arXiv 2205.05198) Table 5" in text
     assert "quality A; split test" in text
     assert "step_time_s 13.75" in text
-    found = judge(ROWS["KOR22-004"])
+    found = judged["KOR22-004"]
     assert f"{100 * found.step_error:+.1f} %" in text
     assert "predicted beside measured" in out
     # tokens/s/device as measured: 64 x 2048 / 13.75 / 64 = 148.9
@@ -91,20 +90,20 @@ def test_case_does_not_count_and_a_name_is_explained(run):
     assert "did you mean mlp.down" in run("explain", "KOR22-004", "mlp.dwn")[2]
 
 
-def test_a_skipped_row_says_why_and_a_row_apart_too(run):
-    skipped = next(name for name in ROWS if (j := judge(ROWS[name])).skipped and "mixture" in j.skipped)
+def test_a_skipped_row_says_why_and_a_row_apart_too(run, judged):
+    skipped = next(name for name, j in judged.items() if j.skipped and "mixture" in j.skipped)
     code, out, _ = run("explain", skipped)
     assert code == 0
     assert "\nskipped\n  not modelled yet: mixture of experts\n" in out
     assert "predicted beside" not in out
     code, out, err = run("explain", skipped, "--yaml")
     assert (code, out, err) == (2, "", f"{skipped}: not modelled yet: mixture of experts\n")
-    apart = next(name for name in ROWS if judge(ROWS[name]).apart)
+    apart = next(name for name, j in judged.items() if j.excluded)
     assert "judged beside the headline figures" in run("explain", apart)[1]
 
 
-def test_a_memory_row_shows_its_metric(run):
-    name = next(n for n in ROWS if n.startswith("simumax") and judge(ROWS[n]).memory_error is not None)
+def test_a_memory_row_shows_its_metric(run, judged):
+    name = next(name for name, j in judged.items() if name.startswith("simumax") and j.memory_error is not None)
     out = run("explain", name)[1]
     assert re.search(r"memory, allocated +[\d.]+ GiB +[\d.]+ GiB +[+-]\d+\.\d %", out)
 
@@ -119,19 +118,21 @@ def test_own_measurements(run):
 # --- the config ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_yaml_runs_through_standard_input(run, monkeypatch):
+def test_the_yaml_runs_through_standard_input(run, monkeypatch, judged):
     text = run("explain", "KOR22-004", "--yaml")[1]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     code, out, err = run("-", "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out)["time"]["step_s"] == judge(ROWS["KOR22-004"]).predicted_step_s
+    assert json.loads(out)["time"]["step_s"] == judged["KOR22-004"].predicted_step_s
 
 
-def test_the_yaml_of_every_judged_row_is_the_job_that_was_judged(judged):
-    """Text to plan and back is the same plan, name and all."""
-    assert len(judged) > 100
-    for name, found in judged.items():
-        text = row.config_yaml(found.row)
+def test_the_yaml_of_judged_rows_is_the_job_that_was_judged(judged):
+    """Text to plan and back is the same plan, name and all: 400 rows drawn from all."""
+    drawn = {name: judged[name] for name in random.Random(7).sample(sorted(ROWS), 400)}
+    drawn = {name: j for name, j in drawn.items() if j.skipped is None}
+    assert len(drawn) > 100
+    for name, found in drawn.items():
+        text = row_tables.config_yaml(found.row)
         assert yaml.safe_load(text) == found.config
         again, job = Job.load(text), to_job(to_config(ROWS[name]))
         assert again.machine == job.machine
@@ -155,7 +156,7 @@ def test_a_hundred_rows_are_explained(run):
 @pytest.mark.parametrize("name", ["KOR22-001", "KOR22-004", "mosaic-190", "bs-v100-069", "maxtext-017"])
 def test_kernels_sum_to_the_parts_of_the_step(name):
     found = estimate(to_job(to_config(ROWS[name])))
-    rows = ops.op_times(found)
+    rows = kernel_table.op_times(found)
     for part in ("gemm", "attention", "memory_bound"):
         total = sum(op.step_s for op in rows if op.part == part)
         assert total == pytest.approx(found.time.parts_s[part], rel=1e-9)
@@ -205,8 +206,8 @@ def test_every_shared_constant_says_where_it_comes_from():
     by_name = {c.name: c for c in found}
     assert by_name["cost.compute.TILE_N"].value == 256.0
     assert by_name["cost.compute.TILE_N"].source == by_name["cost.compute.TILE_M"].source
-    assert "nccl-tests" not in by_name["stage_time.STRAGGLER"].source
-    assert "dgxc-benchmarking" in by_name["stage_time.STRAGGLER"].source
+    assert "nccl-tests" not in by_name["timing.step_time.STRAGGLER"].source
+    assert "dgxc-benchmarking" in by_name["timing.step_time.STRAGGLER"].source
 
 
 def test_every_setting_of_a_profile_and_figure_of_a_machine_has_a_source():
@@ -225,8 +226,8 @@ def test_abbreviations_of_a_profile_are_spelled_out():
 
 
 def test_pricing_functions_speak_through_their_docstrings():
-    assert ops.said(ops.compute.move_pass).startswith("A memory-bound kernel")
-    collective = ops.said(ops.comm.collective)
+    assert kernel_table.said(kernel_table.compute.move_pass).startswith("A memory-bound kernel")
+    collective = kernel_table.said(kernel_table.comm.collective)
     assert "All-reduce takes the best of ring, tree" in collective
     assert "Raises" not in collective
     assert "bytes_:" not in collective

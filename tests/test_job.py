@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.answer.assumptions import assumptions
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import shard_of
@@ -17,7 +18,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.model.model import Model
 from steptime.software.performance import Performance
-from steptime.software.recomputation import RecomputePlan
+from steptime.software.recomputation import Recomputation
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
 
@@ -94,12 +95,12 @@ def test_forms_of_the_hardware_section():
 def test_resolved_values():
     plain = job()
     assert (plain.sp, plain.zero_level, plain.schedule, plain.microbatches) == (True, 1, "1f1b", 64)
-    assert plain.recompute == RecomputePlan()
-    assert plain.software.param_dtype == "bf16"
+    assert plain.recompute == Recomputation()
+    assert plain.software.states.param_dtype == "bf16"
     assert not plain.software.overlap.pp
     alone = job(parallelism={"tp": 1, "pp": 1, "dp": 1, "sp": True})
     assert not alone.sp
-    assert "sp has no effect with tp 1" in alone.assumptions
+    assert "sp has no effect with tp 1" in assumptions(alone)
     woven = job(**{"parallelism.vpp": 5})
     assert (woven.schedule, woven.software.overlap.pp) == ("interleaved", True)
     sharded = job(parallelism={"tp": 8, "pp": 1, "dp": 32, "fsdp": {}})
@@ -134,31 +135,31 @@ def test_one_chunk_holds_all_layers():
 @pytest.mark.parametrize(
     ("performance", "plan"),
     [
-        ({}, RecomputePlan()),
-        ({"activation_checkpointing_type": "none"}, RecomputePlan()),
-        ({"activation_checkpointing_type": "selective"}, RecomputePlan("selective", modules=frozenset({"core_attn"}))),
+        ({}, Recomputation()),
+        ({"activation_checkpointing_type": "none"}, Recomputation()),
+        ({"activation_checkpointing_type": "selective"}, Recomputation("selective", modules=frozenset({"core_attn"}))),
         (
             {"activation_checkpointing_type": "super-selective"},
-            RecomputePlan("selective", modules=frozenset({"core_attn", "layernorm", "act", "dropout"})),
+            Recomputation("selective", modules=frozenset({"core_attn", "layernorm", "act", "dropout"})),
         ),
-        ({"activation_checkpointing_type": "full"}, RecomputePlan("full", "uniform", (1,) * 8)),
-        ({"recompute": {"granularity": "selective"}}, RecomputePlan("selective", modules=frozenset({"core_attn"}))),
+        ({"activation_checkpointing_type": "full"}, Recomputation("full", "uniform", (1,) * 8)),
+        ({"recompute": {"granularity": "selective"}}, Recomputation("selective", modules=frozenset({"core_attn"}))),
         (
             {"recompute": {"granularity": "selective", "modules": ["mlp"]}},
-            RecomputePlan("selective", modules=frozenset({"mlp"})),
+            Recomputation("selective", modules=frozenset({"mlp"})),
         ),
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": 2}},
-            RecomputePlan("full", "block", (2,) * 8),
+            Recomputation("full", "block", (2,) * 8),
         ),
         # one number per stage: chunk c of stage r is entry c*pp + r
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": [4, 3, 2, 0]}},
-            RecomputePlan("full", "block", (4, 3, 2, 0, 4, 3, 2, 0)),
+            Recomputation("full", "block", (4, 3, 2, 0, 4, 3, 2, 0)),
         ),
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": [8, 7, 6, 5, 4, 3, 2, 1]}},
-            RecomputePlan("full", "block", (8, 7, 6, 5, 4, 3, 2, 1)),
+            Recomputation("full", "block", (8, 7, 6, 5, 4, 3, 2, 1)),
         ),
     ],
 )
@@ -172,7 +173,7 @@ def test_replace_resolves_again_and_checks():
     before = job()
     after = before.replace(**{"parallelism.tp": 4, "parallelism.dp": 64})
     assert (after.parallelism.tp, after.microbatches, before.microbatches) == (4, 32, 64)
-    assert before.replace(**{"performance.software": "megatron-2021"}).software.attention_impl == "unfused"
+    assert before.replace(**{"performance.software": "megatron-2021"}).software.kernels.attention_impl == "unfused"
     assert before.replace(**{"model.n_q_heads": 32, "model.n_layers": 40}).model.n_layers == 40
     assert before.replace(model="llama3-8b").model.n_layers == 32
     with pytest.raises(ConfigError, match=r"^parallelism.tp: must divide n_q_heads 64 \(got 3\)"):
@@ -185,7 +186,7 @@ def test_the_last_of_two_ways_to_say_one_thing_wins():
     full = job(performance=Performance(activation_checkpointing_type="full"))
     block = full.replace(**{"performance.recompute": {"granularity": "full", "method": "block", "n_layers": 2}})
     assert block.recompute.method == "block"
-    assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == RecomputePlan()
+    assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == Recomputation()
     assert (
         full.replace(
             **{"parallelism.n_param_buckets": 3, "parallelism.bucket_size_mb": 50.0}
@@ -211,12 +212,12 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     assert (
         "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
         "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak"
-    ) in job(hardware=str(bare)).assumptions
-    assert "does not say" not in "\n".join(job().assumptions)
+    ) in assumptions(job(hardware=str(bare)))
+    assert "does not say" not in "\n".join(assumptions(job()))
 
 
 def test_assumptions_say_what_was_unsaid():
-    said = "\n".join(job().assumptions)
+    said = "\n".join(assumptions(job()))
     assert "software: megatron-core (no software was named)" in said
     assert "attention_impl flash" in said
     assert "only a GPU kernel shows it" in said
@@ -226,7 +227,7 @@ def test_assumptions_say_what_was_unsaid():
         "activation_impl": "composite",
         "loss_impl": "composite",
     }
-    assert "only a GPU kernel" not in "\n".join(job(performance=unfused).assumptions)
+    assert "only a GPU kernel" not in "\n".join(assumptions(job(performance=unfused)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,9 @@ def test_assumptions_say_what_was_unsaid():
     ],
 )
 def test_notes_are_no_errors(layout, note):
-    assert [line for line in job(parallelism=layout).assumptions if line.startswith("note")] == ([note] if note else [])
+    assert [line for line in assumptions(job(parallelism=layout)) if line.startswith("note")] == (
+        [note] if note else []
+    )
 
 
 layouts = st.fixed_dictionaries(
@@ -292,7 +295,7 @@ def test_the_echo_is_complete_and_reads_back_equal(layout, performance, model):
     assert again == first
     assert hash(again) == hash(first)
     assert again.to_config() == echo
-    assert again.software.model_copy(update={"sp": first.software.sp}) == first.software
+    assert again.software.replace(sp=first.software.layout.sp) == first.software
     for name in ("sp", "zero_level", "schedule", "recompute", "layers_per_chunk", "microbatches"):
         assert getattr(again, name) == getattr(first, name)
 

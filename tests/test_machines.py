@@ -12,8 +12,8 @@ import yaml
 import steptime
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine, machine_names, normalise
-from steptime.validation.compare import judge
-from steptime.validation.measurements import Row, shipped
+from steptime.validation.judgement import judge
+from steptime.validation.measurements import MeasuredRow, shipped
 
 DATA = Path(steptime.__file__).parent / "data"
 MACHINES = sorted((DATA / "machines").glob("*.yaml"))
@@ -137,7 +137,7 @@ def test_gpu_names_of_published_runs_load(gpu):
 
 def test_measured_machines_are_those_whose_runs_are_judged():
     """Of every accelerator of a machine marked `measured` some step time can be judged; every such accelerator has a machine."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[MeasuredRow]] = {}
     for row in shipped():
         rows.setdefault(row.text("gpu"), []).append(row)
     judged = ((j for j in map(judge, runs) if j.measured_step_s and not j.skipped) for runs in rows.values())

@@ -43,7 +43,7 @@ def job(
 
 def saved_by_a_layer(plan: Job) -> float:
     memories = PartMemories(Assembly(plan))
-    return memories.blocks(memories.assembly.chunks[0])[0][1].saved
+    return memories.layers(memories.assembly.chunks[0])[0][2].saved
 
 
 # --- activations of a layer, as published ---
@@ -201,7 +201,7 @@ def test_interleaving_holds_more():
     plan = job({"preset": "llama3-8b", "n_layers": 8}, pp=4, vpp=2, gbs=8)
     memories = PartMemories(Assembly(plan))
     held = estimate(plan).memory.stages[0].activations_bytes
-    ids = held - 11 * memories.plain.saved  # of the first chunk's micro-batches
+    ids = held - 11 * memories.plain[memories.assembly.kinds[0]].saved  # of the first chunk's micro-batches
     assert 0 < ids <= 8 * memories.embedding.saved
 
 
@@ -219,7 +219,7 @@ def test_full_recomputation_by_groups_and_blocks(plan, inputs, whole):
     """Uniform keeps one input a group, the last one shorter; block recomputes the first layers one by one and keeps the rest."""
     performance = {"recompute": {"granularity": "full", **plan}, "software": "torch"}
     memories = PartMemories(Assembly(job(performance=performance)))
-    kept = sum(count * part.saved for count, part in memories.blocks(memories.assembly.chunks[0]))
+    kept = sum(count * part.saved for count, _, part in memories.layers(memories.assembly.chunks[0]))
     assert kept == inputs * 4096 * 4096 * 2 + whole * 688_422_912
 
 
@@ -242,7 +242,7 @@ def chain() -> list:
     """x -> up (400) -> act (400) -> down (100)."""
     return [
         Gemm("mlp.up_proj", ("x",), (Tensor("up", 400.0, 1.0),), ("x",), (), (Param("w", (10, 10)),)),
-        Move("mlp.act", ("up",), (Tensor("act", 400.0, 1.0),), ("up",)),
+        Move("mlp.act", ("up",), (Tensor("act", 400.0, 1.0),), ("up",), role="act"),
         Gemm("mlp.down", ("act",), (Tensor("y", 100.0, 1.0),), ("act",), (), (Param("v", (10, 10)),)),
     ]
 

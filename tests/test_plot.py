@@ -9,8 +9,7 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.report import plot
-from steptime.validation.compare import judge
-from steptime.validation.measurements import shipped
+from steptime.validation.judgement import judge_shipped
 
 ROOT = Path(__file__).parents[1]
 START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
@@ -19,7 +18,7 @@ START = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 @pytest.fixture(scope="module")
 def judged():
     """Some of the shipped rows of every source and accelerator."""
-    return [judge(row) for row in shipped()[::9]]
+    return judge_shipped()[::9]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "PNG"])
@@ -50,7 +49,7 @@ def test_words_of_the_picture(judged, tmp_path):
     """Axes with units, both splits with their counts, every accelerator, errors at the edge counted."""
     plot.draw(judged, str(tmp_path / "a.svg"))
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    rows = [j for j in judged if j.skipped is None and j.apart is None and j.step_error is not None]
+    rows = [j for j in judged if j.skipped is None and j.excluded is None and j.step_error is not None]
     for split in ("fit", "test"):
         assert f">{split}: " in text
         assert f"({sum(j.row.text('split') == split for j in rows):,})" in text
@@ -72,7 +71,7 @@ def test_the_same_rows_make_the_same_file(judged, tmp_path):
 
 
 def test_more_accelerators_than_colours_share_grey(judged, tmp_path):
-    rows = [j for j in judged if j.skipped is None and j.apart is None and j.step_error is not None][:12]
+    rows = [j for j in judged if j.skipped is None and j.excluded is None and j.step_error is not None][:12]
     plot.draw([j._replace(accelerator=f"x{i}") for i, j in enumerate(rows)], str(tmp_path / "a.svg"))
     assert ">4 more (4)<" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ from steptime.cost.compute import gemm_backward, gemm_traffic
 from steptime.cost.rates import rates as rates_of
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.op_walk import quantised
+from steptime.memory.op_walk import quantized_gradients
 from steptime.memory.states import stage_states
 from steptime.model.blocks import block_ops
 from steptime.model.ops import Comm, Gemm, Move, Op, Param
@@ -24,7 +24,7 @@ from steptime.model.quantize import cast_bytes
 from steptime.report.explain import explain
 from steptime.software.performance import Performance, resolve
 from steptime.software.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
-from steptime.timing.optimizer import quantise_bytes_per_weight
+from steptime.timing.optimizer import quantize_bytes_per_weight
 from steptime.validation.recipes import recipe_of
 
 NAMES = list(RECIPES)
@@ -44,7 +44,7 @@ def job(precision: str = "fp8_delayed", node: str = "dgx-h100", tp: int = 1, **p
 
 
 def block(*args, **kwargs) -> dict[str, Op]:
-    return {op.name: op for op in Assembly(job(*args, **kwargs)).block.ops}
+    return {op.name: op for op in Assembly(job(*args, **kwargs)).kinds[0].ops}
 
 
 def saved(ops: dict[str, Op]) -> dict[str, float]:
@@ -175,11 +175,11 @@ def test_norms_write_the_copies_or_a_cast_follows():
 
 def test_only_projections_of_blocks_are_quantised():
     assembly = Assembly(job("fp8_current"))
-    gemms = [op for op in assembly.block.ops if isinstance(op, Gemm)]
+    gemms = [op for op in assembly.kinds[0].ops if isinstance(op, Gemm)]
     assert [op.name for op in gemms] == ["attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"]
     assert all(op.recipe for op in gemms)
     assert not any(op.recipe for op in assembly.head.ops if isinstance(op, Gemm))
-    assert assembly.block.n_quantised == 4 * H * H + 3 * H * INNER
+    assert assembly.kinds[0].n_quantized == 4 * H * H + 3 * H * INNER
 
 
 def test_backward_casts_by_hand():
@@ -190,8 +190,8 @@ def test_backward_casts_by_hand():
     assert isinstance(down, Gemm)
     assert up.cast_bytes == T * 2 * INNER * (2 + 1 + 1) + 2 * T * H
     assert down.cast_bytes == T * H * (2 + 1 + 1)
-    assert quantised(up) == 2 * T * 2 * INNER + T * H
-    assert quantised(down) == 2 * T * H
+    assert quantized_gradients(up) == 2 * T * 2 * INNER + T * H
+    assert quantized_gradients(down) == 2 * T * H
     proj = block("fp8_current")["attn.proj"]
     assert isinstance(proj, Gemm)
     assert proj.cast_bytes == T * H * (2 + 2 + 1 + 1) + T * H * (2 + 2 + 1)  # its bf16 input cast again
@@ -218,7 +218,7 @@ def test_a_column_of_batches_equals_its_rows(name):
 
     def costs(batch) -> list[object]:
         ops = block_ops(assembly.job.model, replace(assembly.shard, batch=batch))
-        sizes = {t.name: t.bytes for op in ops for t in op.made} | {"x": assembly.block.x.bytes * batch}
+        sizes = {t.name: t.bytes for op in ops for t in op.made} | {"x": assembly.kinds[0].x.bytes * batch}
         passes = [compute.forward(op, rates, sizes).time_s for op in ops if not isinstance(op, Comm)]
         passes += [done.time_s for op in ops if not isinstance(op, Comm) for done in compute.backward(op, rates, sizes)]
         passes += [compute.parameter_gradients(op, rates) for op in ops]
@@ -251,7 +251,7 @@ def test_states_and_gathers():
     plain = stage_states(Assembly(job("fp8_delayed")))[0]
     stored = stage_states(Assembly(job("fp8_delayed", fp8_params=True)))[0]
     wide = stage_states(Assembly(job("bf16")))[0]
-    padded = sum(map(sum, wide.buckets))
+    padded = sum(bucket.elements for chunk in wide.buckets for bucket in chunk)
     assert wide.params_bytes == 2 * padded
     assert plain.params_bytes == 2 * padded + 2 * weights
     assert stored.params_bytes == 2 * padded
@@ -272,7 +272,7 @@ def test_states_and_gathers():
     ],
 )
 def test_weights_are_quantised_once_a_step(name, stored, moved):
-    assert quantise_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
+    assert quantize_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
 
 
 # --- the words of measured rows ---
@@ -319,7 +319,7 @@ def test_other_words_name_no_recipe():
 def test_words():
     assert resolve(Performance(precision="fp8")).precision == "fp8_delayed"
     found = resolve(Performance(precision="mxfp8"))
-    assert (found.compute_dtype, found.itemsize, found.param_dtype, found.main_grad_dtype) == (
+    assert (found.compute_dtype, found.itemsize, found.states.param_dtype, found.states.main_grad_dtype) == (
         "bf16",
         2,
         "bf16",

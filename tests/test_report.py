@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime import Estimate
 from steptime.answer.result import document as to_dict
 from steptime.base.rows import (
     Basis,
@@ -26,12 +27,12 @@ from steptime.base.rows import (
 )
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-from steptime.report import breakdown, compare, details, explain
-from steptime.report import notebook as html
-from steptime.report.answer import layout_words
+from steptime.report import breakdown, details, diff_tables, explain
+from steptime.report.estimate_text import report, sections
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
-from steptime.report.table import Fact, Facts, Style, Table, layout, wants_color
-from steptime.report.text import report, sections
+from steptime.report.headline import layout_words
+from steptime.report.notebook import estimate_html
+from steptime.report.table import Fact, FactList, Style, Table, layout, wants_color
 
 GIB = 2.0**30
 WIDTH = 80
@@ -139,7 +140,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
     }
     fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, gemm_overhead_k=None))
     block, head = ([Gemm(name, params=(Param(f"{name}.weight", (1280, 8192)),))] for name in ("attn.qkv", "head"))
-    fields["assembly"] = SimpleNamespace(block=SimpleNamespace(ops=block), head=SimpleNamespace(ops=head))
+    fields["assembly"] = SimpleNamespace(kinds=[SimpleNamespace(ops=block)], head=SimpleNamespace(ops=head))
     return SimpleNamespace(**fields | changes)
 
 
@@ -212,7 +213,7 @@ def test_tables_keep_to_the_page(rows, note):
     )
 )
 def test_facts_keep_to_the_page(pairs):
-    section = Facts(
+    section = FactList(
         "title", [Fact(label, [re.sub(r"[xyz]{30,}", "x y", text) for text in texts]) for label, texts in pairs]
     )
     wide = [line for line in layout(section, Style()) if len(line) > WIDTH]
@@ -416,7 +417,7 @@ def test_json_speaks_the_contract():
 
 def test_html_holds_every_section_and_escapes():
     estimate = made(assumptions=["a <b> & c"])
-    page = html.estimate_html(estimate)
+    page = estimate_html(estimate)
     for section in sections(estimate):
         assert section.title in page
     assert "a &lt;b&gt; &amp; c" in page
@@ -429,7 +430,10 @@ def test_html_holds_every_section_and_escapes():
 
 
 def test_repr_is_one_short_line():
-    assert html.short(made()) == "<Estimate llama3-70b on 1,024 devices: fits, 14.75 s a step, MFU 48.2 %>"
+    assert (
+        Estimate.__repr__(made(step_s=14.75))
+        == "<Estimate llama3-70b on 1,024 devices: fits, 14.8 s a step, MFU 48.2 %>"
+    )
 
 
 # --- workings and comparison -----------------------------------------------------------------------------------------------
@@ -479,10 +483,10 @@ def test_all_names_can_be_explained():
 
 def test_diff_shows_what_changed():
     a, b = made(), made((50.0, 30.0, 20.0, 10.0), "tight", job=job(vpp=2))
-    changed, answer, _, memory = compare.diff(a, b, ("a", "b"), [])
+    changed, answer, _, memory = diff_tables.diff(a, b, ("a", "b"), [])
     assert ["parallelism.vpp", "1", "2"] in changed.rows
     assert answer.rows[0] == ["verdict", "FITS", "TIGHT", ""]
     assert ["activations", "40.00", "50.00", "+25.0 %"] in memory.rows
-    same = compare.diff(a, a, ("a", "b"), [])
+    same = diff_tables.diff(a, a, ("a", "b"), [])
     assert same[0].title == "no setting differs"
     assert all(row[-1] == "" for table in same[1:] for row in table.rows)

@@ -3,8 +3,9 @@
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.software.performance import Overlap, Performance, Software, load_software, resolve, software_names
+from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
 from steptime.software.profiles import profile_mapping, profile_releases
+from steptime.software.settings import Overlap
 
 OTHERS = [
     *("aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry"),
@@ -24,8 +25,7 @@ def test_names():
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_every_switch_says_where_it_comes_from(name):
     profile = load_software(name)
-    switches = set(Software.model_fields) - {"name", "family", "description", "sources", "overlap"}
-    switches |= {f"overlap.{axis}" for axis in Overlap.model_fields}
+    switches = set(profile.settings()) - {"overlap"} | {f"overlap.{axis}" for axis in Overlap.model_fields}
     assert set(profile.sources) == switches
     assert all(len(text) > 8 for text in profile.sources.values())
     assert profile.name == name
@@ -34,7 +34,10 @@ def test_every_switch_says_where_it_comes_from(name):
 
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_every_switch_is_set_in_the_file_itself(name):
-    assert load_software(name).model_fields_set == set(Software.model_fields)
+    profile = load_software(name)
+    assert profile.model_fields_set == set(Software.model_fields) - {"any_layout"}
+    for group, cls in SETTING_GROUPS.items():
+        assert getattr(profile, group).model_fields_set == set(cls.model_fields) - {"measured"}
 
 
 @pytest.mark.parametrize(
@@ -52,17 +55,30 @@ def test_every_switch_is_set_in_the_file_itself(name):
 )
 def test_state_recipes(name, precision, bytes_per_parameter):
     s = resolve(Performance(software=name, precision=precision))
-    assert s.bytes_of(s.param_dtype) + s.bytes_of(s.main_grad_dtype) + s.bytes_of(s.master_dtype) + 2 * s.bytes_of(
-        s.moment_dtype
-    ) == (bytes_per_parameter)
+    one = s.bytes_of(s.states.param_dtype) + s.bytes_of(s.states.main_grad_dtype) + s.bytes_of(s.states.master_dtype)
+    assert one + 2 * s.bytes_of(s.states.moment_dtype) == bytes_per_parameter
 
 
 def test_a_job_overrides_its_profile():
     said = Performance(precision="fp16", moment_dtype="bf16", overlap=Overlap(tp=0.5))
     s = resolve(said)
-    assert (s.precision, s.param_dtype, s.moment_dtype, s.main_grad_dtype) == ("fp16", "fp16", "bf16", "fp32")
+    assert (s.precision, s.states.param_dtype) == ("fp16", "fp16")
+    assert (s.states.moment_dtype, s.states.main_grad_dtype) == ("bf16", "fp32")
     assert (s.overlap.tp, s.overlap.dp) == (0.5, True)
     assert load_software("megatron-core").precision == "bf16"
+
+
+def test_a_switch_finds_its_group():
+    """What is flat in files and configs lands in the group of its name, and comes back flat."""
+    profile = load_software("megatron-core")
+    changed = profile.replace(precision="fp32", norm_impl="composite", clip_grad=False, loss_impl="fused")
+    assert (changed.precision, changed.states.clip_grad) == ("fp32", False)
+    assert (changed.kernels.norm_impl, changed.kernels.loss_impl) == ("composite", "fused")
+    said = {"precision": "fp32", "norm_impl": "composite", "clip_grad": False, "loss_impl": "fused"}
+    assert changed.settings() == profile.settings() | said
+    assert profile.kernels.norm_impl == "fused"
+    with pytest.raises(TypeError, match="no switch of a profile: norm"):
+        profile.replace(norm="fused")
 
 
 def test_pipeline_sends_overlap_in_interleaved_schedules_only():

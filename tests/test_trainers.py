@@ -14,9 +14,9 @@ from steptime.hardware.machine import Machine
 from steptime.job.mesh import Group, group
 from steptime.model.ops import Gemm, Param
 from steptime.software.performance import load_software
-from steptime.validation.measurements import Row
-from steptime.validation.rows import to_config
-from steptime.validation.software import framework_of
+from steptime.validation.measurements import MeasuredRow
+from steptime.validation.row_plan import to_config
+from steptime.validation.row_software import framework_of
 
 A100 = Machine.load("dgx-a100-80gb").accelerator
 RATES = rates(A100, load_software("megatron-2021"))
@@ -29,7 +29,7 @@ def product(**changes):
 def test_older_flash_kernels_are_slower_than_flash_attention_2_by_the_published_ratio():
     now = attention_efficiency(A100, load_software("fsdp2"))
     for profile, kernel in (("llm-foundry", "triton"), ("aleph-alpha", "fa1")):
-        software = load_software(profile).model_copy(update={"attention_kernel": kernel})
+        software = load_software(profile).replace(attention_kernel=kernel)
         assert attention_efficiency(A100, software) == pytest.approx([share * OLDER_KERNELS[kernel] for share in now])
     assert 1.7 <= 1 / OLDER_KERNELS["fa1"] <= 3.0
     assert 1.3 <= 1 / OLDER_KERNELS["triton"] <= 2.5
@@ -51,7 +51,7 @@ def test_an_eager_norm_moves_ten_times_its_data_forward_and_twenty_times_back():
     """Of fp32 elements, against a fused kernel's two and three times half as much."""
     found = {}
     for norm in ("fused", "composite"):
-        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.block.ops}
+        ops = {op.name: op for op in estimate(job("aleph-alpha", tp=1, norm_impl=norm)).assembly.kinds[0].ops}
         found[norm] = ops["attn.norm"]
     elements = 2048 * 4096
     assert found["composite"].forward_bytes == 10 * 4 * elements == (8 + 4 + 16 + 12) * elements
@@ -75,7 +75,7 @@ def test_memory_bound_kernels_may_run_below_a_copy():
     ],
 )
 def test_the_device_waits_for_the_host(kernels, blocking, added):
-    software = load_software("torch").model_copy(update={"host_kernel_s": 10e-6, "blocking_launches": blocking})
+    software = load_software("torch").replace(host_kernel_s=10e-6, blocking_launches=blocking)
     work = Work(gemm_s=2e-3, kernels=kernels)
     wait_for_host(work, software)
     assert work.launch_s == pytest.approx(added)
@@ -86,10 +86,10 @@ def test_the_device_waits_for_the_host(kernels, blocking, added):
 def test_kernels_of_a_block_are_counted():
     """A block without tensor parallelism: every op once, moves as often as they have kernels."""
     found = estimate(job("torch", tp=1))
-    ops = found.assembly.block.ops
+    ops = found.assembly.kinds[0].ops
     listed = sum(getattr(op, "kernels", 1.0) for op in ops)
-    assert found.timing.block.forward.kernels == listed
-    assert found.timing.block.backward.kernels > listed
+    assert found.timing.parts.layer.forward.kernels == listed
+    assert found.timing.parts.layer.backward.kernels > listed
 
 
 def test_one_link_of_a_node_carries_what_eight_did():
@@ -115,7 +115,7 @@ def job(software, tp=8, dp=2, **performance):
 
 def changed(monkeypatch, software, **fields):
     """An estimate under a profile with other fields."""
-    whole = load_software(software).model_copy(update=fields)
+    whole = load_software(software).replace(**fields)
     monkeypatch.setattr("steptime.software.performance.load_software", lambda _: whole)
     return estimate(job(software))
 
@@ -149,7 +149,7 @@ def test_all_reduced_gradients_of_replicated_shards_are_all_reduced_between_the_
     timing = estimate(of).timing
     call = timing.dp.reductions[0][0][0]
     inside, between = (
-        collective("all_reduce", call.bytes, group(of.parallelism, name), timing.tiers)
+        collective("all_reduce", call.bytes, group(of.parallelism, name), timing.context.tiers)
         for name in ("shards", "replicas")
     )
     assert (inside.tier, between.tier) == ("nvlink", "nvlink")
@@ -184,12 +184,12 @@ def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypa
     ],
 )
 def test_a_framework_finds_its_profile(words, precision, profile):
-    assert framework_of(Row({"framework": words, "precision": precision}, "other", 1)).profile == profile
+    assert framework_of(MeasuredRow({"framework": words, "precision": precision}, "other", 1)).profile == profile
 
 
 def test_cuda_graphs_halve_a_layers_launch_gaps():
     """Llama 2 7B: 16 micro-batches through 32 layers, half of the gap of each saved; nothing else changes."""
-    gap_s = load_software("megatron-core").layer_gap_s
+    gap_s = load_software("megatron-core").timing.layer_gap_s
     assert gap_s > 0.0
     plain, graphed = (estimate(job("megatron-core", dp=1, cuda_graphs=on)).step_s for on in (False, True))
     assert plain - graphed == pytest.approx(16 * 32 * gap_s / 2.0, rel=1e-9)
@@ -223,7 +223,7 @@ def test_gathered_logits_cost_one_gather_of_all_of_them_and_no_sums_in_the_loss(
 
 def test_a_profiles_factor_slows_every_kernel_alike():
     software = load_software("megatron-2021")
-    slower = rates(A100, software.model_copy(update={"compute_factor": 2.0}))
+    slower = rates(A100, software.replace(compute_factor=2.0))
     for field in ("gemm_flops", "attention_forward_flops", "attention_backward_flops", "bytes_per_s"):
         assert getattr(slower, field) == pytest.approx(getattr(RATES, field) / 2)
     assert slower.gemm_kernel_s == pytest.approx(2 * RATES.gemm_kernel_s)

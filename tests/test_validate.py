@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accuracy
 import pytest
 from own_rows import BASE, SHIPPED, own, write
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.report.validation import sections
-from steptime.validation import compare, measurements, rows, summary
-from steptime.validation.measurements import REQUIRED, Row
+from steptime.report.validation_tables import sections
+from steptime.validation import error_summary, judgement, measurements, row_plan
+from steptime.validation.measurements import REQUIRED, MeasuredRow
 from steptime.validation.select import select
 
 ROOT = Path(__file__).parents[1]
@@ -22,8 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def judged():
-    """All shipped rows, judged once."""
-    return [compare.judge(row) for row in SHIPPED.values()]
+    return judgement.judge_shipped()
 
 
 # --- measured and predicted ------------------------------------------------------------------------------------------------
@@ -31,8 +31,8 @@ def judged():
 
 def test_tokens_per_second_give_the_step():
     """128 x 4096 tokens at 1,000 tokens/s on each of 64 devices: 8.192 s."""
-    assert compare.measured_step_s(own(step_time_s="", tokens_per_s_per_gpu=1000)) == 128 * 4096 / 64_000
-    assert compare.measured_step_s(own(tokens_per_s_per_gpu=1000)) == 2.5
+    assert judgement.measured_step_s(own(step_time_s="", tokens_per_s_per_gpu=1000)) == 128 * 4096 / 64_000
+    assert judgement.measured_step_s(own(tokens_per_s_per_gpu=1000)) == 2.5
 
 
 @pytest.mark.parametrize(
@@ -47,29 +47,29 @@ def test_tokens_per_second_give_the_step():
     ],
 )
 def test_memory_metrics(metric, name, unit):
-    assert compare.memory_metric(own(mem_metric=metric)) == (name, unit)
+    assert judgement.memory_metric(own(mem_metric=metric)) == (name, unit)
 
 
 @pytest.mark.parametrize("metric", ["resreved", "MB", "peak", "MiB allocated", "bytes reserved"])
 def test_own_row_with_an_unreadable_memory_metric_is_not_judged(metric):
-    judged = compare.judge(own(peak_memory_gb=40, mem_metric=metric))
+    judged = judgement.judge(own(peak_memory_gb=40, mem_metric=metric))
     said = f"(got {metric.lower()!r})"
     assert judged.skipped == f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB {said}"
-    published = compare.judge(Row(BASE | {"peak_memory_gb": "40", "mem_metric": metric}, "other", 2))
+    published = judgement.judge(MeasuredRow(BASE | {"peak_memory_gb": "40", "mem_metric": metric}, "other", 2))
     assert published.skipped is None
 
 
 def test_memory_is_compared_with_what_was_read():
-    found = estimate(rows.to_job(rows.to_config(own()))).memory
+    found = estimate(row_plan.to_job(row_plan.to_config(own()))).memory
     cells = {"step_time_s": "", "peak_memory_gb": 40}
 
     def predicted(**more):
-        return compare.judge(own(**cells, **more)).predicted_bytes
+        return judgement.judge(own(**cells, **more)).predicted_bytes
 
     assert predicted() == found.peak_allocated_bytes
     assert predicted(mem_metric="GB max_reserved") == found.peak_reserved_bytes
     assert predicted(mem_metric="nvidia-smi") == found.peak_reserved_bytes + sum(found.overhead_bytes)
-    logged = compare.judge(Row(BASE | {"peak_memory_gb": "40"}, "nvidia", 2))
+    logged = judgement.judge(MeasuredRow(BASE | {"peak_memory_gb": "40"}, "nvidia", 2))
     assert logged.predicted_bytes == found.stages[-1].allocated_bytes < found.peak_allocated_bytes
 
 
@@ -78,45 +78,45 @@ def test_memory_is_compared_with_what_was_read():
 
 def test_stats_by_hand():
     """Four cells of one row: sizes .1 .2 .3 .4, median .25, mean .25; 90 % of four votes is passed by the fourth."""
-    found = summary.stats([(("a",), 0.1), (("b",), -0.2), (("c",), 0.3), (("d",), -0.4)])
+    found = error_summary.stats([(("a",), 0.1), (("b",), -0.2), (("c",), 0.3), (("d",), -0.4)])
     assert found[:2] == (4, 4)
     assert found[2:] == pytest.approx((0.25, 0.25, 0.4, -0.05))
 
 
 def test_rows_of_a_cell_share_one_vote():
     """Ten rows at .1 in one cell and one at .5 in another: each cell has one vote, so the mean is .3 and the median between."""
-    found = summary.stats([*((("a",), 0.1) for _ in range(10)), (("b",), -0.5)])
+    found = error_summary.stats([*((("a",), 0.1) for _ in range(10)), (("b",), -0.5)])
     assert found[:2] == (11, 2)
     assert found[2:] == pytest.approx((0.3, 0.3, 0.5, -0.2))
 
 
 def test_no_rows_no_figures():
-    assert summary.stats([]) is None
-    assert summary.interval([]) == {}
+    assert error_summary.stats([]) is None
+    assert error_summary.interval([]) == {}
 
 
 def test_the_interval_is_fixed_and_holds_the_figures():
     errors = [((str(i),), math.sin(i) / 4) for i in range(60)]
-    found, figures = summary.interval(errors), summary.stats(errors)._asdict()
-    assert found == summary.interval(list(reversed(errors)))
+    found, figures = error_summary.interval(errors), error_summary.stats(errors)._asdict()
+    assert found == error_summary.interval(list(reversed(errors)))
     assert all(low < figures[name] < high for name, (low, high) in found.items())
 
 
 def test_one_cell_has_no_spread():
-    found = summary.interval([(("a",), 0.1), (("a",), 0.1)])
+    found = error_summary.interval([(("a",), 0.1), (("a",), 0.1)])
     assert {tuple(map(round, ends, (9, 9))) for ends in found.values()} == {(0.1, 0.1)}
 
 
 def test_reasons_are_counted_without_their_numbers():
     a = "parallelism.tp: must divide n_q_heads 24 (got 32); possible: 1, 2"
     b = "parallelism.tp: must divide n_q_heads 40 (got 16); possible: 1, 2"
-    assert summary.skip_kind(a) == summary.skip_kind(b) == "parallelism.tp: must divide n_q_heads N"
-    assert summary.skip_kind("gpu: unknown accelerator (got 'a; (b)'); x") == "gpu: unknown accelerator"
+    assert error_summary.skip_kind(a) == error_summary.skip_kind(b) == "parallelism.tp: must divide n_q_heads N"
+    assert error_summary.skip_kind("gpu: unknown accelerator (got 'a; (b)'); x") == "gpu: unknown accelerator"
 
 
 def test_the_worst_are_named_in_order():
-    judged = [compare.judge(own(id=name, step_time_s=value)) for name, value in (("a", 2), ("b", 90), ("c", 0.01))]
-    worst = summary.worst_rows(judged, 2)
+    judged = [judgement.judge(own(id=name, step_time_s=value)) for name, value in (("a", 2), ("b", 90), ("c", 0.01))]
+    worst = error_summary.worst_rows(judged, 2)
     assert [j.row.id for j in worst] == ["c", "b"]
     assert all(j.step_error == j.predicted_step_s / j.measured_step_s - 1 for j in judged)
 
@@ -125,7 +125,7 @@ def test_the_worst_are_named_in_order():
 
 
 def test_nothing_is_dropped(judged):
-    found = summary.summarise(judged, 5)
+    found = accuracy.summary()
     assert found["rows"] == len(judged) == len(SHIPPED) == 4096
     assert found["judged"] + found["skipped"] == found["rows"]
     assert sum(found["skipped_by_reason"].values()) == found["skipped"]
@@ -153,19 +153,19 @@ def test_every_row_names_its_source_and_side():
 def test_a_cell_is_on_one_side(judged):
     sides = {}
     for j in judged:
-        if j.step_error is not None and j.apart is None:
+        if j.step_error is not None and j.excluded is None:
             sides.setdefault(j.cell, set()).add(j.row.text("split"))
     assert all(len(side) == 1 for side in sides.values())
 
 
 def test_rows_in_doubt_and_tiny_models_stand_apart(judged):
-    found = {j.row.id: j.apart for j in judged if j.skipped is None}
+    found = {j.row.id: j.excluded for j in judged if j.skipped is None}
     assert found["MLM-CI-008"] == "inputs in doubt: functional test, not a tuned run"
     assert {why for name, why in found.items() if name.startswith("vtrain-single")} == {
         "vtrain-single: tiny models, bound by kernel launches"
     }
     assert found["KOR22-001"] is None
-    assert {j.apart for j in judged if j.row.text("quality") == "C" and j.skipped is None} & {None} == set()
+    assert {j.excluded for j in judged if j.row.text("quality") == "C" and j.skipped is None} & {None} == set()
 
 
 def test_korthikanti_stays_near(judged):
@@ -174,10 +174,10 @@ def test_korthikanti_stays_near(judged):
     assert sum(map(abs, errors)) / 8 < 0.04
 
 
-def test_the_report_fits_the_page(judged):
+def test_the_report_fits_the_page():
     from steptime.report.table import WIDTH, Style, layout
 
-    found = sections(summary.summarise(judged, 5))
+    found = sections(accuracy.summary())
     assert found[0].title == "step time: NVIDIA's frameworks"
     assert all(len(line) <= WIDTH for section in found for line in layout(section, Style()))
 
@@ -297,8 +297,8 @@ def test_odd_tables_are_read(tmp_path):
     path.write_bytes(text.encode("utf-8"))
     found = measurements.read(str(path))
     assert [(row.line, row.text("note"), row.surplus) for row in found] == [(3, "a, b", 0), (4, "", 0), (5, "x", 1)]
-    assert [compare.judge(row).skipped for row in found[:2]] == [None, None]
-    assert compare.judge(found[2]).skipped.startswith("1 more cells than the header has columns")
+    assert [judgement.judge(row).skipped for row in found[:2]] == [None, None]
+    assert judgement.judge(found[2]).skipped.startswith("1 more cells than the header has columns")
 
 
 def test_a_table_must_have_rows(tmp_path):

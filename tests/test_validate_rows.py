@@ -12,8 +12,8 @@ from own_rows import BASE, SHIPPED, own
 from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
-from steptime.validation import compare, hardware, rows, software
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation import judgement, row_machine, row_plan, row_software
+from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,14 +111,14 @@ MAPPED = {
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_published_rows_become_these_plans(name):
-    config = rows.to_config(SHIPPED[name]).config
+    config = row_plan.to_config(SHIPPED[name]).config
     assert {path: at(config, path) for path in MAPPED[name]} == MAPPED[name]
 
 
 def test_a_nemotron_row_has_its_family_and_overlap():
     row = next(r for r in SHIPPED.values() if r.text("model_name") == "Nemotron4-15B" and r.text("precision") == "bf16")
-    config = rows.to_config(row).config
-    assert {"activation": "relu", "norm": "layernorm", "bias": False}.items() <= config["model"].items()
+    config = row_plan.to_config(row).config
+    assert {"activation": "relu2", "norm": "layernorm", "bias": False}.items() <= config["model"].items()
     assert config["performance"]["main_grad_dtype"] == "bf16"
     assert config["performance"]["overlap"] == {"dp": True} | ({"tp": True} if config["parallelism"]["tp"] > 1 else {})
 
@@ -128,33 +128,33 @@ def test_korthikantis_rows_are_the_shipped_plans(number):
     """The same step time as configs/published, which were written by hand."""
     row = SHIPPED[f"KOR22-{number:03}"]
     plan = Job.load(next((ROOT / "configs" / "published").glob(f"kor22_{number:03}_*.yaml")))
-    found = estimate(rows.to_job(rows.to_config(row)))
+    found = estimate(row_plan.to_job(row_plan.to_config(row)))
     assert found.step_s == pytest.approx(estimate(plan).step_s, rel=1e-12)
     assert found.memory.peak_allocated_bytes == pytest.approx(estimate(plan).memory.peak_allocated_bytes, rel=1e-12)
 
 
 def test_replicas_where_states_are_sharded_over_fewer_ranks():
-    found = rows.to_config(own(zero_or_fsdp="zero1 over 4 ranks (one node)")).config
+    found = row_plan.to_config(own(zero_or_fsdp="zero1 over 4 ranks (one node)")).config
     assert (found["parallelism"]["dp"], found["parallelism"]["replicas"]) == (8, 2)
 
 
 def test_layers_that_do_not_divide():
     """126 layers and both ends fill 8 x 8 = 64 chunks twice over; 30 layers on 4 stages are spread."""
-    even = rows.to_config(own(n_layers=126, n_gpus=64, tp=1, pp=8, vpp=8))
+    even = row_plan.to_config(own(n_layers=126, n_gpus=64, tp=1, pp=8, vpp=8))
     assert even.config["parallelism"]["embedding_and_loss_count_as_layers"] is True
     assert "embedding and loss count as layers, which makes the stages even" in even.assumed
-    assert rows.to_config(own(n_layers=30, pp=4)).config["parallelism"]["layers_per_stage"] == "auto"
+    assert row_plan.to_config(own(n_layers=30, pp=4)).config["parallelism"]["layers_per_stage"] == "auto"
 
 
 def test_a_plan_runs_as_printed():
     """The config of a row, overrides and all, goes through `Job.load` to the same answer."""
-    mapped = rows.to_config(SHIPPED["hagemann-003"])
+    mapped = row_plan.to_config(SHIPPED["hagemann-003"])
     loaded = Job.load(json.dumps(mapped.config))
-    assert estimate(loaded).step_s == estimate(rows.to_job(mapped)).step_s
+    assert estimate(loaded).step_s == estimate(row_plan.to_job(mapped)).step_s
 
 
 def test_empty_cells_take_usual_values_and_are_listed():
-    mapped = rows.to_config(own())
+    mapped = row_plan.to_config(own())
     assert mapped.config["model"]["n_kv_heads"] == 32
     for word in (
         "vpp: 1",
@@ -168,7 +168,7 @@ def test_empty_cells_take_usual_values_and_are_listed():
         assert word in mapped.assumed
     said = own(vpp=1, cp=1, recompute="none", vocab=32000, head_dim=128, n_kv_heads=32, precision="bf16", glu=1, sp=1,
                tied_embeddings=0, zero_or_fsdp="zero1", framework="megatron-core")  # fmt: skip
-    assert rows.to_config(said).assumed == []
+    assert row_plan.to_config(said).assumed == []
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_empty_cells_take_usual_values_and_are_listed():
     ],
 )
 def test_frameworks(words, profile):
-    assert software.framework_of(own(framework=words)).profile == profile
+    assert row_software.framework_of(own(framework=words)).profile == profile
 
 
 def test_fp16_on_megatron_is_of_its_time():
-    assert software.framework_of(own(framework="Megatron-LM", precision="fp16")).profile == "megatron-2021"
-    assert software.framework_of(own(framework="Megatron-LM", precision="bf16")).profile == "megatron-core"
+    assert row_software.framework_of(own(framework="Megatron-LM", precision="fp16")).profile == "megatron-2021"
+    assert row_software.framework_of(own(framework="Megatron-LM", precision="bf16")).profile == "megatron-core"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_fp16_on_megatron_is_of_its_time():
     ],
 )
 def test_accelerators(gpu, name, listed):
-    found = hardware.hardware_of(own(gpu=gpu))
+    found = row_machine.hardware_of(own(gpu=gpu))
     assert found.section["node_type"] == name
     assert bool(found.assumed) == listed
 
@@ -225,9 +225,9 @@ def test_a_machine_file_is_an_accelerator_too(tmp_path, run_validate):
     cli.main(["show", "dgx-h100"])
     text = (ROOT / "steptime/data/machines/dgx-h100.yaml").read_text(encoding="utf-8")
     path.write_text(text, encoding="utf-8")
-    same = compare.judge(own())
-    assert compare.judge(own(gpu=path)).predicted_step_s == same.predicted_step_s
-    assert "no such file" in compare.judge(own(gpu=tmp_path / "none.yaml")).skipped
+    same = judgement.judge(own())
+    assert judgement.judge(own(gpu=path)).predicted_step_s == same.predicted_step_s
+    assert "no such file" in judgement.judge(own(gpu=tmp_path / "none.yaml")).skipped
 
 
 # --- what cannot be judged -------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ SKIPPED = [
 def test_several_processes_judge_as_one_does():
     """In a process of its own: pytest's may hold libraries that a fork would hurt."""
     code = (
-        "from steptime.validation import parallel; from steptime.validation.compare import judge_all; "
+        "from steptime.validation import parallel; from steptime.validation.judgement import judge_all; "
         "from steptime.validation.measurements import shipped; rows = shipped()[::20]; parallel.FEWEST = 1; "
         "parallel.os.sched_getaffinity = lambda _: {0, 1}; assert parallel.forks(); "
         "assert parallel.judge_rows(rows) == judge_all(rows)"
@@ -276,20 +276,24 @@ def test_several_processes_judge_as_one_does():
 
 def test_the_release_of_a_framework_is_taken_where_the_profile_tells_it_apart():
     rows = {
-        said: Row({"framework": said}, "", 2) for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
+        said: MeasuredRow({"framework": said}, "", 2)
+        for said in ("NeMo 24.12.01", "NeMo 23.08", "Megatron-Bridge NeMo 26.04")
     }
-    known = {said: software.framework_of(row).software for said, row in rows.items()}
+    known = {said: row_software.framework_of(row).software for said, row in rows.items()}
     assert known == {
         "NeMo 24.12.01": "nemo@24.12",
         "NeMo 23.08": "nemo",
         "Megatron-Bridge NeMo 26.04": "megatron-bridge@26.04",
     }
-    assert {software.framework_of(row, known=False).software for row in rows.values()} == {"nemo", "megatron-bridge"}
+    assert {row_software.framework_of(row, known=False).software for row in rows.values()} == {
+        "nemo",
+        "megatron-bridge",
+    }
 
 
 @pytest.mark.parametrize(("cells", "reason"), SKIPPED, ids=[reason[:48] for _, reason in SKIPPED])
 def test_a_row_that_cannot_be_judged_says_why(cells, reason):
-    found = compare.judge(own(**cells))
+    found = judgement.judge(own(**cells))
     assert found.skipped.startswith(reason)
     assert "\n" not in found.skipped
     assert found.predicted_step_s is None
@@ -318,15 +322,15 @@ ODD = [
 def test_no_cell_is_more_than_a_reason(column):
     """Whatever stands in a cell: an error that is a number, or one line that says why there is none."""
     for word in ODD:
-        found = compare.judge(own(**{column: word}))
+        found = judgement.judge(own(**{column: word}))
         if found.skipped is None:
             assert math.isfinite(found.step_error)
         else:
             assert "\n" not in found.skipped
-            assert len(found.skipped) <= compare.LONGEST
+            assert len(found.skipped) <= judgement.LONGEST
         json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_published_cells_are_not_stated_rather_than_missing():
     with pytest.raises(SkipRowError, match=r"^micro_batch_size: not stated$"):
-        rows.to_config(Row(BASE | {"micro_batch_size": ""}, "nvidia", 2))
+        row_plan.to_config(MeasuredRow(BASE | {"micro_batch_size": ""}, "nvidia", 2))

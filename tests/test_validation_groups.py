@@ -3,21 +3,21 @@
 import gc
 
 import pytest
+from accuracy import markdown
 from validation_rows import judged
 
-from steptime.report.markdown import markdown
 from steptime.report.table import Style, Table, layout
-from steptime.report.validation import sections, tables
-from steptime.validation import compare, groups, summary
+from steptime.report.validation_tables import sections, tables
+from steptime.validation import error_summary, judgement, slices
 from steptime.validation.baselines import baselines, scaled
 
 
 def test_who_leads():
-    assert groups.leads(judged("a"))
-    assert groups.leads(judged("b", file=""))
-    assert groups.leads(judged("c", file="other", source_group="simumax"))
-    assert not groups.leads(judged("d", file="other", source_group="hagemann"))
-    assert not groups.leads(judged("e", file="out_of_memory", source_group="hagemann"))
+    assert slices.leads(judged("a"))
+    assert slices.leads(judged("b", file=""))
+    assert slices.leads(judged("c", file="other", source_group="simumax"))
+    assert not slices.leads(judged("d", file="other", source_group="hagemann"))
+    assert not slices.leads(judged("e", file="out_of_memory", source_group="hagemann"))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_who_leads():
     ],
 )
 def test_model_kinds(cells, kind):
-    assert groups.model_kind(judged("a", **cells)) == kind
+    assert slices.model_kind(judged("a", **cells)) == kind
 
 
 def other(name, error, source, **cells):
@@ -45,7 +45,7 @@ def test_every_source_has_one_voice():
     """a: .1 .2 .3, median .2; b: .5; c (fit only): .02. Over sources .2; over test sources (.2, .5) .35."""
     rows = [other(f"a{i}", e, "a") for i, e in enumerate((0.1, -0.2, 0.3))]
     rows += [other("b", 0.5, "b"), other("c", 0.02, "c", split="fit"), judged("lead", 1.0, 9.0)]
-    found = groups.other_trainers(rows)
+    found = slices.other_trainers(rows)
     assert list(found["sources"]) == ["a", "b", "c"]
     assert found["sources"]["a"]["median"] == pytest.approx(0.2)
     assert found["median_over_sources"] == pytest.approx(0.2)
@@ -57,8 +57,8 @@ def test_a_bad_source_is_named_from_ten_rows_on():
     nine = [other(f"a{i}", 0.2, "a") for i in range(9)]
     vague = [other("z", 0.2, "a", quality="C")]
     good = [other(f"b{i}", 0.15, "b") for i in range(10)]
-    assert groups.other_trainers([*nine, *vague, *good])["worse_than_15_percent"] == []
-    assert groups.other_trainers([*nine, *good, other("a9", 0.2, "a")])["worse_than_15_percent"] == ["a"]
+    assert slices.other_trainers([*nine, *vague, *good])["worse_than_15_percent"] == []
+    assert slices.other_trainers([*nine, *good, other("a9", 0.2, "a")])["worse_than_15_percent"] == ["a"]
 
 
 def test_tokens_per_second():
@@ -76,7 +76,7 @@ def test_tokens_per_second_are_those_of_the_row():
         "n_heads": "32", "seq_len": "4096", "global_batch_size": "128", "micro_batch_size": "1", "tp": "4", "pp": "2",
         "tokens_per_s_per_gpu": "1000",
     }  # fmt: skip
-    found = compare.judge(judged("x").row._replace(cells=cells, file=""))
+    found = judgement.judge(judged("x").row._replace(cells=cells, file=""))
     assert found.measured_tokens_per_s == pytest.approx(1000.0)
     assert found.tokens_per_device == 8192.0
     assert found.model_flops > 6 * 6e9 * 8192
@@ -84,18 +84,18 @@ def test_tokens_per_second_are_those_of_the_row():
 
 def test_rows_that_share_a_config_are_estimated_once(monkeypatch):
     calls = []
-    real = compare.estimate
-    monkeypatch.setattr(compare, "estimate", lambda job: calls.append(1) or real(job))
+    real = judgement.estimate
+    monkeypatch.setattr(judgement, "estimate", lambda job: calls.append(1) or real(job))
     cells = {
         "gpu": "dgx-h100", "n_gpus": "8", "n_layers": "4", "hidden": "1024", "ffn_hidden": "4096", "n_heads": "8",
         "seq_len": "1024", "global_batch_size": "8", "micro_batch_size": "1", "tp": "1", "pp": "1", "step_time_s": "1",
     }  # fmt: skip
     rows = [judged("x").row._replace(cells=cells | change, file="") for change in ({}, {"note": "again"}, {"tp": "2"})]
-    found = compare.judge_all(rows)
+    found = judgement.judge_all(rows)
     assert len(calls) == 2
     assert gc.isenabled()
     assert found[0].predicted_step_s == found[1].predicted_step_s != found[2].predicted_step_s
-    assert found == [compare.judge(row) for row in rows]
+    assert found == [judgement.judge(row) for row in rows]
 
 
 # --- baselines -----------------------------------------------------------------------------------------------------------
@@ -132,30 +132,30 @@ def test_baselines_by_hand():
 
 def test_the_headline_comes_first_then_other_trainers():
     rows = [judged("a", 1.0, 1.1), other("b", 0.5, "hagemann")]
-    titles = [section.title for section in sections(summary.summarise(rows, 3))]
+    titles = [section.title for section in sections(error_summary.summarise(rows, 3))]
     assert titles[:2] == ["step time: NVIDIA's frameworks", "step time: other trainers"]
     assert titles.index("worst rows") < titles.index("worst rows, other trainers")
 
 
 def test_other_trainers_alone_and_own_rows_alone():
-    alone = tables(summary.summarise([other("b", 0.5, "hagemann")], 3))
+    alone = tables(error_summary.summarise([other("b", 0.5, "hagemann")], 3))
     assert alone[0].title == "step time: other trainers"
     assert "1 measured rows: 1 judged, 0 skipped" in alone[0].notes
-    own = tables(summary.summarise([judged("a", 1.0, 1.1, file="", split="")], 3))
+    own = tables(error_summary.summarise([judged("a", 1.0, 1.1, file="", split="")], 3))
     assert own[0].title == "step time"
     assert not [table for table in own if "NVIDIA" in str(table)]
 
 
 def test_nothing_at_all():
-    assert [table.title for table in tables(summary.summarise([], 3))] == ["step time"]
+    assert [table.title for table in tables(error_summary.summarise([], 3))] == ["step time"]
 
 
 def test_every_table_fits_the_page_with_long_names():
     rows = [other("b" * 60, 0.5, "x" * 50), judged("a" * 60, 1.0, 1.1)]
-    for section in sections(summary.summarise(rows, 3)):
+    for section in sections(error_summary.summarise(rows, 3)):
         assert all(len(line) <= 80 for line in layout(section, Style()))
 
 
 def test_markdown_by_hand():
     made = markdown(Table("title", ["a", "b"], [["x|y", "1"], [], ["part"]], ("note",)))
-    assert made == "### Title\n\n| a | b |\n|---|---:|\n| x/y | 1 |\n| **part** |  |\n\n- note\n"
+    assert made == "## Title\n\n| a | b |\n|---|---:|\n| x/y | 1 |\n| **part** |  |\n\n- note\n"

@@ -1,7 +1,7 @@
 """Hand-made judgements: rows whose errors, ratios and verdicts are known by construction."""
 
-from steptime.validation.compare import Judgement
-from steptime.validation.measurements import Row
+from steptime.validation.judgement import Judgement
+from steptime.validation.measurements import MeasuredRow
 
 CELLS = {
     "model_name": "m",
@@ -29,7 +29,7 @@ def judged(name, measured=None, predicted=None, *, file="nvidia", verdict="fits"
     text = CELLS | {"id": name} | {key: str(value) for key, value in cells.items()}
     layout = {key: text.get(key, "1") for key in ("tp", "pp", "vpp", "micro_batch_size", "recompute")}
     made = Judgement(
-        Row(text, file, 2),
+        MeasuredRow(text, file, 2),
         accelerator="h100",
         precision="bf16",
         config={"parallelism": {}, "performance": {}, "layout": layout},

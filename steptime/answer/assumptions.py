@@ -29,7 +29,7 @@ def assumptions(job: Job) -> list[str]:
 def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
     software, device = job.software, job.machine.accelerator
-    if software.measured_kernels:
+    if software.timing.measured:
         return [f"rates and kernel times as measured on {job.machine.name}: no factor fitted on published runs"]
     share, factor = (
         sustained_share(device.same_chip_as or device.name, software.precision),
@@ -47,9 +47,8 @@ def _unsaid(job: Job) -> list[str]:
     software = job.software
     why = "" if job.performance.software else " (no software was named)"
     lines = [f"software: {software.name}{why}"]
-    unsaid = [
-        f"{key} {getattr(software, key)}" for key in Options.model_fields if getattr(job.performance, key) is None
-    ]
+    settings = software.settings()
+    unsaid = [f"{key} {settings[key]}" for key in Options.model_fields if getattr(job.performance, key) is None]
     if unsaid:
         lines.append(f"from the profile {software.name}: {', '.join(unsaid)}")
     layout: dict[str, object] = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
@@ -68,10 +67,10 @@ def _unsaid(job: Job) -> list[str]:
 def _unproved(job: Job) -> list[str]:
     software = job.software
     kernels = {
-        "flash attention": software.attention_impl == "flash",
-        "fused norms": software.norm_impl == "fused",
-        "fused activation": software.activation_impl == "fused",
-        "fused cross-entropy": software.loss_impl == "fused",
+        "flash attention": software.kernels.attention_impl == "flash",
+        "fused norms": software.kernels.norm_impl == "fused",
+        "fused activation": software.kernels.activation_impl == "fused",
+        "fused cross-entropy": software.kernels.loss_impl == "fused",
         f"{software.precision} projections": software.recipe is not None,
         f"context parallelism by {job.cp_comm_type}": job.parallelism.cp > 1,
     }
@@ -86,7 +85,7 @@ def _unproved(job: Job) -> list[str]:
 def _memory(job: Job) -> list[str]:
     freed = "memory: gradients are freed after every step, so those made after the peak are not in its sum"
     return [
-        *([] if job.software.gradients_persist or job.microbatches > 1 else [freed]),
+        *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         (
             f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
             f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
@@ -143,7 +142,7 @@ def notes(job: Job) -> list[str]:
             f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {inner.name} ({inner.size:.0f} devices), so "
             "the exchanges of context parallelism leave it"
         )
-    if job.recompute.modules == {"core_attn"} and job.software.attention_impl == "flash":
+    if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
         lines.append(
             "note: selective recomputation of flash attention frees only its log-sum-exp; super-selective or full frees more"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from steptime.base.rows import Flops
 from steptime.job.assembly import Assembly
-from steptime.model.model import Model
 from steptime.model.ops import Gemm
 
 FORWARD_AND_BACKWARD = 3.0
@@ -14,15 +13,21 @@ FORWARD_AND_BACKWARD = 3.0
 def linear_flops_per_token(assembly: Assembly) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight, vocabulary unpadded."""
     model = assembly.job.model
-    weights = sum(
-        p.elements for op in assembly.block.ops if isinstance(op, Gemm) for p in op.params if len(p.shape) == 2
+    weights: float = sum(
+        count * p.elements
+        for part, count in assembly.runs
+        for op in part.ops
+        if isinstance(op, Gemm)
+        for p in op.params
+        if len(p.shape) == 2
     )
-    return 2.0 * (model.n_layers * weights + model.vocab_sz * model.hidden_sz)
+    return 2.0 * (weights + model.vocab_sz * model.hidden_sz)
 
 
-def attention_flops_per_token(model: Model, seqlen: int) -> float:
+def attention_flops_per_token(assembly: Assembly) -> float:
     """Forward FLOPs per token of attention over the whole score matrix: 4 n_q d s per layer."""
-    return 4.0 * model.n_layers * model.n_q_heads * model.head_dim * seqlen
+    heads = sum(count * part.model.n_q_heads * part.model.head_dim for part, count in assembly.runs)
+    return 4.0 * heads * assembly.job.data.seqlen
 
 
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
@@ -35,7 +40,7 @@ def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     job = assembly.job
     tokens = float(job.data.gbs) * job.data.seqlen
     linear = linear_flops_per_token(assembly)
-    attention = attention_flops_per_token(job.model, job.data.seqlen)
+    attention = attention_flops_per_token(assembly)
     half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0)
     full = FORWARD_AND_BACKWARD * tokens * (linear + attention)
     return Flops(half, full, hardware_per_step)

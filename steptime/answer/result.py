@@ -30,7 +30,8 @@ from steptime.base.rows import (
 )
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.timing.step_time import StepTime
+from steptime.timing.step_parts import hardware_flops, pipeline, step_parts
+from steptime.timing.step_time import StepTime, step_time
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Estimate:
     @cached_property
     def flops(self) -> Flops:
         """FLOPs of one step of the whole job."""
-        return step_flops(self.assembly, self.timing.hardware_flops)
+        return step_flops(self.assembly, hardware_flops(self.timing))
 
     @cached_property
     def time(self) -> Time:
@@ -88,14 +89,14 @@ class Estimate:
             low, high = (low - high) / 2.0, (high - low) / 2.0
             beyond.append("calibration: the interval is as wide as without it, around the calibrated step")
         basis = Basis(found.nearest, found.n, beyond)
-        return self.timing.time._replace(
+        return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis
         )
 
     @cached_property
     def pipeline(self) -> Pipeline:
         """The pipeline's walk."""
-        return self.timing.pipeline
+        return pipeline(self.timing)
 
     @cached_property
     def throughput(self) -> Throughput:
@@ -105,12 +106,12 @@ class Estimate:
     @cached_property
     def gemms(self) -> list[GemmRow]:
         """Every projection, per stage kind and pass."""
-        return tables.gemms(self.assembly, self.timing)
+        return tables.gemms(self.timing)
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:
         """Every kind of collective."""
-        return tables.collectives(self.assembly, self.timing)
+        return tables.collectives(self.timing, self.time)
 
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
@@ -134,7 +135,7 @@ class Estimate:
     def __repr__(self) -> str:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
-        mfu = f"{self.throughput.mfu:.1%}"
+        mfu = f"{100.0 * self.throughput.mfu:.1f} %"
         return f"<Estimate {name} on {self.devices:,} devices: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
 
     def _repr_html_(self) -> str | None:
@@ -150,13 +151,13 @@ def estimate(job: Job) -> Estimate:
         ConfigError: never for a valid `Job`; building one checks the layout.
     """
     assembly = Assembly(job)
-    timing = StepTime(assembly)
+    timing = step_time(assembly)
     return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
 
 
 def step_seconds(job: Job) -> float:
     """The step time alone [s]: no memory, no tables."""
-    return StepTime(Assembly(job)).step_s
+    return step_time(Assembly(job)).step_s
 
 
 def document(estimate: Estimate) -> dict[str, Any]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from steptime import fsdp
-from steptime.base.rows import CollectiveRow, Flops, GemmRow, Params, Throughput
+from steptime.base.rows import CollectiveRow, Flops, GemmRow, Params, Throughput, Time
 from steptime.cost import compute
 from steptime.cost.comm import CommCost
 from steptime.cost.compute import Pass
-from steptime.cost.parts import CommCall
+from steptime.cost.parts import CommCall, Work
 from steptime.cost.rates import peak_dtype
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
-from steptime.model.ops import Gemm
+from steptime.model.ops import Gemm, Param
 from steptime.model.segments import find_segments, replayed
-from steptime.timing.data_parallel import Reduction
-
-if TYPE_CHECKING:
-    from steptime.timing.step_time import StepTime
+from steptime.timing.data_parallel import DataParallel, Reduction
+from steptime.timing.step_time import StepTime
 
 PassName = Literal["forward", "dgrad", "wgrad"]
 
@@ -28,18 +27,17 @@ def params(assembly: Assembly) -> Params:
     model = assembly.job.model
     padding = (assembly.shard.vocab - model.vocab_sz) * model.hidden_sz
 
-    def count(name: str) -> int:
-        part = {"embedding": assembly.embedding.params, "block": assembly.block.params, "head": assembly.head_params}[
-            name
-        ]
-        padded = sum(p.name in {"embedding.weight", "head.weight"} for p in part)
-        return int(sum(p.elements for p in part) - padded * padding)
+    def count(tensors: list[Param]) -> int:
+        return int(sum(p.elements for p in tensors) - sum(p.vocab for p in tensors) * padding)
 
-    embedding, block, head = count("embedding"), count("block"), count("head")
-    per_stage = [
-        sum(c.layers * block + (embedding if c.embedding else 0) + (head if c.head else 0) for c in chunks)
-        for chunks in assembly.stages
-    ]
+    layers = {part: count(part.params) for part in assembly.kinds}
+    embedding, head = count(assembly.embedding.params), count(assembly.head_params)
+
+    def held(chunk: Chunk) -> int:
+        inside = sum(n * layers[part] for part, n in chunk.runs)
+        return inside + (embedding if chunk.embedding else 0) + (head if chunk.head else 0)
+
+    per_stage = [sum(map(held, chunks)) for chunks in assembly.stages]
     copies = model.vocab_sz * model.hidden_sz if assembly.tied_copy else 0
     total = sum(per_stage) - copies
     return Params(total, total, per_stage, copies)
@@ -64,40 +62,61 @@ def throughput(job: Job, step_s: float, flops: Flops) -> Throughput:
     )
 
 
-def gemms(assembly: Assembly, timing: StepTime) -> list[GemmRow]:
+def gemms(timing: StepTime) -> list[GemmRow]:
     """Every projection: per call, on the first stage that runs it, in forward and both backward products.
 
     `count_per_step` is how often one device of that stage runs it in a step, recomputation included. Stages whose chunks hold the
-    same number of layers repeat the same rows, so each different stage is listed once.
+    same layers repeat the same rows, so each different stage is listed once. Where layers differ, a name says the kind's number.
     """
     rows: list[GemmRow] = []
     seen: set[tuple[object, ...]] = set()
-    for stage, chunks in enumerate(assembly.stages):
-        kind = (sum(c.layers for c in chunks), any(c.embedding for c in chunks), any(c.head for c in chunks))
-        if kind in seen:
-            continue
-        seen.add(kind)
-        replayed = replayed_blocks(timing, stage)
-        layers = float(kind[0])
-        for op in assembly.block.ops:
-            if isinstance(op, Gemm):
-                rows += gemm_rows(op, stage, layers, replayed if is_replayed(timing, op) else 0.0, timing)
-        if kind[2]:
-            rows += [
-                r for op in assembly.head.ops if isinstance(op, Gemm) for r in gemm_rows(op, stage, 1.0, 0.0, timing)
-            ]
+    for stage, chunks in enumerate(timing.assembly.stages):
+        counts = layer_counts(chunks)
+        head = any(c.head for c in chunks)
+        key = (*counts.items(), any(c.embedding for c in chunks), head)
+        if key not in seen:
+            seen.add(key)
+            for part, layers in counts.items():
+                rows += layer_gemms(timing, part, stage, layers)
+            rows += (
+                [r for op in products(timing.assembly.head) for r in gemm_rows(op, stage, 1.0, 0.0, timing)]
+                if head
+                else []
+            )
     return rows
 
 
-def replayed_blocks(timing: StepTime, stage: int) -> float:
-    """Blocks of a stage that backward runs again, for one micro-batch."""
-    return sum(times for chunk in timing.assembly.stages[stage] for times, _ in timing.replays(chunk))
+def layer_gemms(timing: StepTime, part: Part, stage: int, layers: int) -> list[GemmRow]:
+    """The projections of one kind of layer on a stage."""
+    replays = [entry for chunk in timing.assembly.stages[stage] for entry in timing.parts.replays(chunk)]
+    times = sum(times for times, of, _ in replays if of is part)
+    kinds = timing.assembly.kinds
+    label = "" if len(kinds) == 1 else f"{part.kind}{kinds.index(part) + 1}."
+    rows = [
+        row
+        for op in products(part)
+        for row in gemm_rows(op, stage, float(layers), times if is_replayed(timing, part, op) else 0.0, timing)
+    ]
+    return [row._replace(name=label + row.name) for row in rows]
 
 
-def is_replayed(timing: StepTime, op: Gemm) -> bool:
+def layer_counts(chunks: Iterable[Chunk]) -> dict[Part, int]:
+    """How many layers of each kind some chunks hold."""
+    counts: dict[Part, int] = {}
+    for part, count in (run for chunk in chunks for run in chunk.runs):
+        counts[part] = counts.get(part, 0) + count
+    return counts
+
+
+def products(part: Part) -> list[Gemm]:
+    """The matrix products of a part."""
+    return [op for op in part.ops if isinstance(op, Gemm)]
+
+
+def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
-    job, ops = timing.job, timing.assembly.block.ops
-    early = job.software.recompute_stops_early
+    job, ops = timing.job, part.ops
+    early = job.software.activations.recompute_stops_early
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)
@@ -107,9 +126,10 @@ def is_replayed(timing: StepTime, op: Gemm) -> bool:
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
     """Forward, dgrad and wgrad of one projection."""
-    traffic = compute.gemm_traffic(op, timing.rates)
-    done = compute.forward(op, timing.rates, timing.assembly.block.sizes)
-    dgrad, wgrad = compute.gemm_backward(op, timing.rates)
+    rates = timing.pricing.context.rates
+    traffic = compute.gemm_traffic(op, rates)
+    done = compute.forward(op, rates, {})
+    dgrad, wgrad = compute.gemm_backward(op, rates)
     m = timing.job.microbatches
     return [
         gemm_row(op, stage, "forward", (times + replayed) * m, (op.m, op.n, op.k), traffic[0], done),
@@ -139,21 +159,20 @@ def gemm_row(
     )  # fmt: skip
 
 
-def collectives(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
+def collectives(timing: StepTime, time: Time) -> list[CollectiveRow]:
     """Every kind of collective of a step, as the busiest stage sees it; sends by boundary."""
-    rows = [*part_rows(assembly, timing), *pipeline_rows(timing)]
+    rows = [*part_rows(timing), *pipeline_rows(timing, time.parts_s.get("pp_comm", 0.0))]
     if timing.dp:
-        rows += data_parallel_rows(timing)
-    elif fsdp.applies(timing.job):
-        rows += fsdp_rows(assembly, timing)
-    if timing.job.sp:
-        cost, (calls, bytes_) = timing.norm_reduce, timing.norm_grads
-        ranks, exposed = timing.job.parallelism.tp, timing.norm_reduce_s
-        rows.append(row("norm gradients", "all_reduce", "tp", ranks, bytes_, calls, cost, exposed))
-    if assembly.tied_copy:
-        cost = timing.embedding_reduce
-        name, bytes_ = "embedding gradients", timing.embedding_grad_bytes
-        rows.append(row(name, "all_reduce", "embedding", 2, bytes_, 1.0, cost, cost.time_s))
+        rows += data_parallel_rows(timing.dp)
+    if timing.fsdp:
+        rows += fsdp.rows(timing.assembly, timing.pricing.dp_tiers, time.parts_s.get("dp_comm", 0.0), row)
+    reduces = (
+        ("norm gradients", "tp", timing.job.parallelism.tp, timing.norm_reduce),
+        ("embedding gradients", "embedding", 2, timing.embedding_reduce),
+    )
+    for name, axis, ranks, of in reduces:
+        if of.calls:
+            rows.append(row(name, "all_reduce", axis, ranks, of.bytes, of.calls, of.cost, of.time_s))
     return [r for r in rows if r.ranks > 1]
 
 
@@ -176,24 +195,21 @@ def row(
     )
 
 
-def part_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
+def part_rows(timing: StepTime) -> list[CollectiveRow]:
     """Tensor- and context-parallel calls of the parts on every stage that has them, alike ones summed."""
-    m, groups = timing.job.microbatches, timing.context.groups
+    m, groups, assembly = timing.job.microbatches, timing.pricing.context.groups, timing.assembly
     counts: dict[tuple[str, str], float] = {}
     calls: dict[tuple[str, str], CommCall] = {}
     stage = timing.busiest
     chunks = {c.depth: c for c in (*assembly.stages[stage], assembly.chunks[0], assembly.chunks[-1])}
     for chunk in chunks.values():
-        here = chunk.stage == stage
-        works = [(t, w) for t, part in timing.works(chunk) for w in (part.forward, part.backward)] + timing.replays(
-            chunk
-        )
-        for times, work in works:
+        for times, part, work in works_of(timing, chunk):
+            if chunk.stage != stage and part in assembly.kinds:
+                continue
             for call in work.calls:
                 key = (call.name, call.kind)
-                if here or not call.name.startswith(("attn", "mlp")):
-                    counts[key] = counts.get(key, 0.0) + times * m * float(call.count)
-                    calls.setdefault(key, call)
+                counts[key] = counts.get(key, 0.0) + times * m * float(call.count)
+                calls.setdefault(key, call)
     return [
         row(
             c.name,
@@ -209,7 +225,16 @@ def part_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
     ]
 
 
-def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
+def works_of(timing: StepTime, chunk: Chunk) -> list[tuple[float, Part, Work]]:
+    """All that one micro-batch does in a chunk: times, part, the work of one direction or of a replay."""
+    parts = timing.parts
+    both = [
+        (n, part, work) for n, part in parts.works(chunk) for work in (parts.of[part].forward, parts.of[part].backward)
+    ]
+    return both + parts.replays(chunk)
+
+
+def pipeline_rows(timing: StepTime, exposed: float) -> list[CollectiveRow]:
     """One row per stage boundary: activations down and gradients up, each micro-batch of each chunk.
 
     The exposed seconds are the busiest stage's, shared out by what each boundary sends.
@@ -218,7 +243,6 @@ def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
     costs = timing.boundary_costs
     counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
     total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
-    exposed = timing.time.parts_s.get("pp_comm", 0.0)
     rows = []
     for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True)):
         if count:
@@ -227,39 +251,21 @@ def pipeline_rows(timing: StepTime) -> list[CollectiveRow]:
     return rows
 
 
-def data_parallel_rows(timing: StepTime) -> list[CollectiveRow]:
+def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
     """Buckets of the stage that sends the most, alike ones together; exposed seconds shared out by what each takes."""
-    assert timing.dp is not None
     rows: list[CollectiveRow] = []
-    both = ((timing.dp.reductions, timing.dp.reduce_exposed_s), (timing.dp.gathers, timing.dp.gather_exposed_s))
-    for calls, exposed in both:
+    for calls, exposed in ((dp.reductions, dp.reduce_exposed_s), (dp.gathers, dp.gather_exposed_s)):
         stages = [[call for chunk in stage for call in chunk] for stage in calls]
         mine = max(stages, key=seconds_of, default=[])
         total = seconds_of(mine)
         for bytes_ in dict.fromkeys(call.bytes for call in mine):
             alike = [call for call in mine if call.bytes == bytes_]
             share = exposed * seconds_of(alike) / total if total else 0.0
-            one = alike[0]
-            rows.append(
-                row(
-                    one.name,
-                    one.kind,
-                    "dp",
-                    timing.dp.group.ranks,
-                    bytes_,
-                    float(len(alike) * one.times),
-                    one.cost,
-                    share,
-                )
-            )
+            one, count = alike[0], float(len(alike) * alike[0].times)
+            rows.append(row(one.name, one.kind, "dp", dp.group.ranks, bytes_, count, one.cost, share))
     return rows
 
 
 def seconds_of(calls: list[Reduction]) -> float:
     """Seconds of calls one after the other."""
     return float(sum(call.cost.time_s * call.times for call in calls))
-
-
-def fsdp_rows(assembly: Assembly, timing: StepTime) -> list[CollectiveRow]:
-    """Gathers and reduce-scatters of the groups."""
-    return fsdp.rows(assembly, timing.dp_tiers, timing.time.parts_s.get("dp_comm", 0.0), row)

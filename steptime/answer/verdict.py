@@ -9,8 +9,8 @@ from steptime.answer.interval import memory_interval
 from steptime.base.rows import Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory import stages
 from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, state_bytes
 
 
@@ -21,12 +21,7 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     90th percentile.
     """
     job = assembly.job
-    walked = [fsdp.held(assembly)] if fsdp.applies(job) else stages.held(assembly)
-    walked = [
-        max(held, in_step(job, state), key=lambda moment: moment.beside_bytes)
-        for held, state in zip(walked, states, strict=True)
-    ]
-    rows = [stage_row(i, state, held) for i, (state, held) in enumerate(zip(states, walked, strict=True))]
+    rows = stage_rows(assembly, states)
     worst = max(rows, key=lambda row: row.reserved_bytes)
     over = overhead(job)
     capacity = job.machine.accelerator.usable_memory_bytes
@@ -41,26 +36,34 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
     return Memory(rows, allocated, worst.reserved_bytes, low, high, over, capacity, verdict, fits, worst.stage)
 
 
-def in_step(job: Job, state: States) -> stages.Held:
+def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
+    """Every stage at its peak, in a micro-batch or in the optimizer step."""
+    job = assembly.job
+    walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
+    walked = [moment.worse(in_step(job, state)) for moment, state in zip(walked, states, strict=True)]
+    return [stage_row(i, state, moment) for i, (state, moment) in enumerate(zip(states, walked, strict=True))]
+
+
+def in_step(job: Job, state: States) -> PeakMoment:
     """The optimizer step: no activations, but the temporaries of an update that does not work in place."""
     moments = state_bytes(job).moments
     owned = state.optimizer_bytes * moments / (moments + state_bytes(job).master)
-    return stages.Held(0.0, job.software.optimizer_temp_copies * owned / 2.0, "optimizer step")
+    return PeakMoment(0.0, job.software.states.optimizer_temp_copies * owned / 2.0, "optimizer step")
 
 
-def stage_row(stage: int, state: States, held: stages.Held) -> StageMemory:
+def stage_row(stage: int, state: States, moment: PeakMoment) -> StageMemory:
     """One stage's states, activations and transients."""
-    gradients = state.gradients_bytes - held.due_bytes
+    gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
     fixed = state.params_bytes + gradients + state.optimizer_bytes
-    moving = held.activations_bytes + held.transient_bytes
+    moving = moment.activations_bytes + moment.transient_bytes
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,
         gradients_bytes=gradients,
         optimizer_bytes=state.optimizer_bytes,
-        activations_bytes=held.activations_bytes,
-        transient_bytes=held.transient_bytes,
+        activations_bytes=moment.activations_bytes,
+        transient_bytes=moment.transient_bytes,
         allocated_bytes=fixed + moving,
         reserved_bytes=reserved_bytes(fixed, moving),
-        peak_op=held.peak_op,
+        peak_op=moment.op,
     )

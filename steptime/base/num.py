@@ -1,12 +1,13 @@
 """One formula for a number and for a numpy column.
 
-Cost formulas are written with plain operators and the four functions here. An operand is a Python number or a float64 numpy
+Cost formulas are written with plain operators and the functions here. An operand is a Python number or a float64 numpy
 array; numpy itself is imported only when an array turns up, so a single run never loads it.
 """
 
 from __future__ import annotations
 
 from math import ceil as _ceil
+from math import lcm as _lcm
 from math import sqrt as _sqrt
 from typing import Any, TypeAlias
 
@@ -62,6 +63,22 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
+def same(condition: Num) -> bool:
+    """Whether it holds, for all rows of a column alike: what the choice of ops may turn on.
+
+    >>> same(2 > 1)
+    True
+
+    Raises:
+        ValueError: it holds for some rows only, which want other ops than the rest (`Candidates.alike` takes them apart).
+    """
+    if not is_column(condition):
+        return bool(condition)
+    if condition.any() != condition.all():
+        raise ValueError("rows of a column want different ops")
+    return bool(condition.all())
+
+
 def ceil(x: Num) -> Num:
     """The smallest whole number not below `x`.
 
@@ -73,6 +90,19 @@ def ceil(x: Num) -> Num:
 
         return np.ceil(x)
     return _ceil(x)
+
+
+def lcm(a: Num, b: Num) -> Num:
+    """The least common multiple of two whole numbers.
+
+    >>> lcm(12, 128)
+    384
+    """
+    if is_column(a) or is_column(b):
+        import numpy as np
+
+        return np.lcm(np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)).astype(np.float64)
+    return _lcm(int(a), int(b))
 
 
 def sqrt(x: Num) -> Num:

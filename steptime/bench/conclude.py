@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
-from steptime.bench import beside
-from steptime.bench.beside import Beside, of
-from steptime.bench.figures import figures, tiers
+from steptime.bench import comparison
+from steptime.bench.comparison import PredictionRow, of
 from steptime.bench.links import alpha_beta
+from steptime.bench.machine_figures import figures, tiers
 from steptime.bench.machine_file import Figure, Provenance, machine_document, machine_yaml
-from steptime.bench.rows import SCHEMA, to_dict
 from steptime.bench.runnable import alone, peak_differences
+from steptime.bench.timings import SCHEMA, to_dict
 from steptime.hardware.machine import Machine
 from steptime.job.mesh import group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from steptime.bench.block import BlockRow
-    from steptime.bench.device import Device
-    from steptime.bench.run import Raw, Step
+    from steptime.bench.device import BenchDevice
+    from steptime.bench.run import LayoutSteps, Raw
+    from steptime.bench.runs.block import BlockRow
     from steptime.bench.world import World
     from steptime.job.job import Job
 
@@ -45,14 +45,14 @@ class Conclusion(NamedTuple):
     """The machine file's mapping; None where nothing was calibrated."""
     predictor: str
     """The machine whose figures predict: the measured one, else the config's."""
-    beside: list[Beside]
+    comparisons: list[PredictionRow]
     estimates: list[Estimate]
     """Of the steps, in their order."""
     notes: list[str]
     """Why measured peaks may differ from the estimates, where they do."""
 
 
-def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Provenance, path: Path) -> Conclusion:
+def conclude(job: Job, raw: Raw, world: World, device: BenchDevice, provenance: Provenance, path: Path) -> Conclusion:
     """Write the machine file to `path`, and estimate all that was measured on it.
 
     Where no sweeps ran, nothing is written, and the config's own machine predicts.
@@ -71,7 +71,7 @@ def conclude(job: Job, raw: Raw, world: World, device: Device, provenance: Prove
         path.write_text(machine_yaml(document), encoding="utf-8")
         machine = Machine.load(str(path))
     steps = [(step, estimate(step.job.replace(hardware=machine))) for step in raw.steps]
-    rows = beside_all(job.replace(hardware=machine), raw, steps, device)
+    rows = comparisons(job.replace(hardware=machine), raw, steps, device)
     why = [note for step, predicted in steps for note in reasons(step, predicted, device)]
     return Conclusion(found, document, machine.name, rows, [predicted for _, predicted in steps], why)
 
@@ -84,57 +84,61 @@ def crosses(job: Job, axis: str, per_node: int) -> bool:
     return ranks * stride > per_node
 
 
-def beside_all(job: Job, raw: Raw, steps: list[tuple[Step, Estimate]], device: Device) -> list[Beside]:
+def comparisons(
+    job: Job, raw: Raw, steps: list[tuple[LayoutSteps, Estimate]], device: BenchDevice
+) -> list[PredictionRow]:
     """Every figure that was measured and that the model gives; the job is on the machine that predicts."""
     dtype, own, statistic = job.software.compute_dtype, estimate(job), device.statistic
     joined = raw.before.joined(raw.after)
     rows = [of("step", name_of(step), predicted.step_s, step.row.timing, statistic) for step, predicted in steps]
     rows += [row for block in raw.blocks for row in of_block(job, block, device)]
     rows += [row for step, predicted in steps for row in of_memory(step, predicted)]
-    rows += [Beside("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
-    rows += beside.gemms(own, joined.gemms, dtype, statistic)
-    rows += beside.attention(own, joined.attention, dtype, statistic)
-    rows += beside.moves(own, joined.moves, dtype, statistic)
+    rows += [PredictionRow("exact", t.name, UNITS[t.unit], t.predicted, t.observed) for t in raw.truths]
+    rows += comparison.gemms(own, joined.gemms, dtype, statistic)
+    rows += comparison.attention(own, joined.attention, dtype, statistic)
+    rows += comparison.moves(own, joined.moves, dtype, statistic)
     groups = {axis: group(job.parallelism, axis) for axis in ("tp", "dp", "pp")}
-    return rows + beside.collectives(job.machine, joined.collectives, groups)
+    return rows + comparison.collectives(job.machine, joined.collectives, groups)
 
 
-def name_of(step: Step) -> str:
+def name_of(step: LayoutSteps) -> str:
     """A layout and its ranks."""
     return f"{step.row.layout} on {step.row.ranks}" if step.row.ranks > 1 else step.row.layout
 
 
-def of_block(job: Job, block: BlockRow, device: Device) -> list[Beside]:
+def of_block(job: Job, block: BlockRow, device: BenchDevice) -> list[PredictionRow]:
     """One block by itself, of the kernels that the device runs, recomputation in backward included."""
-    timing = estimate(alone(job, block.recompute, device.kind)).timing
-    replay = timing.whole_replay if block.recompute == "full" else timing.block.replay
-    again = float(replay.seconds) if block.recompute != "none" else 0.0
+    parts = estimate(alone(job, block.recompute, device.kind)).timing.parts
+    layer = parts.assembly.kinds[0]
+    timed = parts.of[layer]
+    replay = parts.whole_replays[layer] if block.recompute == "full" else timed.replay
+    replay_s = float(replay.seconds) if block.recompute != "none" else 0.0
     label = "" if block.recompute == "none" else f", recompute {block.recompute}"
     return [
-        of("block", f"forward{label}", float(timing.block.forward.seconds), block.forward, device.statistic),
-        of("block", f"backward{label}", float(timing.block.backward.seconds) + again, block.backward, device.statistic),
+        of("block", f"forward{label}", float(timed.forward.seconds), block.forward, device.statistic),
+        of("block", f"backward{label}", float(timed.backward.seconds) + replay_s, block.backward, device.statistic),
     ]
 
 
-def of_memory(step: Step, predicted: Estimate) -> list[Beside]:
+def of_memory(step: LayoutSteps, predicted: Estimate) -> list[PredictionRow]:
     """Peaks by pipeline stage, of the rank that holds most."""
     row, stages = step.row, predicted.memory.stages
     per_stage = row.ranks // len(stages)
-    rows: list[Beside] = []
+    rows: list[PredictionRow] = []
     for stage in stages:
         mine = slice(stage.stage * per_stage, (stage.stage + 1) * per_stage)
         where = f", stage {stage.stage}" if len(stages) > 1 else ""
-        for kind, expected, held in (
+        for kind, expected, peaks in (
             ("allocated", stage.allocated_bytes, row.allocated_peak_bytes[mine]),
             ("reserved", stage.reserved_bytes, row.reserved_peak_bytes[mine]),
         ):
-            known = [float(value) for value in held if value is not None]
+            known = [float(value) for value in peaks if value is not None]
             if known:
-                rows.append(Beside("memory", f"{kind}, {name_of(step)}{where}", "bytes", expected, max(known)))
+                rows.append(PredictionRow("memory", f"{kind}, {name_of(step)}{where}", "bytes", expected, max(known)))
     return rows
 
 
-def reasons(step: Step, predicted: Estimate, device: Device) -> list[str]:
+def reasons(step: LayoutSteps, predicted: Estimate, device: BenchDevice) -> list[str]:
     """What is known to set a layout's allocated peak apart from the estimate; none where both are equal."""
     if all(row.predicted == row.measured for row in of_memory(step, predicted) if row.name.startswith("allocated")):
         return []
@@ -152,7 +156,7 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
         "blocks": [
             row._asdict() | {"forward": row.forward._asdict(), "backward": row.backward._asdict()} for row in raw.blocks
         ],
-        "beside": [row._asdict() | {"error": row.error} for row in found.beside],
+        "beside": [row._asdict() | {"error": row.error} for row in found.comparisons],
         **{kind: [to_dict(row) for row in getattr(joined, kind)] for kind in kinds},
         "links": [line._asdict() for line in alpha_beta(joined.collectives)],
         "drift": raw.drift,
@@ -163,7 +167,7 @@ def results(raw: Raw, found: Conclusion) -> dict[str, Any]:
     }
 
 
-def step_dict(step: Step, predicted: Estimate) -> dict[str, Any]:
+def step_dict(step: LayoutSteps, predicted: Estimate) -> dict[str, Any]:
     """A measured layout with its config and its estimate."""
     stages = predicted.memory.stages
     return to_dict(step.row) | {

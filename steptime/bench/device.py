@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Device(NamedTuple):
+class BenchDevice(NamedTuple):
     """One device as torch, or the operating system, describes it."""
 
     kind: str
@@ -34,7 +34,7 @@ class Device(NamedTuple):
         return "min_s" if self.kind == "cpu" else "median_s"
 
 
-def describe(device: torch.device) -> Device:
+def describe(device: torch.device) -> BenchDevice:
     """The device that a process is bound to; memory in bytes."""
     import psutil
     import torch
@@ -43,9 +43,9 @@ def describe(device: torch.device) -> Device:
         found = torch.cuda.get_device_properties(device)
         free, total = torch.cuda.mem_get_info(device)
         outside = float(total - free - torch.cuda.memory_reserved(device))
-        return Device("cuda", found.name, float(total), float(total), int(found.multi_processor_count), outside)
+        return BenchDevice("cuda", found.name, float(total), float(total), int(found.multi_processor_count), outside)
     host = psutil.virtual_memory()
-    return Device(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
+    return BenchDevice(device.type, cpu_name(), float(host.total), float(host.available), torch.get_num_threads())
 
 
 def torch_version() -> str:
@@ -67,7 +67,7 @@ def cpu_name() -> str:
 _MAKERS = re.compile(r"^(nvidia|amd|geforce|tesla|instinct|graphics)-")
 
 
-def known_accelerator(device: Device) -> Accelerator | None:
+def known_accelerator(device: BenchDevice) -> Accelerator | None:
     """The shipped accelerator whose data sheet a GPU has, or None.
 
     Its family is the first word of torch's name that has a number ("NVIDIA H100 80GB HBM3"); of a family the form (PCIe) and then

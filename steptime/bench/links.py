@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.config import build
-from steptime.bench.fit import Fit, judged
+from steptime.bench.rate_fit import Fit, judged
 from steptime.cost.comm import collective
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
@@ -19,7 +19,7 @@ from steptime.job.mesh import Group
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from steptime.bench import rows
+    from steptime.bench import timings
 
 OUTLYING = 0.2
 """Relative error beyond which a point's weight falls with its distance (Huber's weights)."""
@@ -68,20 +68,20 @@ def bus_share(kind: str, ranks: int) -> float:
     return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
 
-def bus_bytes_per_s(row: rows.Collective) -> float:
+def bus_bytes_per_s(row: timings.CollectiveTiming) -> float:
     """Bus bandwidth by the minimum [B/s]: what the links carried, whatever the kind and the ranks."""
     return row.bytes * bus_share(row.kind, row.ranks) / row.timing.min_s
 
 
-def alpha_beta(measured: Iterable[rows.Collective]) -> list[AlphaBeta]:
+def alpha_beta(measured: Iterable[timings.CollectiveTiming]) -> list[AlphaBeta]:
     """A fit for each axis, kind and number of ranks with two sizes at least, in the order of the rows."""
-    groups: dict[tuple[str, str, int], list[rows.Collective]] = {}
+    groups: dict[tuple[str, str, int], list[timings.CollectiveTiming]] = {}
     for row in measured:
         groups.setdefault((row.axis, row.kind, row.ranks), []).append(row)
     return [_line(*key, found) for key, found in groups.items() if len({row.bytes for row in found}) > 1]
 
 
-def _line(axis: str, kind: str, ranks: int, found: Sequence[rows.Collective]) -> AlphaBeta:
+def _line(axis: str, kind: str, ranks: int, found: Sequence[timings.CollectiveTiming]) -> AlphaBeta:
     """Least squares of relative errors, reweighted so that a few odd points do not turn the line; nothing negative."""
     share = bus_share(kind, ranks)
     points = [(row.bytes * share, row.timing.min_s) for row in found]
@@ -111,12 +111,12 @@ def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -
 # --- the machine file's tier ---
 
 
-def model_s(row: rows.Collective, tier: Tier) -> float:
+def model_s(row: timings.CollectiveTiming, tier: Tier) -> float:
     """What the model says of a measured call, all of whose ranks are in one tier."""
     return float(collective(row.kind, float(row.bytes), Group(row.axis, row.ranks, 1.0), (tier,)).time_s)
 
 
-def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit | None:
+def tier(measured: Sequence[timings.CollectiveTiming], name: str = "measured") -> TierFit | None:
     """Latency of a hop and rate with which the model's own formula meets all kinds best; None without rows.
 
     The search goes from a coarse grid over both logarithms to ever smaller steps around the best. The rate stays below BEYOND
@@ -146,7 +146,7 @@ def tier(measured: Sequence[rows.Collective], name: str = "measured") -> TierFit
     return TierFit(exp(here[0]), exp(here[1]), 1.0, best, max(map(abs, left)), len(left), _by_kind(measured, left))
 
 
-def _by_kind(measured: Sequence[rows.Collective], errors: Sequence[float]) -> dict[str, Fit]:
+def _by_kind(measured: Sequence[timings.CollectiveTiming], errors: Sequence[float]) -> dict[str, Fit]:
     kinds: dict[str, list[float]] = {}
     for row, error in zip(measured, errors, strict=True):
         kinds.setdefault(row.kind, []).append(error)

@@ -15,7 +15,7 @@ from steptime.hardware.machine import Machine, normalise
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from steptime.bench.device import Device
+    from steptime.bench.device import BenchDevice
     from steptime.hardware.machine import Accelerator
 
 SHEET_ONLY = ("power_w", "microscaling")
@@ -44,7 +44,7 @@ class Provenance(NamedTuple):
 
 
 def machine_document(
-    device: Device,
+    device: BenchDevice,
     figures: Mapping[str, Figure],
     tiers: Sequence[Mapping[str, Figure]],
     devices_per_node: int,
@@ -88,7 +88,7 @@ def _plain(figure: Figure) -> Any:
     return {"value": figure.value if whole else float(f"{figure.value:.6g}"), "source": figure.source}
 
 
-def _memory(device: Device, provenance: Provenance) -> dict[str, Figure]:
+def _memory(device: BenchDevice, provenance: Provenance) -> dict[str, Figure]:
     usable = "total of torch.cuda.mem_get_info" if device.kind == "cuda" else "memory that the host had available"
     figures = {
         "memory_bytes": Figure(device.memory_bytes, provenance.measured("all memory of the device")),

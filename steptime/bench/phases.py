@@ -21,40 +21,18 @@ PROC_STAT = Path("/proc/self/stat")
 _STAMP = "%Y-%m-%d-%H%M%S"
 
 
-def job_started(at_s: float | None = None, host: str | None = None) -> str:
-    """The line that a job script begins with.
-
-    >>> job_started(0, "node1")
-    'Job started at: 1970-01-01-000000 on node1'
-
-    Args:
-        at_s: seconds since 1970; now by default.
-        host: this one by default.
-    """
-    return f"Job started at: {_at(at_s):{_STAMP}} on {host or socket.gethostname()}"
+def job_started(at_s: float) -> str:
+    """The first line of a job's log, from the seconds since 1970: "Job started at: 2023-10-05-191101 on node1"."""
+    return f"Job started at: {datetime.fromtimestamp(at_s, UTC):{_STAMP}} on {socket.gethostname()}"
 
 
-def step_line(step: int, figures: Mapping[str, float | str], at_s: float | None = None) -> str:
-    """The line of one training step, stamped when it was done; numbers have six significant digits.
-
-    >>> step_line(0, {"loss": 2.5, "step_s": 0.25}, 0)
-    '1970-01-01 00:00:00 step=0, loss=2.5, step_s=0.25'
-
-    Args:
-        step: from 0.
-        figures: by name.
-        at_s: seconds since 1970; now by default.
-    """
-    told = [f"{name}={value if isinstance(value, str) else f'{value:.6g}'}" for name, value in figures.items()]
-    return f"{_at(at_s):%Y-%m-%d %H:%M:%S} " + ", ".join([f"step={step}", *told])
-
-
-def _at(at_s: float | None) -> datetime:
-    return datetime.fromtimestamp(time.time() if at_s is None else at_s, UTC)
+def first_step_done(at_s: float, layout: str) -> str:
+    """The line of the first training step, from when it ended: "2023-10-05 19:11:15 step=0, layout=ddp"."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} step=0, layout={layout}"
 
 
 class Phases:
-    """A stopwatch of phases that follow one another: launcher, imports, init, build, first_step, steady.
+    """A stopwatch of phases that follow one another: launcher, imports, init, build, first_step.
 
     The launcher's phase is from the job's start to this process's; it is None where the job script left no stamp. The next
     begins with the process.
@@ -70,21 +48,10 @@ class Phases:
         self.seconds: dict[str, float | None] = {"launcher": None if began is None else self._last - began}
         """By phase, in order."""
 
-    def end(self, name: str, count: int = 1) -> float:
-        """The phase ends now, and the next begins.
-
-        Args:
-            name: of the phase that ends.
-            count: how many repetitions it was (steady steps).
-
-        Returns:
-            Seconds of one repetition.
-        """
+    def end(self, name: str) -> None:
+        """The phase ends now, and the next begins."""
         now = self._now()
-        took = (now - self._last) / count
-        self.seconds[name] = took
-        self._last = now
-        return took
+        self.seconds[name], self._last = now - self._last, now
 
     def skip(self) -> None:
         """What went on since the last phase belongs to none."""
@@ -94,17 +61,6 @@ class Phases:
     def lines(self) -> list[str]:
         """As a log shows them, and as `3dtrn bench startup` reads them: "phase imports 0.812 s"."""
         return [f"phase {name} {took:.6g} s" for name, took in self.seconds.items() if took is not None]
-
-    def until(self, name: str) -> float:
-        """Seconds from the job's start (the process's, if that is unknown) to the end of a phase.
-
-        Raises:
-            KeyError: it has not ended.
-        """
-        names = list(self.seconds)
-        if name not in names:
-            raise KeyError(name)
-        return sum(self.seconds[each] or 0.0 for each in names[: names.index(name) + 1])
 
 
 def job_start_s(env: Mapping[str, str] = os.environ) -> float | None:
@@ -117,11 +73,7 @@ def job_start_s(env: Mapping[str, str] = os.environ) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        return datetime.strptime(text, _STAMP).replace(tzinfo=UTC).timestamp()
+        return float(text) if "-" not in text else datetime.strptime(text, _STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise ConfigError(f"{JOB_STARTED}: expected seconds or YYYY-MM-DD-HHMMSS (got {text[:40]!r})") from None
 
@@ -129,13 +81,13 @@ def job_start_s(env: Mapping[str, str] = os.environ) -> float | None:
 def process_start_s() -> float:
     """When this process began [s since 1970].
 
-    Source: proc(5), /proc/PID/stat field 22, clock ticks since boot; psutil where there is no /proc.
+    Source: proc(5), /proc/PID/stat field 22, clock ticks since boot, which psutil rounds to whole seconds; psutil where there is
+    no /proc.
     """
     try:
         fields = PROC_STAT.read_text(encoding="utf-8").rpartition(")")[2].split()
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
+    except OSError:
         import psutil
 
         return float(psutil.Process().create_time())
-    return time.time() - age
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(fields[19]) / os.sysconf("SC_CLK_TCK")

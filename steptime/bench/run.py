@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.bench import attention, bandwidth, collectives, gemm, operands, optimizer
-from steptime.bench.block import BlockRow, run_block
-from steptime.bench.figures import Measured
-from steptime.bench.layouts import lay_out, make_mesh
-from steptime.bench.phases import step_line
+from steptime.bench.machine_figures import Sweeps
+from steptime.bench.phases import first_step_done
+from steptime.bench.rank_log import LOG
 from steptime.bench.runnable import as_run, layout_name, unsupported
+from steptime.bench.runs import adamw, bandwidth, collectives, gemm, operands, sdpa
+from steptime.bench.runs.block import BlockRow, run_block
+from steptime.bench.runs.layouts import lay_out, make_mesh
+from steptime.bench.runs.step import StepRow, run_steps
+from steptime.bench.runs.training import Trainer
+from steptime.bench.runs.truths import TorchCount, layout_truths, truths
 from steptime.bench.spread import named
-from steptime.bench.step import StepRow, run_steps
-from steptime.bench.training import Trainer
-from steptime.bench.truths import Truth, layout_truths, truths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from steptime.bench import rows
+    from steptime.bench import timings
+    from steptime.bench.logs.samples import MemoryUse
     from steptime.bench.phases import Phases
-    from steptime.bench.samples import Memory
     from steptime.bench.world import World
     from steptime.job.job import Job
 
@@ -33,12 +34,12 @@ PARTS = ("sweeps", "block", "step", "exact")
 """What a benchmark consists of; --only chooses among them."""
 SHARES = {"gemm": 0.4, "attention": 0.2, "moves": 0.15, "optimizer": 0.1, "launches": 0.05, "collectives": 0.1}
 """Of the seconds of a calibration."""
-AGAIN = 0.3
+SHARE_AFTER = 0.3
 """Share of the seconds for the calibration after the steps, of what the config itself runs."""
 GIB = 2.0**30
 
 
-class Options(NamedTuple):
+class BenchOptions(NamedTuple):
     """How to run one."""
 
     out: Path
@@ -53,7 +54,7 @@ class Options(NamedTuple):
     trace: bool = False
 
 
-class Step(NamedTuple):
+class LayoutSteps(NamedTuple):
     """The measured steps of a layout, and the job that they ran."""
 
     job: Job
@@ -63,14 +64,14 @@ class Step(NamedTuple):
 class Raw(NamedTuple):
     """All that one benchmark measured."""
 
-    before: Measured
-    after: Measured
+    before: Sweeps
+    after: Sweeps
     """The config's own work again, once the steps are done: what shows whether the machine kept its pace."""
     blocks: list[BlockRow]
-    steps: list[Step]
-    truths: list[Truth]
+    steps: list[LayoutSteps]
+    truths: list[TorchCount]
     notes: list[str]
-    host: Memory | None = None
+    host: MemoryUse | None = None
     """Resident memory of the root's process and its children, sampled."""
 
     @property
@@ -85,17 +86,17 @@ class Raw(NamedTuple):
         return median(ratios) if ratios else None
 
 
-NOTHING = Measured([], [], [], [], [], [])
+NOTHING = Sweeps([], [], [], [], [], [])
 
 
-def stages(options: Options, world: World) -> int:
+def stages(options: BenchOptions, world: World) -> int:
     """How often `measure_all` calls its `done`."""
     sweeps = 4 + (world.world_size > 1) if "sweeps" in options.parts else 0
     steps = max(len(options.layouts), 1) if "step" in options.parts else 0
     return sweeps + bool(sweeps) + steps + len(options.parts & {"block", "exact"})
 
 
-def measure_all(job: Job, world: World, options: Options, phases: Phases, done: Callable[[], None]) -> Raw:
+def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, done: Callable[[], None]) -> Raw:
     """Measure on every rank; all ranks call this.
 
     Args:
@@ -115,9 +116,9 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
         refuse_large(jobs, world)
     before = after = NOTHING
     blocks: list[BlockRow] = []
-    steps: list[Step] = []
+    steps: list[LayoutSteps] = []
     if "sweeps" in options.parts:
-        before = calibrate(job, world, (1.0 - AGAIN) * options.seconds, done)
+        before = calibrate(job, world, (1.0 - SHARE_AFTER) * options.seconds, done)
     if "block" in options.parts:
         blocks = run_block(job, world.device)
         done()
@@ -127,9 +128,9 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
             steps.append(train(each, world, options, phases))
             done()
     if "sweeps" in options.parts:
-        after = again(job, world, AGAIN * options.seconds)
+        after = recalibrate(job, world, SHARE_AFTER * options.seconds)
         done()
-    found: list[Truth] = []
+    found: list[TorchCount] = []
     if "exact" in options.parts:
         found = counts(job, jobs, world, options.seed)
         done()
@@ -137,7 +138,7 @@ def measure_all(job: Job, world: World, options: Options, phases: Phases, done: 
     return Raw(before, after, blocks, steps, found, list(dict.fromkeys(notes)))
 
 
-def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[Truth]:
+def counts(job: Job, jobs: list[Job], world: World, seed: int) -> list[TorchCount]:
     """What torch counts of the model by itself, and on several ranks of each layout: parameters and collectives of a rank."""
     found = truths(job) if world.is_root else []
     if world.world_size == 1:
@@ -181,32 +182,32 @@ def refuse_large(jobs: list[Job], world: World) -> None:
         raise ConfigError(problems)
 
 
-def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Measured:
+def calibrate(job: Job, world: World, seconds: float, done: Callable[[], None]) -> Sweeps:
     """Every sweep, all ranks at once, as in a step."""
     device, dtype = world.device, job.software.compute_dtype
     share = {name: part * seconds for name, part in SHARES.items()}
     dtypes = [dtype] if device.type == "cpu" else list(dict.fromkeys((dtype, "bf16")))
     gemms, notes = gemm.sweep(job, device, share["gemm"])
     done()
-    attended, said = attention.sweep(job, device, dtypes, share["attention"])
+    attended, said = sdpa.sweep(job, device, dtypes, share["attention"])
     notes += said
     done()
     moves, said = bandwidth.sweep(job, device, dtypes, share["moves"])
     notes += said
     done()
-    updates, said = optimizer.steps(job, device, dtypes, share["optimizer"])
-    launches, more = optimizer.launches(device, share["launches"])
+    updates, said = adamw.steps(job, device, dtypes, share["optimizer"])
+    launches, more = adamw.launches(device, share["launches"])
     notes += said + more
     done()
-    sent: list[rows.Collective] = []
+    sent: list[timings.CollectiveTiming] = []
     if world.world_size > 1:
         sent, said = collectives.sweep(make_mesh(job, device.type), device, share["collectives"])
         notes += said
         done()
-    return Measured(gemms, attended, moves + updates, launches, sent, notes)
+    return Sweeps(gemms, attended, moves + updates, launches, sent, notes)
 
 
-def again(job: Job, world: World, seconds: float) -> Measured:
+def recalibrate(job: Job, world: World, seconds: float) -> Sweeps:
     """The config's own products and memory-bound work in its own dtype."""
     device, dtype = world.device, job.software.compute_dtype
     gemms, notes = gemm.time_shapes(gemm.projections(job), dtype, device, 0.6 * seconds, patience=3.0)
@@ -214,17 +215,17 @@ def again(job: Job, world: World, seconds: float) -> Measured:
     return NOTHING._replace(gemms=gemms, moves=moves, notes=notes + said)
 
 
-def train(job: Job, world: World, options: Options, phases: Phases) -> Step:
+def train(job: Job, world: World, options: BenchOptions, phases: Phases) -> LayoutSteps:
     """The steps of one layout; the first one's start-up is the job's, and its first step is stamped where nothing ran before."""
     trace = options.out / "trace" / layout_name(job) if options.trace else None
     first = "build" not in phases.seconds
 
     def mark(name: str) -> None:
         phases.end(name)
-        if name == "first_step" and world.is_root and not options.parts & {"sweeps", "block"}:
-            sys.stderr.write(step_line(0, {"layout": layout_name(job)}) + "\n")
+        if name == "first_step" and not options.parts & {"sweeps", "block"}:
+            LOG.info(first_step_done(time.time(), layout_name(job)))
 
     row = run_steps(job, world.device, steps=options.steps, seed=options.seed, trace=trace, mark=mark if first else str)
     if first:
         phases.seconds["steady"] = row.timing.median_s
-    return Step(as_run(job, world.device.type)[0], row)
+    return LayoutSteps(as_run(job, world.device.type)[0], row)

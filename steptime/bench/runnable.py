@@ -15,8 +15,8 @@ from steptime.job.sections import Data
 from steptime.memory.states import state_bytes
 from steptime.software.performance import ITEMSIZE, Performance
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
 Limit: TypeAlias = tuple[bool, str, str]
 """Whether the job breaks it, what is wrong, the fix."""
@@ -32,16 +32,19 @@ def unsupported(job: Job, device_type: str) -> list[str]:
 
 
 def _kernels(job: Job) -> Iterator[Limit]:
-    """Options of the blocks."""
+    """Options of the layers."""
+    text = "model.layers: the steps run layers of one width"
+    yield job.model.layers is not None, text, "--set model.layers=null"
     s, plan = job.software, job.recompute
+    settings = s.settings()
     text = "performance.activation_impl: torch has no fused gated activation"
-    yield s.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
-    text = f"performance.rope_impl: torch rotates by separate kernels (got {s.rope_impl})"
-    yield s.rope_impl != "composite" and job.model.rotary_embeds, text, _set("rope_impl=composite")
+    yield s.kernels.activation_impl == "fused" and job.model.glu, text, _set("activation_impl=composite")
+    text = f"performance.rope_impl: torch rotates by separate kernels (got {s.kernels.rope_impl})"
+    yield s.kernels.rope_impl != "composite" and job.model.rotary_embeds, text, _set("rope_impl=composite")
     text = "performance.softmax_impl: unfused attention here runs one softmax kernel"
-    yield s.softmax_impl != "fused" and s.attention_impl == "unfused", text, _set("softmax_impl=fused")
+    yield s.kernels.softmax_impl != "fused" and s.kernels.attention_impl == "unfused", text, _set("softmax_impl=fused")
     for key in ("sp_regather", "grad_accumulation_fusion", "deallocate_pipeline_outputs", "cuda_graphs"):
-        yield bool(getattr(s, key)), f"performance.{key}: plain torch has none", _set(f"{key}=false")
+        yield bool(settings[key]), f"performance.{key}: plain torch has none", _set(f"{key}=false")
     text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(plan.modules))})"
     yield bool(plan.modules - {"core_attn"}), text, _set("activation_checkpointing_type=selective")
 
@@ -51,7 +54,7 @@ def _states(job: Job) -> Iterator[Limit]:
     s, size = job.software, state_bytes(job)
     one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
     text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"
-    dtype = s.param_dtype
+    dtype = s.states.param_dtype
     fix = _set(f"main_grad_dtype={dtype}", f"moment_dtype={dtype}", "master_dtype=none")
     yield not one, text, fix
     sharded = s.family == "fsdp2" and job.parallelism.dp > 1
@@ -91,7 +94,7 @@ def _layout(job: Job) -> Iterator[Limit]:
 def _device(job: Job, device_type: str) -> Iterator[Limit]:
     """What the device has no kernel for."""
     s = job.software
-    wide = device_type == "cuda" and s.compute_dtype == "fp32" and s.attention_impl == "flash"
+    wide = device_type == "cuda" and s.compute_dtype == "fp32" and s.kernels.attention_impl == "flash"
     text = "performance.precision: CUDA's flash attention takes bf16 and fp16"
     yield wide, text, _set("precision=bf16")
 
@@ -109,13 +112,13 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     changes: dict[str, Any] = {}
     notes: list[str] = []
     impl = "composite" if device_type == "cpu" else "fused"
-    if job.software.norm_impl != impl and job.model.norm == "rmsnorm":
+    if job.software.kernels.norm_impl != impl and job.model.norm == "rmsnorm":
         changes["performance.norm_impl"] = impl
         notes.append(f"performance.norm_impl: {impl}, as F.rms_norm runs on {device_type}")
     if device_type == "cpu" and job.model.dropout:
         changes["model.dropout"] = 0.0
         notes.append("model.dropout: 0, since the CPU's flash attention has none")
-    if job.software.clip_grad:
+    if job.software.states.clip_grad:
         changes["performance.clip_grad"] = False
         notes.append("performance.clip_grad: false, since the steps clip nothing")
     return (job.replace(**changes) if changes else job), notes
@@ -151,14 +154,14 @@ def layout_name(job: Job) -> str:
     return "+".join(name for name, ranks in parts.items() if ranks > 1) or "single"
 
 
-def alone(job: Job, recompute: Recompute = "none", device_type: str = "cpu") -> Job:
+def alone(job: Job, recompute: RecomputeChoice = "none", device_type: str = "cpu") -> Job:
     """The job's model and micro-batch on one device, one micro-batch a step, under the profile torch with the job's kernels.
 
     Parameters are in the compute dtype, which is what FSDP2 gathers them in.
     """
     s, data = job.software, job.data
-    kept = ("attention_impl", "norm_impl", "activation_impl", "loss_impl")
-    performance = {key: getattr(s, key) for key in kept} | {
+    kept = {"attention_impl", "norm_impl", "activation_impl", "loss_impl"}
+    performance = s.kernels.model_dump(include=kept) | {
         "software": "torch",
         "precision": s.compute_dtype,
         "activation_checkpointing_type": recompute,

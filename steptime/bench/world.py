@@ -93,7 +93,7 @@ def start(launch: Launch, device_name: str | None = None, *, group: bool = False
     device = _device(launch, device_name)
     backend = None
     if launch.world_size > 1 or group:
-        backend = _backend(device, heard=launch.rank == 0)
+        backend = _backend(device)
         _join(_agreed(launch), device, backend, timedelta(seconds=timeout_s))
     where = (launch.rank, launch.world_size, launch.local_rank, launch.node, launch.nodes)
     return World(*where, device, backend, launch.method)
@@ -138,14 +138,13 @@ def _gpu(launch: Launch, visible: int) -> int:
     raise ConfigError(f"device: {ranks}; start at most one rank per GPU, or ask for cpu")
 
 
-def _backend(device: torch.device, *, heard: bool = True) -> str:
+def _backend(device: torch.device) -> str:
     import torch.distributed as dist
 
     backend = dist.get_default_backend_for_device(device)
     if backend == "nccl" and not dist.is_nccl_available():
         backend = "gloo"
-        if heard:
-            warnings.warn("this torch has no nccl: gloo moves the GPUs' data through the hosts' memory", stacklevel=3)
+        warnings.warn("this torch has no nccl: gloo moves the GPUs' data through the hosts' memory", stacklevel=3)
     return backend
 
 

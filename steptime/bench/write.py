@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from steptime.bench.conclude import Conclusion
-    from steptime.bench.device import Device
+    from steptime.bench.device import BenchDevice
     from steptime.bench.run import Raw
 
 
-class Run(NamedTuple):
+class BenchResults(NamedTuple):
     """One benchmark on the root: what was measured, what it comes to, where it lies."""
 
     world_line: str
-    device: Device
+    device: BenchDevice
     raw: Raw
     found: Conclusion
     document: dict[str, Any]
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     files: list[str]
 
 
-def write(folder: Path, run: Run) -> Run:
+def write(folder: Path, run: BenchResults) -> BenchResults:
     """Write results.json; the run with the names of the files so far."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(run.document, indent=1) + "\n", encoding="utf-8")

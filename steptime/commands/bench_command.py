@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import inf
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from steptime.bench.phases import Phases
     from steptime.bench.run import Raw
     from steptime.bench.world import World
-    from steptime.bench.write import Run
+    from steptime.bench.write import BenchResults
     from steptime.job.job import Job
 
 LOGS = ("startup", "memory", "scaling")
@@ -40,7 +39,7 @@ def bench(options: Namespace, out: Printer) -> int:
     if rest:
         raise ConfigError(f"bench: one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})")
     if options.emit is not None:
-        from steptime.bench.emit import emit
+        from steptime.bench.launch_script import emit
 
         again = _arguments(options)
         out.text(emit(options.emit, load(word, options.sets), word, arguments=again, gpus=options.device != "cpu"))
@@ -96,16 +95,16 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
 
 def _measured(options: Namespace, out: Printer) -> int:
     """One benchmark on this rank, its output and failures in a log."""
-    from steptime.bench.log import alike, guarded
     from steptime.bench.phases import Phases
+    from steptime.bench.rank_log import guarded, same_problems
     from steptime.bench.world import find
 
     # threads that wait should not take the cores of those that work
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     phases, launch = Phases(), find()
-    with alike(launch):
+    with same_problems(launch.rank):
         job, folder = load(options.words[0], options.sets), _folder(options.out)
-    return guarded(lambda: _run(job, folder, launch, phases, options, out), launch, folder / "bench.log")
+    return guarded(lambda: _run(job, folder, launch, phases, options, out), launch.rank, folder / "bench.log")
 
 
 def _folder(asked: str | None) -> Path:
@@ -124,65 +123,65 @@ def _folder(asked: str | None) -> Path:
 
 def _run(job: Job, folder: Path, launch: Launch, phases: Phases, options: Namespace, out: Printer) -> int:
     """Start, measure, and on the root conclude, write and print."""
-    from steptime.bench.host_memory import Sampler
-    from steptime.bench.log import progress
+    from steptime.bench.host_memory import sampled
     from steptime.bench.phases import job_start_s, job_started
-    from steptime.bench.run import Options, measure_all, stages
+    from steptime.bench.rank_log import LOG, progress
+    from steptime.bench.run import BenchOptions, measure_all, stages
     from steptime.bench.spread import spread
     from steptime.bench.world import finish, start
+    from steptime.report import bench_tables as view
+    from steptime.report.table import to_text
 
     phases.end("imports")
-    if launch.rank == 0 and (began := job_start_s()) is not None:
-        sys.stderr.write(job_started(began) + "\n")
+    if (began := job_start_s()) is not None:
+        LOG.info(job_started(began))
     world = start(launch, options.device)
     phases.end("init")
-    if world.is_root:
-        sys.stderr.write(f"world_size={world.world_size}\n")
+    LOG.info("world_size=%d", world.world_size)
     job, notes = spread(job, world.world_size)
-    chosen = Options(
+    chosen = BenchOptions(
         folder, options.seconds, options.steps, options.seed, options.only, tuple(options.layouts), options.trace
     )
-    with (
-        Sampler(interval_s=SAMPLE_S) as host,
-        progress(stages(chosen, world), "benchmark", shown=world.is_root) as done,
-    ):
-        raw = measure_all(job, world, chosen, phases, done)
+    with sampled(SAMPLE_S) as host:
+        raw = measure_all(job, world, chosen, phases, progress(stages(chosen, world), "benchmark"))
     if world.is_root:
-        sys.stderr.writelines(f"{line}\n" for line in phases.lines)
+        LOG.info("\n".join(phases.lines))
         raw = raw._replace(notes=[*notes, *raw.notes], host=host.row())
         found = _concluded(job, raw, world, folder, options)
+        sections = view.sections(found)
+        LOG.debug(to_text(sections))
         if options.json:
             out.json(found.document)
         else:
-            from steptime.report import bench as view
-
-            out.sections(view.sections(found))
+            out.sections(sections)
     finish(world)
     return 0
 
 
-def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> Run:
+def _concluded(job: Job, raw: Raw, world: World, folder: Path, options: Namespace) -> BenchResults:
     """The machine file, the estimates, and all files of the results."""
     from steptime.bench.conclude import conclude, results
     from steptime.bench.device import describe, torch_version
     from steptime.bench.diagnostics import diagnostics, text
     from steptime.bench.machine_file import Provenance
-    from steptime.bench.write import Run, write
+    from steptime.bench.rank_log import LOG
+    from steptime.bench.write import BenchResults, write
 
     device = describe(world.device)
     command = shlex.join(["3dtrn", "bench", *options.words, *_arguments(options)])
     provenance = Provenance(command, f"{datetime.now(UTC):%Y-%m-%d}", device.name, torch_version())
     found = conclude(job, raw, world, device, provenance, folder / "machine.yaml")
     header = diagnostics(world, job.to_config(), options.seed)
-    with (folder / "bench.log").open("a", encoding="utf-8") as log:  # the screen is for the answer
-        log.write(text(header))
-    run = write(folder, Run(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, []))
+    LOG.debug(text(header))  # the screen is for the answer
+    run = write(
+        folder, BenchResults(world.line, device, raw, found, {**results(raw, found), "diagnostics": header}, [])
+    )
     return _with_rows(run, folder)
 
 
-def _with_rows(run: Run, folder: Path) -> Run:
+def _with_rows(run: BenchResults, folder: Path) -> BenchResults:
     """The measured steps as rows that `3dtrn validate --measurements` reads, each with its prediction."""
-    from steptime.validation.save import append, job_cells
+    from steptime.validation.measurement_csv import append, job_cells
 
     if not run.raw.steps:
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job.job import Job
-    from steptime.validation.measurements import Row
+    from steptime.validation.measurements import MeasuredRow
 
 
 def explain(options: Namespace, out: Printer) -> int:
@@ -45,9 +46,9 @@ def explain(options: Namespace, out: Printer) -> int:
 def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     """A profiler's trace sorted into the parts of the estimate, beside it."""
     from steptime.answer.result import estimate
-    from steptime.bench.trace import attribute
-    from steptime.bench.trace_events import read_all
-    from steptime.report import trace as view
+    from steptime.bench.trace.attribution import attribute
+    from steptime.bench.trace.events import read_all
+    from steptime.report import trace_tables as view
 
     if options.name is not None or options.yaml:
         raise ConfigError(f"--trace: not together with {'--yaml' if options.yaml else options.name}")
@@ -60,14 +61,14 @@ def _explain_trace(job: Job, options: Namespace, out: Printer) -> int:
     return 0
 
 
-def _row_job(row: Row) -> Job:
+def _row_job(row: MeasuredRow) -> Job:
     """The job of a measured row.
 
     Raises:
         ConfigError: the row is skipped; the reason.
     """
     from steptime.validation.measurements import SkipRowError
-    from steptime.validation.rows import to_config, to_job
+    from steptime.validation.row_plan import to_config, to_job
 
     try:
         return to_job(to_config(row))
@@ -75,11 +76,11 @@ def _row_job(row: Row) -> Job:
         raise ConfigError(f"{row.id}: {problem}") from None
 
 
-def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
+def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
     """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
     from steptime.answer.result import estimate
-    from steptime.report import row as view
-    from steptime.validation.compare import judge
+    from steptime.report import row_tables as view
+    from steptime.validation.judgement import judge
 
     if only_yaml:
         _row_job(row)  # raises where there is none
@@ -88,6 +89,6 @@ def _explain_row(row: Row, out: Printer, *, only_yaml: bool) -> int:
     judged = judge(row)
     out.sections(view.published(judged))
     if judged.config is not None:
-        out.text(f"\nthe config it became\n{view.indented(view.config_yaml(row))}\n")
+        out.text(f"\nthe config it became\n{indent(view.config_yaml(row), '  ')}\n")
         out.sections(view.predicted(judged, estimate(_row_job(row))))
     return 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from steptime.commands.console import Printer
     from steptime.job.sections import Hardware
-    from steptime.validation.logged import Run
+    from steptime.validation.logged import LoggedRun
 
 
 def validate(options: Namespace, out: Printer) -> int:
@@ -22,8 +22,8 @@ def validate(options: Namespace, out: Printer) -> int:
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report import log as report_log
     from steptime.report import log_json
+    from steptime.report import log_tables as report_log
     from steptime.validation.logged import compare
 
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
@@ -31,7 +31,7 @@ def validate(options: Namespace, out: Printer) -> int:
     refuse(rows_only, "is about rows, not about a log")
     found = compare(run(options.log, options))
     if options.save_csv is not None:
-        from steptime.validation.save import append, cells
+        from steptime.validation.measurement_csv import append, cells
 
         name = append(cells(found), options.save_csv)
         sys.stderr.write(f"{options.save_csv}: row {name}\n")
@@ -48,10 +48,10 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report import compare, differences
-    from steptime.validation.differences import differences as cost_of
+    from steptime.report import diff_tables, setting_tables
     from steptime.validation.kind import is_log
     from steptime.validation.logged import compare as beside
+    from steptime.validation.setting_costs import differences as cost_of
 
     paths = (options.a, options.b)
     plans = {path: load(path, options.sets) for path in paths if not is_log(path)}
@@ -62,22 +62,22 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
     notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
     a, b = (beside(runs[path]) if path in runs else None for path in paths)
-    changed, *rest = compare.diff(found.a, found.b, labels, notes)
-    out.sections([*differences.sections(found, (a, b), labels), changed, *rest])
+    changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
+    out.sections([*setting_tables.sections(found, (a, b), labels), changed, *rest])
     return 0
 
 
-def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> Run:
+def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) -> LoggedRun:
     """The job of training logs and what they measured, with progress on a terminal; `hardware` where nobody says it.
 
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report.progress import Progress
+    from steptime.report.progress import ReadProgress
     from steptime.validation.logged import read_run
 
     sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
-    with Progress(sys.stderr) as progress:
+    with ReadProgress(sys.stderr) as progress:
         return read_run(
             paths,
             sets,

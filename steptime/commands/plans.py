@@ -36,14 +36,14 @@ def report(options: Namespace, out: Printer) -> int:
     if options.json:
         out.json(found.to_dict() | _flags(reading))
     else:
-        from steptime.report import text
+        from steptime.report import estimate_text
 
-        out.text(text.report(found, out.style, brief=options.brief))
+        out.text(estimate_text.report(found, out.style, brief=options.brief))
         if reading is not None and not options.brief:
-            from steptime.report import launch
+            from steptime.report import launch_flags
 
             out.text("\n")
-            out.sections(launch.sections(reading))
+            out.sections(launch_flags.sections(reading))
     sys.stderr.writelines(f"check: {refusal}\n" for refusal in refusals)
     return 1 if refusals else 0
 
@@ -63,22 +63,22 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
     """What became of a launch file's flags, for JSON."""
     if reading is None:
         return {}
-    from steptime.report import launch
+    from steptime.report import launch_flags
 
-    return {"launch": launch.document(reading)}
+    return {"launch": launch_flags.document(reading)}
 
 
 def scale(options: Namespace, out: Printer) -> int:
     """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
     from steptime.answer.result import estimate
-    from steptime.report import scaling
+    from steptime.report import scaling_tables
 
     found = estimate(load(options.config, options.sets))
-    weak, strong = found.weak_scaling, scaling.strong_scaling(found.job, estimate)
+    weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
     if options.json:
         out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
     else:
-        out.sections([scaling.weak_table(found), scaling.strong_table(found, strong)])
+        out.sections([scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)])
     return 0
 
 
@@ -86,7 +86,7 @@ def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
     from steptime.answer.result import estimate
     from steptime.commands import log_command
-    from steptime.report.compare import diff as compare
+    from steptime.report.diff_tables import diff as compare
     from steptime.validation.kind import is_log
 
     if is_log(options.a) or is_log(options.b):
@@ -130,10 +130,10 @@ def validate(options: Namespace, out: Printer) -> int:
     if options.log:
         return log_command.validate(options, out)
     log_command.refuse_without_log(options)
-    from steptime.report import validation as report_validation
+    from steptime.report import validation_tables as report_validation
+    from steptime.validation.error_summary import summarise
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select
-    from steptime.validation.summary import summarise
 
     if options.plot is not None:
         from steptime.report import plot

@@ -51,8 +51,8 @@ class Algorithm(NamedTuple):
     """Hops over one tier: (ranks of the group, ranks in a domain below, ranks in a domain, innermost tier?)."""
     passes: float
     """How often those hops are made: all-reduce is a reduction and a broadcast."""
-    share: Callable[[Num], Num]
-    """Bytes that a rank sends, over the bytes of the call, for n ranks."""
+    share: Callable[[Num, Num, Num, bool], Num]
+    """Bytes that a rank sends over one tier, over the bytes of the call; arguments as for `hops`."""
     base_s: float
     """What a call costs before its first hop [s]."""
     rate: float = 1.0
@@ -77,6 +77,20 @@ def _one_hop(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
     return where(members > below, where(members >= ranks, 1.0, 0.0), 0.0)
 
 
+def _all_but_own(ranks: Num, _below: Num, _members: Num, _innermost: bool) -> Num:
+    """(n - 1) / n on every tier: in a ring what a rank sends on, it sends to one neighbour."""
+    return (ranks - 1.0) / ranks
+
+
+def _pairwise_share(ranks: Num, below: Num, members: Num, innermost: bool) -> Num:
+    """All-to-all, 1/n of the bytes to each rank: in the innermost domain to the others there, over any other tier to all outside.
+
+    In a domain that the group does not fill the fewest share a domain, and they have the most to send out.
+    """
+    fewest = ranks - below * (ceil(ranks / below) - 1.0)
+    return (members - 1.0) / ranks if innermost else (ranks - fewest) / ranks
+
+
 def _switch_hops(_ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
     return where(members > below, 1.0, 0.0)
 
@@ -94,20 +108,18 @@ PAIRWISE_RATE = 0.9
 """Rate of all-to-all over that of a ring: 210/235, 320/361, 640/690 GB/s on 8 x A100, H100, B200 (NVIDIA GTC 2025, S72583)."""
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "all_gather": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S),),
-    "reduce_scatter": (Algorithm("ring", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S),),
+    "all_gather": (Algorithm("ring", _ring_hops, 1.0, _all_but_own, RING_S),),
+    "reduce_scatter": (Algorithm("ring", _ring_hops, 1.0, _all_but_own, RING_S),),
     "all_reduce": (
-        Algorithm("ring", _ring_hops, 2.0, lambda n: 2.0 * (n - 1.0) / n, RING_S),
+        Algorithm("ring", _ring_hops, 2.0, lambda *at: 2.0 * _all_but_own(*at), RING_S),
         # every rank sends the whole up and the whole down
-        Algorithm("tree", _tree_hops, 2.0, lambda n: 2.0 * n / n, RING_S, rate=TREE_RATE),
+        Algorithm("tree", _tree_hops, 2.0, lambda *_: 2.0, RING_S, rate=TREE_RATE),
         # every rank sends its bytes to the switch, which adds, and its share of the sums back (NVLink SHARP)
-        Algorithm("in-network", _switch_hops, 2.0, lambda n: (n + 1.0) / n, SWITCH_S, in_switch=True),
+        Algorithm("in-network", _switch_hops, 2.0, lambda n, *_: (n + 1.0) / n, SWITCH_S, in_switch=True),
     ),
-    "all_to_all": (
-        Algorithm("pairwise", _ring_hops, 1.0, lambda n: (n - 1.0) / n, RING_S, rate=PAIRWISE_RATE, joined=False),
-    ),
-    "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda n: n / n, RING_S),),
-    "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda n: n / n, SEND_S, joined=False),),
+    "all_to_all": (Algorithm("pairwise", _ring_hops, 1.0, _pairwise_share, RING_S, rate=PAIRWISE_RATE, joined=False),),
+    "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda *_: 1.0, RING_S),),
+    "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda *_: 1.0, SEND_S, joined=False),),
 }
 
 
@@ -191,9 +203,9 @@ def _flat(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> CommCo
 def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> tuple[CommCost, Num]:
     """Seconds of one algorithm on all tiers, and whether the group can use it.
 
-    The hops add up; the bytes stream through all tiers at once, at the pace of the slowest. A ring enters and leaves a domain
-    once, so over an outer tier the group has the links of all its ranks in a domain; groups side by side share the domain's
-    links, which is why a tier's rate is that of one device.
+    The hops add up; the bytes stream over all tiers at once, each tier its share of them, and the slowest sets the pace. A ring
+    enters and leaves a domain once, so over an outer tier the group has the links of all its ranks in a domain; groups side by
+    side share the domain's links, which is why a tier's rate is that of one device.
     """
     latency, ramp, pace, allowed, tier_name = algorithm.base_s, algorithm.base_s, 0.0, True, ""
     below: Num = 1.0
@@ -208,12 +220,12 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
             ramp = ramp + algorithm.passes * _tree_hops(*position) * tier.latency_s
         links = below if algorithm.joined else 1.0
         rate = _rate(tier, algorithm, members) * links * algorithm.rate
-        pace = maximum(pace, where(crossed, 1.0 / rate, 0.0))
+        pace = maximum(pace, where(crossed, algorithm.share(*position) / rate, 0.0))
         tier_name = where(crossed, tier.name, tier_name)
         if algorithm.in_switch and not tier.in_network_reduction:
             allowed = where(crossed, False, allowed)
         below = members
-    bandwidth = bytes_ * algorithm.share(group.ranks) * pace
+    bandwidth = bytes_ * pace
     time = latency + bandwidth + RAMP * sqrt(ramp * bandwidth)
     return CommCost(latency, bandwidth, tier_name, time, algorithm.name), allowed
 

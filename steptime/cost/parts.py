@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum
+from steptime.base.num import Num, is_column, maximum, minimum
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.overlap import beside_s, contention, exchanges_hidden_s, hidden_s
+from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
@@ -62,7 +62,7 @@ class Work:
 
     def add(self, op: Op, done: Pass) -> None:
         """Count one kernel under its kind. Unfused attention's matrix products and softmax are attention."""
-        if isinstance(op, Attention) or op.name.startswith("attn.core"):
+        if op.role == "core_attn":
             self.attention_s += done.time_s
         elif isinstance(op, Gemm):
             self.gemm_s += done.time_s
@@ -98,7 +98,7 @@ class Context:
     def collective(self, kind: str, bytes_: Num, axis: str) -> CommCost:
         """A collective as it runs among the layers: a tensor-parallel one takes `tp_comm_factor` as long, in all its parts."""
         alone = collective(kind, bytes_, self.groups[axis], self.tiers)
-        factor = self.software.tp_comm_factor if axis == "tp" else 1.0
+        factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
         latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
         return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
 
@@ -106,9 +106,10 @@ class Context:
         """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""
         overlap = self.software.overlap
         if op.axis != "cp":
-            return hidden_s(cost.time_s, beside, overlap.tp, self.tp)
+            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, beside, self.tp), overlap.tp)
         slowed = contention(self.groups[op.axis], self.tiers)
-        return exchanges_hidden_s(cost.time_s, op.count, beside * op.beside, overlap.cp, slowed)
+        at_once_s = op.count * minimum(cost.time_s, beside * op.beside)
+        return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 
 
 class PartTime(NamedTuple):
@@ -126,7 +127,7 @@ def part_time(
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
-    early = context.software.recompute_stops_early
+    early = context.software.activations.recompute_stops_early
     again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
@@ -142,10 +143,10 @@ def wait_for_host(work: Work, software: Software) -> None:
     Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
     blocking launches the two take turns.
     """
-    host_s = work.kernels * software.host_kernel_s
+    host_s = work.kernels * software.timing.host_kernel_s
     if not host_s:
         return
-    late_s = host_s if software.blocking_launches else maximum(0.0, host_s - work.seconds)
+    late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
     work.launch_s = work.launch_s + late_s
 
 
@@ -176,23 +177,11 @@ def neighbour(ops: list[Op], i: int) -> int | None:
     op = ops[i]
     if isinstance(op, Comm) and op.axis == "cp":
         return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
-    if enters(ops[i]):
-        order = range(i + 1, len(ops))
-    elif leaves(ops[i]):
-        order = range(i - 1, -1, -1)
-    else:
+    region = op.region if isinstance(op, Comm) else ""
+    if not region:
         return None
+    order = range(i + 1, len(ops)) if region == "enter" else range(i - 1, -1, -1)
     return next((j for j in order if isinstance(ops[j], Gemm)), None)
-
-
-def enters(op: Op) -> bool:
-    """Whether a collective stands before a column-parallel projection."""
-    return op.name.endswith((".gather", ".copy"))
-
-
-def leaves(op: Op) -> bool:
-    """Whether a collective stands after a row-parallel projection."""
-    return op.name.endswith((".scatter", ".reduce"))
 
 
 def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:
@@ -220,13 +209,16 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:
     """The collectives of one Comm's backward: the input gathered again for wgrad, and the gradient's own."""
     calls = []
-    asynchronous = context.software.tp_backward_overlap and enters(op)
+    asynchronous = context.software.comm.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
-        hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s
+        hidden = hidden_s(cost.time_s, minimum(cost.time_s, dgrad_s), asynchronous)
         hidden = context.hidden(op, cost, dgrad_s) if op.axis == "cp" else hidden
         calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)
-    hidden = beside_s(cost.time_s, wgrad_s) if asynchronous else context.hidden(op, cost, dgrad_s)
+    if asynchronous:
+        hidden = hidden_s(cost.time_s, minimum(cost.time_s, wgrad_s), share=True)
+    else:
+        hidden = context.hidden(op, cost, dgrad_s)
     return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden, op.axis, op.count)]

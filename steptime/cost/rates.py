@@ -70,26 +70,26 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
     dtype = peak_dtype(accelerator, software.compute_dtype)
     chip = accelerator.same_chip_as or accelerator.name
     projections = peak_dtype(accelerator, software.precision)
-    factor, share = (_one, _one) if software.measured_kernels else (compute_factor, sustained_share)
-    slow = software.compute_factor * factor(software.name)
+    factor, share = (_one, _one) if software.timing.measured else (compute_factor, sustained_share)
+    slow = software.timing.compute_factor * factor(software.name)
     peak = accelerator.peak_flops[dtype] / slow
-    main = software.bytes_of(software.main_grad_dtype)
+    main = software.bytes_of(software.states.main_grad_dtype)
     attention = attention_efficiency(accelerator, software)
     # the first micro-batch's gradient becomes the gradient where none persists
-    times = (microbatches - 1.0) / microbatches if not software.gradients_persist else 1.0
+    times = (microbatches - 1.0) / microbatches if not software.states.gradients_persist else 1.0
     return Rates(
         gemm_flops=sustained_flops(accelerator, dtype) * share(chip, software.compute_dtype) / slow,
         attention_forward_flops=peak * attention[0],
         attention_backward_flops=peak * attention[1],
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
-        gemm_kernel_s=software.gemm_kernel_s * slow,
-        move_kernel_s=software.move_kernel_s * slow,
+        gemm_kernel_s=software.timing.gemm_kernel_s * slow,
+        move_kernel_s=software.timing.move_kernel_s * slow,
         sm_count=float(accelerator.sm_count or 1),
-        grad_itemsize=main if software.grad_accumulation_fusion else software.itemsize,
-        fused_accumulation=software.grad_accumulation_fusion,
+        grad_itemsize=main if software.states.grad_accumulation_fusion else software.itemsize,
+        fused_accumulation=software.states.grad_accumulation_fusion,
         slowness=slow,
-        accumulate_bytes=0.0 if software.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
-        move_rate=software.move_rate,
+        accumulate_bytes=0.0 if software.states.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
+        move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
@@ -105,9 +105,9 @@ def _one(*_of: str) -> float:
 def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[float, float]:
     """Shares of the dense peak in forward and backward, of the kernel that the profile runs."""
     forward, backward = accelerator.attention_forward_efficiency, accelerator.attention_backward_efficiency
-    if software.attention_kernel == "best":
+    if software.kernels.attention_kernel == "best":
         return forward, backward
-    older = OLDER_KERNELS.get(software.attention_kernel, 1.0)
+    older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
     ) * older

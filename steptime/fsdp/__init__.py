@@ -11,7 +11,7 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory_walk import held
+from steptime.fsdp.memory_walk import peak_moment
 from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
 
 __all__ = [
@@ -24,9 +24,9 @@ __all__ = [
     "group_of",
     "group_seconds",
     "groups",
-    "held",
     "micro_batch_exposed",
     "options",
+    "peak_moment",
     "rows",
     "sharded_elements",
     "states",

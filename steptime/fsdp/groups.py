@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from steptime.base.num import Num
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
@@ -29,85 +30,89 @@ class ParamGroup:
     `padded`: elements with every parameter's rows rounded up to the shard ranks; `elements`: without.
     """
 
-    padded: int
-    elements: int
-    ranks: int
+    padded: Num
+    elements: Num
+    ranks: Num
+    last: Num
+    """Elements of its last parameter."""
 
 
 class Buffers(NamedTuple):
     """Bytes of a group's buffers, in torch's own order of making them."""
 
-    copy_in: float
-    """The local shard cast to the compute dtype; none where it already is."""
-    gathered: float
-    unsharded: float
-    gradients: float
-    reduce_input: float
-    reduce_output: float
+    gathered: Num
+    unsharded: Num
+    gradients: Num
+    reduce_input: Num
+    reduce_output: Num
+    reduced: Num
+    """What takes the gradients' place once they are copied in: the output, its copy in the stored dtype where that differs, and
+    the last parameter's gradient, which a loop still names (_fsdp_collectives.py, foreach_reduce)."""
 
 
 class Groups(NamedTuple):
-    """The groups of a model."""
+    """The groups of a model: the root, and one per layer in depth order (none of its own where the model is one group)."""
 
     root: ParamGroup
-    block: ParamGroup
-    n_blocks: int
+    layers: list[ParamGroup]
 
 
 def options(assembly: Assembly) -> Fsdp:
     """What the job says of FSDP; where it only names ZeRO-3, torch's defaults with gradients reduced in their own dtype."""
     job = assembly.job
-    dtype = job.software.main_grad_dtype
+    dtype = job.software.states.main_grad_dtype
     own = job.software.compute_dtype if dtype == "compute" else dtype
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
 
 
-def group_of(params: list[Param], tp: int, ranks: int) -> ParamGroup:
+def group_of(params: list[Param], tp: Num, ranks: Num) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
-    padded = elements = 0
+    padded: Num = 0
+    elements: Num = 0
+    local: Num = 0
     for p in params:
-        rows = -(-p.shape[0] // tp) if column(p) else p.shape[0]
-        local = -(-p.elements // tp) if p.shard else p.elements
-        elements += local
-        padded += -(-rows // ranks) * ranks * (local // rows)
-    return ParamGroup(padded, elements, ranks)
-
-
-def column(p: Param) -> bool:
-    """Whether tp cuts the rows of this weight (row-parallel weights are cut by columns)."""
-    return bool(p.shard) and not p.name.startswith(("attn.proj", "mlp.down"))
+        rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
+        local = p.local(tp)
+        elements = elements + local
+        padded = padded + -(-rows // ranks) * ranks * (local // rows)
+    return ParamGroup(padded, elements, ranks, local)
 
 
 def groups(assembly: Assembly) -> Groups:
     """The model's groups."""
-    tp, ranks = assembly.block.tp, shard_ranks(assembly.job)
-    ends = [*assembly.embedding.params, *assembly.head_params]
-    layers = assembly.job.model.n_layers
+    tp, ranks = assembly.head.tp, shard_ranks(assembly.job)
+    first, last = assembly.embedding.params, assembly.head_params
     if options(assembly).wrap == "model":
-        return Groups(group_of(ends + assembly.block.params * layers, tp, ranks), ParamGroup(0, 0, ranks), layers)
-    return Groups(group_of(ends, tp, ranks), group_of(assembly.block.params, tp, ranks), layers)
+        every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
+        nothing = ParamGroup(0, 0, ranks, 0)
+        return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
+    kinds = {part: group_of(part.params, tp, ranks) for part in assembly.kinds}
+    return Groups(
+        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
+    )
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     """Buffer sizes of one group."""
     job = assembly.job
-    stored, used = state_bytes(job).params, job.software.itemsize
+    stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard = of.padded / of.ranks
+    copied = 0.0 if stored == reduce else stored
     return Buffers(
-        copy_in=0.0 if stored == used else shard * used,
         gathered=of.padded * used,
         unsharded=of.padded * used,
         gradients=of.elements * used,
         reduce_input=of.padded * reduce,
         reduce_output=shard * reduce,
+        reduced=shard * (reduce + copied) + of.last * used,
     )
 
 
-def sharded_elements(assembly: Assembly) -> float:
+def sharded_elements(assembly: Assembly) -> Num:
     """Parameters on the fullest rank."""
-    g = groups(assembly)
-    return g.root.padded / g.root.ranks + g.n_blocks * g.block.padded / g.block.ranks
+    root, layers = groups(assembly)
+    return root.padded / root.ranks + sum([of.padded / of.ranks for of in layers])
 
 
 def states(assembly: Assembly) -> list[States]:

@@ -2,120 +2,147 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from steptime.base.num import Num, maximum
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.job.assembly import Assembly
-from steptime.memory.stages import Held, PartMemories
+from steptime.memory.op_walk import PartMemory
+from steptime.memory.stages import PartMemories, PeakMoment
 from steptime.memory.states import shard_ranks, state_bytes
+from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
 
+class Wrapped(NamedTuple):
+    """A layer, or the layers that are checkpointed together, with the buffers of its parameter group."""
+
+    memory: PartMemory
+    buffers: Buffers
+    gradients: Num
+    """Bytes of its sharded gradients."""
+    waits: Num
+    """Bytes that its backward leaves until the whole backward ends."""
+
+
 class Moments:
-    """The worst moment so far: activations, other bytes, and what was going on."""
+    """The worst moment so far."""
 
-    def __init__(self, due: float) -> None:
-        """`due`: sharded gradients not made yet [B]."""
-        self.due = due
-        self.worst = Held(0.0, 0.0, "", due)
+    def __init__(self, grads_not_yet_allocated: Num) -> None:
+        """`grads_not_yet_allocated`: sharded gradients to come [B]."""
+        self.to_come = grads_not_yet_allocated
+        self.worst = PeakMoment(0.0, 0.0, "", grads_not_yet_allocated)
 
-    def mark(self, saved: float, beside: float, op: str) -> None:
-        """Note a moment that holds `saved` bytes for backward and `beside` others."""
-        moment = Held(saved, beside, op, self.due)
-        if moment.beside_bytes > self.worst.beside_bytes:
-            self.worst = moment
+    def mark(self, saved: Num, transient: Num, op: str) -> None:
+        """Note a moment that holds `saved` bytes for backward and `transient` others."""
+        self.worst = self.worst.worse(PeakMoment(saved, transient, op, self.to_come))
 
 
-def held(assembly: Assembly) -> Held:
+def peak_moment(assembly: Assembly) -> PeakMoment:
     """Activations and transients at the worst moment of a micro-batch, FSDP buffers among the transients.
 
     Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
-    g = groups(assembly)
-    root, block = buffers(assembly, g.root), buffers(assembly, g.block)
-    reshard = options(assembly).reshard_after_forward
-    moments = Moments(sharded_gradients(assembly) if assembly.job.microbatches == 1 else 0.0)
-    forward(assembly, memories, moments, root, block, reshard=reshard)
-    backward(assembly, memories, moments, root, block, reshard=reshard)
+    root = buffers(assembly, groups(assembly).root)
+    layers = wrapped(assembly, memories)
+    moments = Moments(sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0)
+    forward(assembly, memories, moments, root, layers)
+    backward(assembly, memories, moments, root, layers)
     return moments.worst
 
 
-def forward(
-    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, block: Buffers, *, reshard: bool
-) -> None:
-    """Root first, then blocks in order; an all-gather's output stays until the next group has copied out."""
-    moments.mark(0.0, root.copy_in + root.gathered + root.unsharded, "forward of the root's all-gather")
+def wrapped(assembly: Assembly, memories: PartMemories) -> list[Wrapped]:
+    """The layers in depth order. Layers checkpointed together count as one, with the group of the first."""
+    job, found = assembly.job, groups(assembly)
+    size, ranks = state_bytes(job).gradients, shard_ranks(job)
+    made: list[Wrapped] = []
+    at = 0
+    for times, layers, memory in memories.layers(assembly.chunks[0]):
+        for _ in range(times):
+            of = found.layers[at]
+            sizes = buffers(assembly, of)
+            made.append(
+                Wrapped(memory, sizes, of.padded / ranks * size, left_behind(assembly, layers[0][0].params, sizes))
+            )
+            at += sum(count for _, count in layers)
+    return made
+
+
+def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
+    """Root first, then layers in order; an all-gather's output stays until the next group has copied out."""
+    reshard = options(assembly).reshard_after_forward
     below = memories.embedding.saved
     embedding = memories.embedding.forward
     moments.mark(0.0, root.unsharded + root.gathered + embedding.bytes, f"forward of {embedding.op}")
-    x = float(assembly.block.x.bytes)
+    x = 1.0 * assembly.head.x.bytes
     previous, kept = root.gathered, 0.0
-    newest = root.gathered if options(assembly).wrap == "model" else block.gathered
-    for count, memory in memories.blocks(assembly.chunks[0]):
-        for _ in range(count):
-            arriving = root.unsharded + previous + block.gathered + kept
-            moments.mark(below, arriving + x + max(block.copy_in, block.unsharded), "forward of an all-gather")
-            held_now = root.unsharded + block.unsharded + newest + kept
-            extra = memory.forward.bytes - memory.saved
-            moments.mark(below + memory.saved, held_now + extra, f"forward of {memory.forward.op}")
-            below += memory.saved
-            previous = newest
-            kept += 0.0 if reshard else block.unsharded
-    extra = memories.head.forward.bytes - memories.head.saved
-    moments.mark(
-        below + memories.head.saved, root.unsharded + previous + kept + extra, f"forward of {memories.head.forward.op}"
-    )
+    for memory, block, _, _ in layers:
+        arriving = root.unsharded + previous + block.gathered + kept
+        moments.mark(below, arriving + x + block.unsharded, "forward of an all-gather")
+        newest = root.gathered if options(assembly).wrap == "model" else block.gathered
+        extra = memory.forward.bytes - memory.saved
+        held = root.unsharded + block.unsharded + newest + kept
+        moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}")
+        below = below + memory.saved
+        previous = newest
+        kept = kept + (0.0 if reshard else block.unsharded)
+    head = memories.head
+    extra = head.forward.bytes - head.saved
+    moments.mark(below + head.saved, root.unsharded + previous + kept + extra, f"forward of {head.forward.op}")
 
 
 def backward(
-    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, block: Buffers, *, reshard: bool
+    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
 ) -> None:
-    """Last block first: the next group arrives while this one computes; a reduce-scatter's input outlives one block.
+    """Last layer first: the next group arrives while this one computes; a reduce-scatter's input outlives one layer.
 
-    `waiting` grows with each block done: its gradients where the model is one group, its all-reduced shard where replicas
-    reduce in another dtype than the gradients are kept in (_fsdp_param_group.py, AllReduceState).
+    `waiting` grows with each layer done: its gradients where the model is one group, its all-reduced shard where replicas
+    reduce and it does not become the gradient itself (_fsdp_param_group.py, AllReduceState).
     """
-    blocks = [memory for count, memory in memories.blocks(assembly.chunks[0]) for _ in range(count)]
+    reshard = options(assembly).reshard_after_forward
     head, embedding = memories.head, memories.embedding
-    below = embedding.saved + sum(memory.saved for memory in blocks)
-    arriving = block.gathered if reshard and blocks else 0.0
-    unsharded = 0.0 if reshard else len(blocks) * block.unsharded
-    held_now = root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
-    moments.mark(below + head.saved, held_now, f"backward of {head.backward.op}")
-    head_grad = group_of(assembly.head_params, assembly.block.tp, 1).elements * assembly.job.software.itemsize
-    x, reducing = float(assembly.block.x.bytes), 0.0
-    waiting, wait = 0.0, waits(assembly, block)
-    made = groups(assembly).block.padded / shard_ranks(assembly.job) * state_bytes(assembly.job).gradients
-    for i in range(len(blocks) - 1, -1, -1):
-        memory = blocks[i]
+    below = embedding.saved + sum([memory.saved for memory, _, _, _ in layers])
+    arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
+    unsharded = 0.0 if reshard else sum([layer.buffers.unsharded for layer in layers])
+    held = root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
+    head_grad = group_of(assembly.head_params, assembly.head.tp, 1).elements * assembly.job.software.itemsize
+    x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
+    for i in range(len(layers) - 1, -1, -1):
+        memory, block, gradients, waits = layers[i]
         base = root.unsharded + head_grad + waiting
         mine = block.unsharded if reshard else unsharded
-        following = block.gathered if reshard and i else 0.0
+        following = layers[i - 1].buffers.gathered if reshard and i else 0.0
         copying = block.gathered if reshard else 0.0
         moments.mark(below, base + mine + copying + reducing + x, "backward of an all-gather")
         extra = memory.backward.bytes - memory.saved
         moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}")
-        below -= memory.saved
-        unsharded -= 0.0 if reshard else block.unsharded
+        below = below - memory.saved
+        unsharded = unsharded - (0.0 if reshard else block.unsharded)
         rest = following if reshard else unsharded
-        moments.mark(below, base + rest + block.gradients + block.reduce_input + x, "backward of a reduce-scatter")
+        mine = maximum(block.gradients, block.reduced)
+        moments.mark(below, base + rest + mine + block.reduce_input + x, "backward of a reduce-scatter")
         reducing = block.reduce_input
-        moments.due = max(0.0, moments.due - made)
-        waiting += wait
-    held_now = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
-    moments.mark(embedding.saved, held_now, f"backward of {embedding.backward.op}")
+        moments.to_come = maximum(0.0, moments.to_come - gradients)
+        waiting = waiting + waits
+    held = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
+    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
     mine = 0.0 if options(assembly).wrap == "model" else waiting
-    moments.mark(0.0, root.gradients + root.reduce_input + mine, "backward of the root's reduce-scatter")
+    left = maximum(root.gradients, root.reduced)
+    moments.mark(0.0, left + root.reduce_input + mine, "backward of the root's reduce-scatter")
 
 
-def waits(assembly: Assembly, block: Buffers) -> float:
-    """Bytes that a block leaves behind until the end of backward."""
+def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
+    """Bytes that a layer leaves behind until the end of backward."""
     job = assembly.job
     if options(assembly).wrap == "model":
-        return group_of(assembly.block.params, assembly.block.tp, 1).elements * job.software.itemsize
+        return group_of(params, assembly.head.tp, 1).elements * job.software.itemsize
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
-    return 0.0 if same or job.parallelism.replicas == 1 else block.reduce_output
+    becomes = same and job.single_microbatch
+    return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output
 
 
-def sharded_gradients(assembly: Assembly) -> float:
+def sharded_gradients(assembly: Assembly) -> Num:
     """Bytes of all sharded gradients in their stored dtype."""
     return sharded_elements(assembly) * state_bytes(assembly.job).gradients

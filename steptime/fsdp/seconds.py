@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import collective
-from steptime.cost.overlap import contention
+from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 
@@ -36,24 +36,18 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
     >>> exposed_s([CommSeconds(2.0, 10.0), CommSeconds(2.0, 10.0, 3.0)], 1)
     5.0
     """
-    network = clock = 0.0
+    compute, network = Stream("compute"), Stream("dp")
     arrived: list[float] = []
-
-    def gather(gate: float) -> None:
-        nonlocal network
-        network = max(network, gate) + groups_s[len(arrived)].gather_s
-        arrived.append(network)
-
     for i, of in enumerate(groups_s):
         if len(arrived) == i:
-            gather(clock)
-        start = max(clock, arrived[i])
-        while len(arrived) < min(i + 1 + prefetch, len(groups_s)):
-            gather(start)
-        clock = start + of.compute_s + of.copy_s
+            arrived.append(network.run(of.gather_s, compute.free_s))
+        start = max(compute.free_s, arrived[i])
+        arrived += [network.run(ahead.gather_s, start) for ahead in groups_s[len(arrived) : i + 1 + prefetch]]
+        compute.run(of.compute_s, start)
+        done = compute.run(of.copy_s)
         if of.reduce_s:
-            network = max(network, clock) + of.reduce_s
-    return max(clock, network) - sum(of.compute_s for of in groups_s)
+            network.run(of.reduce_s, done)
+    return max(compute.free_s, network.free_s) - sum(of.compute_s for of in groups_s)
 
 
 def micro_batch_exposed(
@@ -66,10 +60,12 @@ def micro_batch_exposed(
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]
     network, copies = sum(of.gather_s + of.reduce_s for of in every), sum(of.copy_s for of in every)
+    outlasts = at_once = 0.0
     if share is True:
-        walked = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions)
-        return walked + float(contention(shard_group(assembly.job), tiers)) * max(0.0, network - (walked - copies))
-    return copies + network * (1.0 - float(share or 0.0))
+        outlasts = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions) - copies
+        at_once = max(0.0, network - outlasts)
+    slowed = contention(shard_group(assembly.job), tiers)
+    return copies + max(network, outlasts) - float(hidden_s(network, at_once, share, slowed))
 
 
 def shard_group(job: Job) -> Group:
@@ -104,27 +100,31 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
 def group_seconds(
     assembly: Assembly,
     tiers: tuple[Tier, ...],
-    parts: tuple[PartTime, PartTime, PartTime],
-    replay_s: float,
+    parts: Mapping[Part, PartTime],
+    replay_s: Mapping[Part, float],
     rates: Rates,
 ) -> tuple[list[CommSeconds], list[CommSeconds]]:
     """Groups of a micro-batch in forward and in backward order, collectives priced.
 
+    `parts`: seconds of every part; `replay_s`: what recomputation adds to the backward of a layer of each kind.
     The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward.
     """
-    g = groups(assembly)
-    root, block = price(assembly, tiers, g.root, rates), price(assembly, tiers, g.block, rates)
-    embedding, blocks, head = parts
-    reshard = options(assembly).reshard_after_forward
-    again = (block.gather_s, block.copy_s) if reshard else (0.0, 0.0)
+    found = groups(assembly)
+    root = price(assembly, tiers, found.root, rates)
+    embedding, head = parts[assembly.embedding], parts[assembly.head]
+    again = 1.0 if options(assembly).reshard_after_forward else 0.0
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
-    forward += [CommSeconds(block.gather_s, blocks.forward.seconds, 0.0, block.copy_s)] * g.n_blocks
+    back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
+    at = 0
+    for part, count in assembly.runs:
+        of, work = price(assembly, tiers, found.layers[at], rates), parts[part]
+        at += count
+        forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
+        compute_s = work.backward.seconds + replay_s[part]
+        back += [CommSeconds(again * of.gather_s, compute_s, of.reduce_s, again * of.copy_s + of.compute_s)] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
-    back = [CommSeconds(0.0, head.backward.seconds)]
-    middle = CommSeconds(again[0], blocks.backward.seconds + replay_s, block.reduce_s, again[1] + block.compute_s)
-    back += [middle] * g.n_blocks
-    back.append(CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s))
-    return forward, back
+    back.append(CommSeconds(0.0, head.backward.seconds))
+    return forward, back[::-1]
 
 
 def rows(
@@ -133,10 +133,12 @@ def rows(
     """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
     job = assembly.job
     over, copies = shard_group(job), copy_group(job)
-    g, m = groups(assembly), float(job.microbatches)
+    found, m = groups(assembly), float(job.microbatches)
     again = 2.0 if options(assembly).reshard_after_forward else 1.0
     made = []
-    for name, of, count, gathers in (("root", g.root, 1.0, 1.0), ("block", g.block, float(g.n_blocks), again)):
+    each = {of: float(found.layers.count(of)) for of in found.layers}
+    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], again) for i, of in enumerate(each)]
+    for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
         sizes = buffers(assembly, of)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, ceil
 from steptime.job.job import Job
-from steptime.model.blocks import block_ops, embedding_ops, head_ops
+from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
+from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
 from steptime.model.shard import Shard
+from steptime.schedule import placement
 
 
 def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
@@ -29,69 +31,84 @@ def shard_of(job: Job) -> Shard:
     """What one device of the job sees of one micro-batch."""
     p, data = job.parallelism, job.data
     return Shard(
-        batch=float(data.microbatch_sz),
+        batch=1.0 * data.microbatch_sz,
         seq=data.seqlen / p.cp,
         kv_seq=float(data.seqlen),
         tp=p.tp,
         sp=job.sp,
-        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.vocab_multiple),
+        vocab=padded_vocab(job.model.vocab_sz, p.tp, job.software.layout.vocab_multiple),
         software=job.software,
         cp=p.cp,
         cp_comm_type=job.cp_comm_type,
     )
 
 
-@dataclass(frozen=True)
+Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
+"""Parts in depth order, alike neighbors together with their count."""
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
-    """One stretch of the model on one device: its ops, what it reads and what it hands on."""
+    """One stretch of the model on one device: a layer of one kind, the embedding or the head. Alike layers share one part."""
 
     kind: str
     ops: list[Op]
     x: Tensor
+    """What it reads."""
     out: str
-    tp: int
+    """The tensor that it hands on."""
+    tp: Num
+    model: Model
+    """The model with the widths that this kind of layer has."""
 
     @cached_property
-    def sizes(self) -> dict[str, float]:
+    def sizes(self) -> dict[str, Num]:
         """Bytes of every tensor by name."""
         return tensor_bytes(self.ops, self.x)
 
     @cached_property
     def params(self) -> list[Param]:
-        """Its parameter tensors."""
-        return [p for op in self.ops for p in op.params]
+        """Its parameter tensors, in the order of its ops."""
+        return params_of(self.ops)
 
     @cached_property
-    def n_params(self) -> int:
+    def registered_params(self) -> list[Param]:
+        """The same in the order in which Megatron's modules register them: the output projection stands before qkv.
+
+        megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
+        """
+        owners = [op for op in self.ops if op.params]
+        first = owners[:1]
+        ordered = sorted(owners, key=lambda op: 0 if op in first else 1 if op.role == "attn_proj" else 2)
+        return params_of(ordered)
+
+    @cached_property
+    def n_params(self) -> Num:
         """Parameters on one device: split ones divided by tp."""
-        return sum(local_elements(p, self.tp) for p in self.params)
+        return sum(p.local(self.tp) for p in self.params)
 
     @cached_property
-    def n_quantised(self) -> int:
-        """Parameters on one device that a recipe quantises: weights of its projections."""
+    def n_quantized(self) -> Num:
+        """Parameters on one device that a recipe quantizes: weights of its projections."""
         weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
-        return sum(local_elements(p, self.tp) for p in weights)
-
-    @cached_property
-    def forward_flops(self) -> float:
-        """FLOPs of one forward on one device."""
-        return sum(float(getattr(op, "flops", 0.0)) for op in self.ops)
-
-
-def local_elements(param: Param, tp: int) -> int:
-    """Elements of a parameter on one device."""
-    return -(-param.elements // tp) if param.shard else param.elements
+        return sum(p.local(self.tp) for p in weights)
 
 
 class Chunk(NamedTuple):
-    """One model chunk: number `depth` of pp*vpp; stage depth % pp holds it as its virtual chunk depth // pp."""
+    """One model chunk: number `depth` of pp*vpp; stage `stage` holds it as its virtual chunk `virtual`."""
 
     depth: int
     stage: int
     virtual: int
-    layers: int
+    runs: Runs
+    """Its layers."""
     embedding: bool
     head: bool
+
+    @property
+    def layers(self) -> int:
+        """How many layers it holds."""
+        return sum(count for _, count in self.runs)
 
 
 class Assembly:
@@ -105,24 +122,39 @@ class Assembly:
         hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
-        self.boundary_bytes = float(hidden.bytes)
+        self.boundary_bytes: Num = 1.0 * hidden.bytes
         """What one stage hands to the next [B]."""
-        self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp)
-        self.block = Part("block", block_ops(model, self.shard), hidden, "y", tp)
-        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp)
+        self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
+        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, model)
+        made: dict[int, Part] = {}
+        self.runs: list[tuple[Part, int]] = []
+        """All layers in depth order."""
+        for layer, count in layers(model):
+            if id(layer) not in made:
+                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model)
+            self.runs.append((made[id(layer)], count))
+        self.kinds = list(made.values())
+        """Every kind of layer."""
 
     @cached_property
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
-        pp, layers = self.job.parallelism.pp, self.job.layers_per_chunk
-        last = len(layers) - 1
-        return [Chunk(i, i % pp, i // pp, n, i == 0, i == last) for i, n in enumerate(layers)]
+        p = self.job.parallelism
+        counts, places = self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp)
+        last, left = len(counts) - 1, tuple(self.runs)
+        chunks = []
+        for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
+            mine, left = take(left, count)
+            chunks.append(Chunk(depth, place.stage, place.chunk, mine, depth == 0, depth == last))
+        return chunks
 
     @cached_property
     def stages(self) -> list[list[Chunk]]:
         """Chunks by stage, virtual chunks in order."""
-        pp = self.job.parallelism.pp
-        return [[c for c in self.chunks if c.stage == stage] for stage in range(pp)]
+        held: list[list[Chunk]] = [[] for _ in range(self.job.parallelism.pp)]
+        for chunk in sorted(self.chunks, key=lambda chunk: chunk.virtual):
+            held[chunk.stage].append(chunk)
+        return held
 
     @property
     def tied_copy(self) -> bool:
@@ -133,20 +165,33 @@ class Assembly:
     def head_params(self) -> list[Param]:
         """Parameters of the head on its stage: a tied head on the embedding's own stage has no weight of its own."""
         if self.job.model.tie_embeddings and not self.tied_copy:
-            return [p for p in self.head.params if p.name != "head.weight"]
+            return [p for p in self.head.params if not p.vocab]
         return self.head.params
 
-    def chunk_params(self, chunk: Chunk) -> list[list[Param]]:
-        """Parameters of a chunk, part by part in depth order."""
-        parts = [self.embedding.params] if chunk.embedding else []
-        parts += [self.block.params] * chunk.layers
-        return [*parts, self.head_params] if chunk.head else parts
+    def chunk_params(self, chunk: Chunk) -> list[tuple[list[Param], int]]:
+        """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
+        parts = [(self.embedding.registered_params, 1)] if chunk.embedding else []
+        parts += [(part.registered_params, count) for part, count in chunk.runs]
+        return [*parts, (self.head_params, 1)] if chunk.head else parts
 
-    def local_params(self, chunk: Chunk) -> int:
+    def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""
-        total = chunk.layers * self.block.n_params
+        total = sum(count * part.n_params for part, count in chunk.runs)
         total += self.embedding.n_params if chunk.embedding else 0
-        return total + (sum(local_elements(p, self.block.tp) for p in self.head_params) if chunk.head else 0)
+        return total + (sum(p.local(self.head.tp) for p in self.head_params) if chunk.head else 0)
+
+
+def take(runs: Runs, count: int) -> tuple[Runs, Runs]:
+    """The first `count` layers of some runs, and the rest."""
+    mine: list[tuple[Part, int]] = []
+    for at, (part, n) in enumerate(runs):
+        if count <= 0:
+            return tuple(mine), runs[at:]
+        mine.append((part, min(n, count)))
+        if n > count:
+            return tuple(mine), ((part, n - count), *runs[at + 1 :])
+        count -= n
+    return tuple(mine), ()
 
 
 def last_output(ops: list[Op]) -> str:

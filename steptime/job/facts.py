@@ -36,6 +36,8 @@ class Facts(NamedTuple):
     n_dcs: Num
     head_dim_said: bool
     moe: bool
+    layers_listed: int | None
+    """How many layers model.layers lists."""
     attention: str
     attention_impl: str
     cp_comm_type: str

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, ConfigError, build
+from steptime.base.config import Config, ConfigError, ConfigProblem, build
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
@@ -26,7 +26,7 @@ from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
 from steptime.software.precision import precisions
-from steptime.software.recomputation import RecomputePlan, plan_recompute
+from steptime.software.recomputation import Recomputation, resolve_recompute
 
 
 class Job(Config):
@@ -59,7 +59,11 @@ class Job(Config):
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        problems = rules.problems(facts(self))
+        found = facts(self)
+        problems = rules.problems(found)
+        for run in self.model.layers or []:  # layers with widths of their own
+            problems += rules.problems(found._replace(**run.widths))
+        problems = list(dict.fromkeys(problems))
         if problems:
             raise ConfigError(problems)
         return self
@@ -80,12 +84,12 @@ class Job(Config):
         data = parse_mapping(text, name)
         is_file = isinstance(source, Path) or name == source
         anchor(data, Path(name).parent if is_file else Path())
-        problems: list[str] = []
+        problems: list[ConfigProblem] = []
         for setting in sets:
             try:
                 apply_setting(data, setting)
             except ConfigError as error:
-                problems += error.problems
+                problems += error.details
         return _build(data, problems)
 
     def replace(self, **changes: Any) -> Job:
@@ -110,7 +114,8 @@ class Job(Config):
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         if self.parallelism.cp > 1:
             resolved["cp_comm_type"] = self.cp_comm_type
-        performance = {key: getattr(self.software, key) for key in Options.model_fields}
+        settings = self.software.settings()
+        performance = {key: settings[key] for key in Options.model_fields}
         config: dict[str, Any] = {
             "model": self.model.model_dump(exclude_none=True),
             "parallelism": parallelism | resolved,
@@ -155,16 +160,26 @@ class Job(Config):
         """Micro-batches per step and pipeline: gbs / (dp * microbatch_sz)."""
         return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
 
+    @property
+    def single_microbatch(self) -> bool:
+        """Whether a step has one micro-batch."""
+        return self.microbatches == 1
+
+    @property
+    def schedule_microbatches(self) -> int:
+        """Micro-batches of the pipeline schedule."""
+        return self.microbatches
+
     @cached_property
     def sp(self) -> bool:
         """Sequence parallelism: as said, else the profile's; without tensor parallelism there is none."""
         said = self.parallelism.sp
-        return (self.software.sp if said is None else said) and self.parallelism.tp > 1
+        return (self.software.layout.sp if said is None else said) and self.parallelism.tp > 1
 
     @cached_property
     def cp_comm_type(self) -> Literal["p2p", "all_gather", "a2a"]:
         """How the ranks that share a sequence exchange keys and values: as said, else the profile's."""
-        return self.parallelism.cp_comm_type or self.software.cp_comm_type
+        return self.parallelism.cp_comm_type or self.software.layout.cp_comm_type
 
     @cached_property
     def zero_level(self) -> Literal[0, 1, 2, 3]:
@@ -174,14 +189,14 @@ class Job(Config):
             return said
         if fsdp is not None:
             return 3 if fsdp.reshard_after_forward else 2
-        return self.software.zero_level
+        return self.software.layout.zero_level
 
     @cached_property
     def schedule(self) -> Literal["gpipe", "1f1b", "interleaved"]:
         """Pipeline schedule: as said; interleaved where vpp > 1; else the profile's."""
         if self.parallelism.schedule is not None:
             return self.parallelism.schedule
-        return "interleaved" if self.parallelism.vpp > 1 else self.software.schedule
+        return "interleaved" if self.parallelism.vpp > 1 else self.software.layout.schedule
 
     @cached_property
     def layers_per_chunk(self) -> list[int]:
@@ -192,9 +207,9 @@ class Job(Config):
         return layers_per_chunk(facts(self))
 
     @cached_property
-    def recompute(self) -> RecomputePlan:
+    def recompute(self) -> Recomputation:
         """Recomputation in its one normal form."""
-        return plan_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
+        return resolve_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
@@ -219,8 +234,9 @@ def facts(job: Job) -> Facts:
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         moe=model.moe is not None,
+        layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
         attention=model.attention.kind,
-        attention_impl=software.attention_impl,
+        attention_impl=software.kernels.attention_impl,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
         mtp=model.mtp,
@@ -234,12 +250,12 @@ def facts(job: Job) -> Facts:
         both_buckets=layout.bucket_size_mb is not None and layout.n_param_buckets is not None,
         software=software.name,
         family=software.family,
-        vocab_multiple=software.vocab_multiple,
+        vocab_multiple=software.layout.vocab_multiple,
         precision=software.precision,
         recipe=software.recipe is not None,
-        fp8_params=software.fp8_params,
-        param_dtype=software.param_dtype,
-        master_dtype=software.master_dtype,
+        fp8_params=software.states.fp8_params,
+        param_dtype=software.states.param_dtype,
+        master_dtype=software.states.master_dtype,
         machine=machine.name,
         machine_dtypes=precisions(machine.accelerator.peak_flops, microscaling=machine.accelerator.microscaling),
         checkpoint_word=said.activation_checkpointing_type,
@@ -248,24 +264,24 @@ def facts(job: Job) -> Facts:
     )
 
 
-def _build(data: dict[str, Any], problems: list[str]) -> Job:
+def _build(data: dict[str, Any], problems: list[ConfigProblem]) -> Job:
     """The job, or all problems: those found before, those of the sections, and those that a typo would hide."""
     try:
         job = build(Job, data)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems, *_hidden_problems(data, error.problems)]) from None
+        raise ConfigError([*problems, *error.details, *_hidden_problems(data, error)]) from None
     if problems:
         raise ConfigError(problems)
     return job
 
 
-def _hidden_problems(data: dict[str, Any], problems: list[str]) -> list[str]:
+def _hidden_problems(data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
     """What else is wrong once unknown keys and an unknown machine are mended: the rules look at sound sections only."""
-    mended = mend(data, problems)
+    mended = mend(data, told.details)
     if mended is None:
         return []
     try:
         build(Job, mended)
     except ConfigError as error:
-        return [problem for problem in error.problems if problem not in problems]
+        return [problem for problem in error.details if problem.line not in told.problems]
     return []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, show
+from steptime.launch.job_keys import JobKeys
 
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
 _NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")
@@ -65,19 +67,26 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
     return value
 
 
-def data_parallel(source: str, ranks: int, devices: int | None, sets: Mapping[str, Any] | None, words: str) -> int:
-    """Data-parallel ranks of a job whose model takes `ranks` devices (`words` says of which degrees).
+def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
+    """Data-parallel ranks that the other degrees leave of the devices; None where nothing says how many there are."""
+    if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or devices is None:
+        return dp
+    ranks = prod(degrees.values())
+    if devices % ranks or devices < ranks:
+        words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        keys.problems.append(f"{keys.source}: world size {devices} is no multiple of {words} = {ranks}{fix}")
+    return max(devices // ranks, 1)
+
+
+def required_data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None) -> int:
+    """The same for a framework whose batch follows from it.
 
     Raises:
-        ConfigError: nothing says how many devices there are, or they do not divide.
+        ConfigError: nothing says how many devices there are.
     """
-    if (dp := told_whole(sets, "parallelism.dp")) is not None:
-        return dp
-    if devices is None:
+    if (dp := data_parallel(keys, degrees, devices)) is None:
         raise ConfigError(
-            f"{source}: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks: "
-            f"devices / {ranks}), or set WORLD_SIZE"
+            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N (devices / "
+            f"{prod(degrees.values())}), or set WORLD_SIZE"
         )
-    if devices % ranks:
-        raise ConfigError(f"{source}: {devices} devices do not divide by {words} = {ranks}; one of the two is wrong")
-    return devices // ranks
+    return dp

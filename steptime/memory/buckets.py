@@ -7,9 +7,10 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from itertools import pairwise
-from math import lcm
+
+from steptime.base.num import Num, is_column, lcm, where
 
 PARAM_ALIGNMENT = 64
 """A parameter starts at a multiple of this many elements (lines 657-666)."""
@@ -18,26 +19,29 @@ BUCKET_ALIGNMENT = 128
 
 
 def bucket_elements(
-    params: Iterable[int],
-    dp: int,
-    bucket_size: float | None,
+    params: Sequence[Num],
+    dp: Num,
+    bucket_size: Num | None,
     *,
     sharded: bool = True,
     alone: Collection[int] = (),
     alignment: int = BUCKET_ALIGNMENT,
-) -> list[int]:
+) -> list[Num]:
     """Padded element count of every bucket, in the order of backward (lines 627-742).
 
     `params`: element counts on this rank in backward order, the last registered parameter first. `dp`: ranks over which the
     optimizer is sharded (dp*cp). `bucket_size`: a bucket closes once it holds this many elements, its padding included; None
     makes one bucket. `sharded`: the distributed optimizer; without it nothing is padded. `alone`: positions in `params` of
     tied embedding copies of a pipeline of several stages, which get buckets of their own when sharded (lines 698-709).
-    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw.
+    `alignment`: 2**16 under pad_buckets_for_high_nccl_busbw. Columns give an entry for every parameter, 0 where no
+    bucket ends with it.
 
     >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
     [1152, 128]
     """
-    start_at, end_at = (PARAM_ALIGNMENT, lcm(dp, BUCKET_ALIGNMENT, alignment)) if sharded else (1, 1)
+    if any(map(is_column, (dp, bucket_size, *params[:1]))):
+        return _columns(params, dp, bucket_size, sharded=sharded, alone=alone, alignment=alignment)
+    start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
     ends = [0]
     end = 0
     for position, elements in enumerate(params):
@@ -55,7 +59,30 @@ def bucket_elements(
     return [stop - start for start, stop in pairwise(ends)]
 
 
-def round_up(count: int, multiple: int) -> int:
+def _columns(
+    params: Sequence[Num], dp: Num, bucket_size: Num | None, *, sharded: bool, alone: Collection[int], alignment: int
+) -> list[Num]:
+    """The same, parameter by parameter for all candidates at once."""
+    start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
+    sizes: list[Num] = []
+    last = end = 0.0
+    for position, elements in enumerate(params):
+        start = round_up(end, start_at)
+        apart = sharded and position in alone
+        if apart:
+            start = where(end > last, round_up(start, end_at), start)
+            sizes.append(where(end > last, start - last, 0.0))
+            last = where(end > last, start, last)
+        end = start + elements
+        closes = apart if apart or bucket_size is None else end - last >= bucket_size
+        end = where(closes, round_up(end, end_at), end)
+        sizes.append(where(closes, end - last, 0.0))
+        last = where(closes, end, last)
+    sizes.append(where(end > last, round_up(end, end_at) - last, 0.0))
+    return sizes
+
+
+def round_up(count: Num, multiple: Num) -> Num:
     """The smallest multiple of `multiple` that is not below `count`.
 
     >>> round_up(65, 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.base.num import Num
 from steptime.base.rows import Overhead
 from steptime.job.job import Job
 
@@ -24,12 +25,11 @@ def overhead(job: Job) -> Overhead:
     p = job.parallelism
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
-    if job.parallelism.devices == 1:
-        return Overhead(context, 0.0)
-    groups = sum((p.tp > 1, p.pp > 1, p.dp * p.cp > 1, p.cp > 1, job.model.tie_embeddings and p.pp > 1))
+    groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), 1 * (p.cp > 1)])
+    groups = groups + 1 * (job.model.tie_embeddings and p.pp > 1)
     return Overhead(context, groups * COMMUNICATOR_BYTES)
 
 
-def reserved_bytes(states_bytes: float, moving_bytes: float) -> float:
+def reserved_bytes(states_bytes: Num, moving_bytes: Num) -> Num:
     """What the caching allocator holds at the peak."""
     return states_bytes + moving_bytes * (1.0 + FRAGMENTATION)

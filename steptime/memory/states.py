@@ -1,25 +1,38 @@
-"""Model states of one device: parameters, gradients, optimizer, by ZeRO level and dtype recipe."""
+"""Model states of one device: parameters, gradients, optimizer, by ZeRO level, dtypes and parameter group.
+
+A parameter group (`Param.group`) has its own data-parallel ranks, and so its own shards, buffers and reductions: dense
+parameters those of dp*cp.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime.job.assembly import Assembly, Chunk, local_elements
+from steptime.base.num import Num, ceil, maximum
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.buckets import bucket_elements
-from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
+
+
+class Bucket(NamedTuple):
+    """What one gradient reduction carries."""
+
+    elements: Num
+    """Padding included."""
+    group: str = "dense"
 
 
 class States(NamedTuple):
     """Bytes of one device of one pipeline stage."""
 
-    params_bytes: float
-    gradients_bytes: float
-    optimizer_bytes: float
-    buckets: list[list[int]]
-    """Padded elements of each gradient bucket, by virtual chunk: what one reduction carries."""
-    gathered_itemsize: float = 0.0
+    params_bytes: Num
+    gradients_bytes: Num
+    optimizer_bytes: Num
+    buckets: list[list[Bucket]]
+    """By virtual chunk, in the order of backward."""
+    gathered_itemsize: Num = 0.0
     """Bytes per parameter that the all-gather after the update sends, mean of the stage."""
 
 
@@ -40,138 +53,144 @@ def state_bytes(job: Job) -> StateBytes:
     """
     s = job.software
     return StateBytes(
-        s.bytes_of(s.param_dtype),
-        s.bytes_of(s.main_grad_dtype),
-        s.bytes_of(s.master_dtype),
-        2.0 * s.bytes_of(s.moment_dtype),
+        s.bytes_of(s.states.param_dtype),
+        s.bytes_of(s.states.main_grad_dtype),
+        s.bytes_of(s.states.master_dtype),
+        2.0 * s.bytes_of(s.states.moment_dtype),
     )
 
 
-def shard_ranks(job: Job) -> int:
-    """Ranks over which ZeRO shards: dp*cp, or one replica's share of them."""
+def data_parallel_ranks(job: Job, group: str) -> Num:
+    """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense ones.
+
+    Raises:
+        KeyError: for an unknown group.
+    """
     p = job.parallelism
-    return p.dp * p.cp // p.replicas
+    return {"dense": p.dp * p.cp}[group]
+
+
+def shard_ranks(job: Job, group: str = "dense") -> Num:
+    """Ranks over which ZeRO shards a group's states: its data-parallel ranks, or one replica's share of them."""
+    return data_parallel_ranks(job, group) // job.parallelism.replicas
 
 
 def stage_states(assembly: Assembly) -> list[States]:
-    """States of every stage's device.
+    """States of every stage's device."""
+    known: dict[tuple[object, ...], list[Bucket]] = {}
+
+    def buckets(chunk: Chunk) -> list[Bucket]:
+        """Once for all chunks that hold the same parts."""
+        key = (chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0)
+        if key not in known:
+            known[key] = chunk_buckets(assembly, chunk)
+        return known[key]
+
+    return [states_of(assembly, chunks, [buckets(chunk) for chunk in chunks]) for chunks in assembly.stages]
+
+
+def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bucket]]) -> States:
+    """States of the device that holds these chunks.
 
     ZeRO (Rajbhandari et al. 2020, figure 1): level 1 shards the optimizer, 2 the gradients too, 3 the parameters too, over
     dp*cp. Megatron's buffers are padded per parameter and bucket (`buckets.py`); others divide evenly and round up.
     """
     job = assembly.job
-    size, ranks = state_bytes(job), shard_ranks(job)
-    level = job.zero_level
-    by_stage = []
-    known: dict[tuple[int, bool, bool, bool], list[int]] = {}
-    for chunks in assembly.stages:
-        buckets = [alike_buckets(assembly, c, known) for c in chunks]
-        whole = float(sum(assembly.local_params(c) for c in chunks))
-        padded = float(sum(map(sum, buckets))) if job.software.padded_buckets and level >= 1 else whole
-        shard = -(-padded // ranks)
-        quantised = float(sum(quantised_elements(assembly, c) for c in chunks))
-        by_stage.append(
-            States(
-                params_bytes=size.params * (shard if level == 3 else padded) + quantised * extra_bytes(job),
-                gradients_bytes=size.gradients
-                * (shard if level >= 2 else padded * (2.0 if reduces_copies(job) else 1.0)),
-                optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
-                buckets=buckets,
-                gathered_itemsize=gathered_itemsize(job, quantised, whole),
-            )
-        )
-    return by_stage
+    size, level = state_bytes(job), job.zero_level
+    whole = 1.0 * sum([assembly.local_params(c) for c in chunks])
+    quantized = 1.0 * sum([quantized_elements(c) for c in chunks])
+    buffer: dict[str, Num] = {}
+    for bucket in (bucket for chunk in buckets for bucket in chunk):
+        buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
+    padded = sum(buffer.values()) if job.software.states.padded_buckets and level >= 1 else whole
+    parts = buffer if job.software.states.padded_buckets and level >= 1 else local_groups(assembly, chunks)
+    shard = sum([-(-elements // shard_ranks(job, group)) for group, elements in parts.items()])
+    copies = 2.0 if reduces_copies(job) else 1.0
+    return States(
+        params_bytes=size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job),
+        gradients_bytes=size.gradients * (shard if level >= 2 else padded * copies),
+        optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
+        buckets=buckets,
+        gathered_itemsize=gathered_itemsize(job, quantized, whole),
+    )
+
+
+def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
+    """Parameters of some chunks on one device, by group."""
+    found: dict[str, Num] = {}
+    for params, count in (part for chunk in chunks for part in assembly.chunk_params(chunk)):
+        for p in params:
+            found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp)
+    return found
 
 
 def reduces_copies(job: Job) -> bool:
     """Whether the gradients that are reduced are copies, which lie in buckets beside them from step to step."""
     p = job.parallelism
-    return job.software.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
+    return job.software.states.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
 
 
-def quantised_elements(assembly: Assembly, chunk: Chunk) -> int:
-    """Weights of a chunk on one device that a recipe quantises: those of its blocks."""
-    return chunk.layers * assembly.block.n_quantised
+def quantized_elements(chunk: Chunk) -> Num:
+    """Weights of a chunk on one device that a recipe quantizes: those of its layers."""
+    return sum([count * part.n_quantized for part, count in chunk.runs])
 
 
 def extra_bytes(job: Job) -> float:
-    """Bytes per quantised weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
+    """Bytes per quantized weight over what any parameter takes: its copies, less the compute dtype's where there is none."""
     s = job.software
-    stored = s.bytes_of(s.param_dtype)
-    return weight_bytes(s.recipe, stored, stored=s.fp8_params) - stored
+    stored = s.bytes_of(s.states.param_dtype)
+    return weight_bytes(s.recipe, stored, stored=s.states.fp8_params) - stored
 
 
-def gathered_itemsize(job: Job, quantised: float, whole: float) -> float:
-    """Bytes per parameter in the all-gather: quantised ones go as the recipe sends them under `fp8_params`.
+def gathered_itemsize(job: Job, quantized: Num, whole: Num) -> Num:
+    """Bytes per parameter in the all-gather: quantized ones go as the recipe sends them under `fp8_params`.
 
     Megatron puts fp8 parameters and others into buffers of their own (core distributed/param_and_grad_buffer.py); the mean
     stands for both.
     """
     s = job.software
-    usual = s.bytes_of(s.param_dtype)
-    if s.recipe is None or not s.fp8_params or not whole:
+    usual = s.bytes_of(s.states.param_dtype)
+    if s.recipe is None or not s.states.fp8_params:
         return usual
-    return usual + (s.recipe.param_gather_itemsize - usual) * quantised / whole
+    return usual + (s.recipe.param_gather_itemsize - usual) * quantized / maximum(whole, 1.0)
 
 
-def alike_buckets(assembly: Assembly, chunk: Chunk, known: dict[tuple[int, bool, bool, bool], list[int]]) -> list[int]:
-    """`chunk_buckets`, once for all chunks that hold the same parts."""
-    key = (chunk.layers, chunk.embedding, chunk.head, chunk.depth == 0)
-    if key not in known:
-        known[key] = chunk_buckets(assembly, chunk)
-    return known[key]
-
-
-def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[int]:
-    """Elements of the gradient buckets of one model chunk, in backward order.
+def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
+    """The gradient buckets of one model chunk, group by group, in backward order.
 
     Only the first chunk is cut into buckets: later stages and virtual chunks reduce in one piece (megatron/core/distributed/
-    distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None).
+    distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None). Parameters of different groups
+    lie in buffers of their own (same file, expert_parallel_buffers).
     """
     job = assembly.job
-    software = job.software
-    ordered = registered(assembly.chunk_params(chunk))
-    local = [local_elements(q, assembly.block.tp) for q in ordered]
-    sharded = software.padded_buckets and job.zero_level >= 1
-    last = len(ordered) - 1
-    alone = {last - i for i, q in enumerate(ordered) if q.name in TIED} if assembly.tied_copy else set()
-    size = bucket_size(job, float(sum(local))) if chunk.depth == 0 else None
-    return bucket_elements(reversed(local), shard_ranks(job), size, sharded=sharded, alone=alone)
+    sharded = job.software.states.padded_buckets and job.zero_level >= 1
+    found: list[Bucket] = []
+    ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
+    for group in dict.fromkeys(p.group for p in ordered):
+        backward = [p for p in reversed(ordered) if p.group == group]
+        alone = {i for i, p in enumerate(backward) if p.vocab} if assembly.tied_copy else set[int]()
+        local = [p.local(assembly.head.tp) for p in backward]
+        size = bucket_size(job, sum(local)) if chunk.depth == 0 else None
+        counts = bucket_elements(local, shard_ranks(job, group), size, sharded=sharded, alone=alone)
+        found += [Bucket(elements, group) for elements in counts]
+    return found
 
 
-TIED = ("embedding.weight", "head.weight")
-
-
-def registered(parts: list[list[Param]]) -> list[Param]:
-    """Parameters in the order Megatron's modules register them: in a block the output projection stands before qkv.
-
-    megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
-    """
-    rank = {"attn.norm": 0, "attn.proj": 1}
-    known: dict[int, list[Param]] = {}  # blocks repeat: each is sorted once
-    ordered: list[Param] = []
-    for part in parts:
-        if id(part) not in known:
-            known[id(part)] = sorted(part, key=lambda q: rank.get(q.name.rpartition(".")[0], 2))
-        ordered += known[id(part)]
-    return ordered
-
-
-def bucket_size(job: Job, elements: float) -> float:
+def bucket_size(job: Job, elements: Num) -> Num:
     """Elements per gradient bucket: as said (bytes or a count of buckets), else the profile's."""
     p, software = job.parallelism, job.software
     if p.n_param_buckets is not None:
-        return -(-elements // p.n_param_buckets)
+        return ceil(elements / p.n_param_buckets)
     if p.bucket_size_mb is not None:
-        return p.bucket_size_mb * 1e6 / software.bytes_of(software.main_grad_dtype)
-    return max(software.bucket_elements, software.bucket_elements_per_dp * p.dp * p.cp)
+        return p.bucket_size_mb * 1e6 / software.bytes_of(software.states.main_grad_dtype)
+    return maximum(software.layout.bucket_elements, software.layout.bucket_elements_per_dp * p.dp * p.cp)
 
 
 class PartialGradients(NamedTuple):
     """All-reduces over tp in a step: how many, and the bytes of one (the mean where each parameter goes by itself)."""
 
     calls: float
-    bytes: float
+    bytes: Num
 
 
 def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> PartialGradients:
@@ -182,11 +201,11 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     _get_grad_inner_tensor).
     """
     job, chunks = assembly.job, assembly.stages[stage]
-    block = [p.elements for p in assembly.block.params if not p.shard]
-    ends = [p.elements for p in assembly.head.params if not p.shard] if any(c.head for c in chunks) else []
-    layers = sum(c.layers for c in chunks)
-    elements = float(sum(block) * layers + sum(ends))
+    runs = [run for chunk in chunks for run in chunk.runs]
+    runs += [(assembly.head, 1) for chunk in chunks if chunk.head]
+    whole = [(p.elements, count) for part, count in runs for p in part.params if p.split_dim is None]
+    elements = 1.0 * sum([count * n for n, count in whole])
     if not one_by_one:
         return PartialGradients(1.0, elements * state_bytes(job).gradients)
-    tensors = len(block) * layers + len(ends)
+    tensors = sum([count for _, count in whole])
     return PartialGradients(float(tensors * job.microbatches), elements * job.software.itemsize / tensors)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from steptime.base.num import is_column, maximum
+from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
@@ -38,12 +38,12 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
         ops += made
     core, o = core_attention(model, shard, q, k, v)
     n_q, _ = heads(model, shard)
-    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), "tp")
+    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), 1)
     bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
     width = n_q * model.head_dim
     quantised, operand = cast_context(o, shard.tokens * width, shard)
     back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
-    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back)
+    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
     last = residual("attn.residual", "x", branch, "x2", rows * hidden, shard)
@@ -61,7 +61,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     d, hidden, size = model.head_dim, model.hidden_sz, shard.itemsize
     parts = (("q", n_q, model.n_q_heads), ("k", n_kv, model.n_kv_heads), ("v", n_kv, model.n_kv_heads))
     own = ("attn.q", "attn.k", "attn.v")
-    if not shard.software.fused_projections:
+    if not shard.software.kernels.fused_projections:
         params = {p: linear_params(f"attn.{p}", (count * d, hidden), model.qkv_bias) for p, _, count in parts}
         return [
             linear(f"attn.{p}_proj", x, f"attn.{p}", hidden, n * d, shard, params[p], casts(shard, n * d, hidden))
@@ -72,7 +72,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     width = rows / shard.tp
     whole = (Tensor("attn.qkv", shard.tokens * width, size),)
     split = tuple(Tensor(f"attn.{p}", shard.tokens * n * d, size) for p, n, _ in parts)
-    views = shard.software.attention_impl == "unfused"
+    views = shard.software.kernels.attention_impl == "unfused"
     outputs = whole if views else split
     one = linear("attn.qkv", x, "attn.qkv", hidden, width, shard, every, casts(shard, width, hidden))
     gemm = replace(one, outputs=outputs)
@@ -80,7 +80,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
-    if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
+    # a single key-value head's queries lie together: no copy splits them off
+    if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
@@ -95,7 +96,7 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
-    if is_column(shard.tp) or shard.tp <= model.n_kv_heads:
+    if same(shard.tp <= model.n_kv_heads):
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
     whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
@@ -103,22 +104,17 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
     return [gather], whole.name
 
 
-def one_group(n_kv: Num) -> bool:
-    """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
-    return not is_column(n_kv) and n_kv == 1
-
-
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
     """Weight and bias of a column-parallel projection: both split by tp."""
-    weight = Param(f"{name}.weight", shape, "tp")
-    return (weight, Param(f"{name}.bias", shape[:1], "tp")) if bias else (weight,)
+    weight = Param(f"{name}.weight", shape, 0)
+    return (weight, Param(f"{name}.bias", shape[:1], 0)) if bias else (weight,)
 
 
 def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
     """RMSNorm over each head of q and k (Qwen3)."""
     n_q, n_kv = heads(model, shard)
-    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard)
-    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard)
+    q_ops, q = norm("attn.q_norm", q, shard.tokens * n_q, model.head_dim, model, shard, "")
+    k_ops, k = norm("attn.k_norm", k, shard.tokens * n_kv, model.head_dim, model, shard, "")
     return [*q_ops, *k_ops], q, k
 
 
@@ -132,11 +128,12 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     d, size = model.head_dim, shard.itemsize
     out_q = Tensor("attn.rope.q", shard.tokens * n_q * d, size)
     out_k = Tensor("attn.rope.k", shard.tokens * n_kv * d, size)
-    own = shard.software.rope_impl == "own_tables"
-    fused = shard.software.rope_impl == "fused"
+    own = shard.software.kernels.rope_impl == "own_tables"
+    fused = shard.software.kernels.rope_impl == "fused"
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
-    # eager: rotate half (2 passes), two products (2 each), their sum (3)
-    moved = (2.0 if fused else 9.0) * (out_q.bytes + out_k.bytes)
+    rotate_half, products, their_sum = 2.0, 2.0 * 2.0, 3.0  # accesses of every element
+    accesses = 2.0 if fused else rotate_half + products + their_sum
+    moved = accesses * (out_q.bytes + out_k.bytes)
     saves = tuple(t.name for t in tables)
     op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)
     return [op], out_q.name, out_k.name
@@ -146,7 +143,7 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
     if shard.context_split:
         return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
-    if shard.software.attention_impl == "flash":
+    if shard.software.kernels.attention_impl == "flash":
         return flash(model, shard, q, k, v)
     return unfused(model, shard, q, k, v)
 
@@ -170,14 +167,14 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     ops: list[Op] = []
     if model.n_q_heads != model.n_kv_heads:
         ops, (q, k, v) = repeat(model, shard, q, k, v)
-    scores = Tensor("attn.core.scores.out", elements, size)
-    batched = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size}
+    scores = Tensor("attn.core.scores.out", elements, size, pooled=True)
+    batched: dict[str, Any] = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size, "role": "core_attn"}
     ops.append(
         Gemm("attn.core.scores", (q, k), (scores,), tuple(dict.fromkeys((q, k))), n=shard.kv_seq, k=d, **batched)
     )
     probs = Tensor("attn.core.probs", elements, size)
     ops.append(softmax(scores, probs, shard))
-    dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard)
+    dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard, "core_attn")
     out = Tensor("attn.core.out", shard.tokens * n_q * d, size)
     context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d, k=shard.kv_seq, **batched)
     return [*ops, *dropped, context], out.name
@@ -193,7 +190,7 @@ def repeat(model: Model, shard: Shard, q: str, k: str, v: str) -> tuple[list[Op]
     sources = (k,) if view else tuple(dict.fromkeys((k, v)))
     read = shard.tokens * (2.0 * n_kv + (n_q if view else 0.0)) * d * size
     moved = len(names) * outputs[0].bytes + read
-    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)))
+    op = Move("attn.core.repeat", sources, outputs, (), (), (), moved, moved, float(len(names)), role="core_attn")
     return [op], (names[0] if view else q, names[-2], names[-1])
 
 
@@ -203,9 +200,10 @@ def softmax(scores: Tensor, probs: Tensor, shard: Shard) -> Op:
     fused keeps the probabilities (megatron/core/fusions/fused_softmax.py, ScaledUpperTriangMaskedSoftmax). composite works in
     fp32, keeps that, and casts it down.
     """
-    if shard.software.softmax_impl == "fused" or shard.itemsize == FP32:
-        return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,))
+    if shard.software.kernels.softmax_impl == "fused" or shard.itemsize == FP32:
+        return Move("attn.core.softmax", (scores.name,), (probs,), (probs.name,), role="core_attn")
     wide = Tensor("attn.core.softmax.fp32", scores.elements, FP32)
     # upcast, mask, softmax, downcast; backward the other way
     moved = 2.0 * scores.bytes + 5.0 * wide.bytes
-    return Move("attn.core.softmax", (scores.name,), (probs,), (wide.name,), (wide,), (), moved, moved, 4.0)
+    saves = (wide.name,)
+    return Move("attn.core.softmax", (scores.name,), (probs,), saves, (wide,), (), moved, moved, 4.0, role="core_attn")

@@ -1,7 +1,11 @@
-"""A model as ops: its layers, its two ends, and the parameters that these own."""
+"""A model as ops: its layers in depth order, its two ends, and the parameters that these own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
 from steptime.model.embedding_and_head import head_ops
@@ -11,17 +15,46 @@ from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
 
-__all__ = ["block_ops", "embedding_ops", "head_ops", "n_params", "params", "params_of"]
+__all__ = ["LAYERS", "Layer", "block_ops", "embedding_ops", "head_ops", "layers", "n_params", "params", "params_of"]
 
 
 def block_ops(model: Model, shard: Shard) -> list[Op]:
-    """One transformer block, from tensor "x" to "y"."""
+    """One dense transformer layer, from tensor "x" to "y"."""
     return [*attention_ops(model, shard), *mlp_ops(model, shard)]
+
+
+LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {"dense": block_ops}
+"""Every kind of layer by name: its ops, from tensor "x" to "y"."""
+
+
+class Layer(NamedTuple):
+    """A kind of layer in one model: what makes its ops, and the model with the widths that such layers have."""
+
+    kind: str
+    model: Model
+
+    def ops(self, shard: Shard) -> list[Op]:
+        """One layer's ops, from tensor "x" to "y"."""
+        return LAYERS[self.kind](self.model, shard)
+
+
+def layers(model: Model) -> list[tuple[Layer, int]]:
+    """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
+    if model.layers is None:
+        return [(Layer("dense", model), model.n_layers)]
+    known: dict[tuple[object, ...], Layer] = {}
+    found: list[tuple[Layer, int]] = []
+    for run in model.layers:
+        key = (run.kind, *run.widths.items())
+        if key not in known:
+            known[key] = Layer(run.kind, model.model_copy(update={**run.widths, "layers": None}))
+        found.append((known[key], run.repeat))
+    return found
 
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
-    return embedding_and_head.embedding_ops(model, shard, model.max_positions or int(shard.kv_seq))
+    return embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
 
 
 def params_of(ops: list[Op]) -> list[Param]:
@@ -30,10 +63,10 @@ def params_of(ops: list[Op]) -> list[Param]:
 
 
 def params(model: Model, shard: Shard) -> list[Param]:
-    """Every parameter tensor of the model, blocks repeated, a tied head left out."""
-    ends = [*params_of(embedding_ops(model, shard)), *params_of(head_ops(model, shard))]
-    ends = [p for p in ends if not (model.tie_embeddings and p.name == "head.weight")]
-    return ends + params_of(block_ops(model, shard)) * model.n_layers
+    """Every parameter tensor of the model, layers repeated, a tied head left out."""
+    head = [p for p in params_of(head_ops(model, shard)) if not (model.tie_embeddings and p.vocab)]
+    inside = [p for layer, count in layers(model) for p in params_of(layer.ops(shard)) * count]
+    return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
 def n_params(model: Model) -> int:

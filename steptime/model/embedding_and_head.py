@@ -9,6 +9,7 @@ from steptime.model.quantize import Operand
 from steptime.model.sublayers import FP32, dropout, enter_tp, norm
 
 if TYPE_CHECKING:
+    from steptime.base.num import Num
     from steptime.model.model import Model
     from steptime.model.shard import Shard
 
@@ -18,7 +19,7 @@ BOOL = 1.0
 """Bytes of one bool."""
 
 
-def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
+def embedding_ops(model: Model, shard: Shard, positions: Num) -> list[Op]:
     """Token (and position) table look-up to the first block's "x"; rows of the vocabulary split by tp.
 
     A split table gives partial rows, summed by reduce-scatter (sp) or all-reduce (megatron/core/tensor_parallel/layers.py,
@@ -26,17 +27,26 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     """
     rows, hidden, size = shard.sequence_tokens, model.hidden_sz, shard.itemsize
     found = Tensor("embedding.out", shard.tokens * hidden, size)
-    table = Param("embedding.weight", (shard.vocab, hidden), "tp")
+    table = Param("embedding.weight", (shard.vocab, hidden), 0, vocab=True)
     kept: tuple[Tensor, ...] = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
-    if shard.split and shard.software.vocab_parallel:
+    if shard.split and shard.software.kernels.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
-    moved = found.bytes * 2.0
-    main = shard.software.bytes_of(shard.software.main_grad_dtype)
-    # a dense gradient of the table: zeroed, scattered into, read and added to the main one
-    dense = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
+    rows_moved = 2.0 * found.bytes  # read and written
+    main = shard.software.bytes_of(shard.software.states.main_grad_dtype)
+    # a dense gradient of the table in the compute dtype, zeroed and read; the main one read and written
+    dense_gradient = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
     names = tuple(t.name for t in kept)
     ops: list[Op] = [
-        Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved + dense)
+        Move(
+            "embedding",
+            (),
+            (found,),
+            names,
+            kept,
+            (table,),
+            forward_bytes=rows_moved,
+            backward_bytes=rows_moved + dense_gradient,
+        )
     ]
     x = found.name
     if shard.split:
@@ -78,12 +88,12 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     """
     hidden, size = model.hidden_sz, shard.itemsize
     normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
-    entered, (read, kept) = enter_tp("head", Operand(read, read), hidden, shard)
+    entered, x = enter_tp("head", Operand(read, read), hidden, shard)
     columns = shard.vocab / shard.tp
     logits = Tensor("head.logits", shard.tokens * columns, size)
-    weight = Param("head.weight", (shard.vocab, hidden), "tp")
+    weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True)
     gemm = Gemm(
-        "head.proj", (read,), (logits,), (kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
+        "head.proj", (x.read,), (logits,), (x.kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
     )
     return [*normed, *entered, gemm, *loss_ops(shard, logits)]
 
@@ -93,12 +103,12 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
 
     A trainer may gather the logits of all ranks first: each then holds them whole, and the loss needs nobody else.
     """
-    if shard.split and shard.software.gathered_logits:
+    if shard.split and shard.software.comm.gathered_logits:
         parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
         return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, held=True)]
-    ops = [vocab_parallel_loss(shard, logits)] if shard.software.vocab_parallel else torch_loss(shard, logits)
+    ops = [vocab_parallel_loss(shard, logits)] if shard.software.kernels.vocab_parallel else torch_loss(shard, logits)
     if shard.split:
         per_token = shard.tokens * FP32
         ops += [Comm(f"loss.{what}", kind="all_reduce", bytes=per_token) for what in ("max", "target", "sum")]
@@ -113,7 +123,7 @@ def torch_loss(shard: Shard, logits: Tensor, *, held: bool = False) -> list[Op]:
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     x, beside, ops = logits, 0.0, list[Op]()
-    if shard.software.loss_impl == "composite" and logits.itemsize < FP32:
+    if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
         beside = logits.bytes  # a training loop holds the logits until it has the loss
         ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if held else ()))
@@ -132,7 +142,7 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
     The upcast logits become the softmax, and that the gradient, in place; a cast down follows.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
-    wide = shard.software.loss_impl == "composite"
+    wide = shard.software.kernels.loss_impl == "composite"
     kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
     mask = Tensor("loss.mask", shard.tokens, BOOL)
     # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast

@@ -18,7 +18,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
-    "relu2": "relu",  # squared ReLU: one more multiplication in the same kernel
+    "relu2": "relu2",
 }
 FORBIDDEN = {
     "num_local_experts": "a mixture of experts",

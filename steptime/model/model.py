@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -33,6 +33,23 @@ class AttentionKind(Config):
     window: int | None = None
 
 
+class LayerRun(Config):
+    """`repeat` neighboring layers of one kind, with widths of their own where they differ from the model's."""
+
+    repeat: int = Field(1, ge=1)
+    kind: Literal["dense"] = "dense"
+    inter_sz: int | None = Field(None, ge=1)
+    n_q_heads: int | None = Field(None, ge=1)
+    n_kv_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=1)
+
+    @property
+    def widths(self) -> dict[str, Any]:
+        """What it says of its widths."""
+        said = {key: getattr(self, key) for key in ("inter_sz", "n_q_heads", "n_kv_heads", "head_dim")}
+        return {key: value for key, value in said.items() if value is not None}
+
+
 class Model(Config):
     """A decoder-only transformer: embedding, n_layers blocks, final norm, head."""
 
@@ -60,9 +77,11 @@ class Model(Config):
     """Biases of the q, k and v projections, which Qwen2 has and no others."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
-    activation: Literal["silu", "gelu", "relu"] = Field(
+    activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
+    layers: list[LayerRun] | None = None
+    """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
     moe: Moe | None = None
     attention: AttentionKind = Field(default_factory=AttentionKind)
     mtp: int = 0

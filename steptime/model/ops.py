@@ -9,7 +9,7 @@ Shapes are those of one device for one micro-batch. Letters in formulas: T token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
@@ -17,6 +17,9 @@ from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 Axis = Literal["tp", "cp", "pp", "dp", "ep", "embedding"]
+Role = Literal["", "norm", "core_attn", "attn_proj", "mlp", "act"]
+"""What an op is in its layer, in the words of Megatron's recompute_modules: a norm before attention or MLP, core attention, the
+attention's output projection, the MLP with its activation; "" for all else."""
 
 
 class Tensor(NamedTuple):
@@ -28,6 +31,8 @@ class Tensor(NamedTuple):
     """Bytes per element."""
     grad_itemsize: float = 0.0
     """Bytes per element of its gradient where that differs (a quantised copy's), else 0."""
+    pooled: bool = False
+    """It lies in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py, GlobalMemoryBuffer)."""
 
     @property
     def bytes(self) -> Num:
@@ -41,19 +46,28 @@ class Tensor(NamedTuple):
 
 
 class Param(NamedTuple):
-    """One parameter tensor: `shape` is the unsharded one; `shard` the axis that splits it ("" = replicated)."""
+    """One parameter tensor; `shape` is the unsharded one."""
 
     name: str
-    shape: tuple[int, ...]
-    shard: str = ""
+    shape: tuple[Num, ...]
+    split_dim: int | None = None
+    """The dimension that tensor parallelism splits: 0 of a column-parallel weight, 1 of a row-parallel one; None: replicated."""
+    group: Literal["dense", "expert"] = "dense"
+    """Whose ranks reduce its gradient and shard its states: the data-parallel ones, or those of an expert."""
+    vocab: bool = False
+    """Its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
 
     @property
-    def elements(self) -> int:
+    def elements(self) -> Num:
         """Unsharded element count."""
-        count = 1
+        count: Num = 1
         for extent in self.shape:
-            count *= extent
+            count = count * extent
         return count
+
+    def local(self, tp: Num) -> Num:
+        """Elements on one device."""
+        return self.elements if self.split_dim is None else -(-self.elements // tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class Op:
     saves: tuple[str, ...] = ()
     stats: tuple[Tensor, ...] = ()
     params: tuple[Param, ...] = ()
+    role: Role = field(default="", kw_only=True)
 
     @property
     def made(self) -> tuple[Tensor, ...]:
@@ -95,6 +110,8 @@ class Gemm(Op):
     cast_bytes: Num = 0.0
     """Bytes that backward moves to quantise and transpose operands [B]."""
     cast_kernels: float = 0.0
+    keeps_columns: bool = False
+    """What it keeps for wgrad is the quantised copy by columns."""
 
     @property
     def flops(self) -> Num:
@@ -147,6 +164,8 @@ class Move(Op):
     same_grad: bool = False
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
+    draws_mask: bool = False
+    """Its stats are a dropout mask, which the state of the random number generator brings back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +175,7 @@ class Comm(Op):
     `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
     `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
     `count` calls are alike; each can run beside `beside` of the part's attention kernel (axis cp), as a share of its time.
+    `region`: it enters the tensor-parallel region, before a column-parallel projection, or leaves it, after a row-parallel one.
     """
 
     kind: Kind | None = None
@@ -167,12 +187,13 @@ class Comm(Op):
     """The full tensor of the collective in backward, where that differs."""
     count: Num = 1.0
     beside: Num = 0.0
+    region: Literal["", "enter", "leave"] = ""
 
 
-def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, float]:
+def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:
     """Size of every tensor of a part by name, its input included [B]."""
-    sizes = {x.name: float(x.bytes)}
+    sizes: dict[str, Num] = {x.name: 1.0 * x.bytes}
     for op in ops:
         for tensor in op.made:
-            sizes[tensor.name] = float(tensor.bytes)
+            sizes[tensor.name] = 1.0 * tensor.bytes
     return sizes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.model.ops import Comm, Move, Op, Tensor
+from steptime.model.ops import Comm, Move, Op, Role, Tensor
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Operand(NamedTuple):
-    """The input of a projection: the tensor it multiplies, and the one it keeps for wgrad."""
+    """The input of a projection: the tensor it multiplies, the one it keeps for wgrad, whether that is the copy by columns."""
 
     read: str
     kept: str
+    columns: bool = False
 
 
 def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool) -> tuple[Tensor, ...]:
@@ -41,7 +42,9 @@ def cast_kernels(recipe: Recipe, made: float) -> float:
     return 1.0 + recipe.amax_reads + (recipe.column_reads if made > 1.0 else 0.0)
 
 
-def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -> tuple[list[Op], Operand]:
+def cast(
+    name: str, x: str, elements: Num, shard: Shard, *, both: bool = True, role: Role = ""
+) -> tuple[list[Op], Operand]:
     """A kernel that reads `x` and writes its quantised copies; backward hands the gradient on as it is."""
     recipe = shard.software.recipe
     if recipe is None:
@@ -49,11 +52,11 @@ def cast(name: str, x: str, elements: Num, shard: Shard, *, both: bool = True) -
     made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
     moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
     kernels = cast_kernels(recipe, float(len(made)))
-    op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True)
-    return [op], Operand(made[0].name, made[-1].name)
+    op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True, role=role)
+    return [op], Operand(made[0].name, made[-1].name, len(made) > 1)
 
 
-def agree(name: str, shard: Shard, *, forward: bool) -> list[Op]:
+def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op]:
     """Sequence-parallel ranks agree on a tensor's maximum before each casts its share: one fp32 value, all-reduced.
 
     TE pytorch/module/linear.py, _customize_quantizers_float8_current_scaling and _nvfp4 (with_amax_reduction): the input of a
@@ -63,8 +66,8 @@ def agree(name: str, shard: Shard, *, forward: bool) -> list[Op]:
     if recipe is None or not recipe.amax_reads or not shard.sp or not shard.split:
         return []
     if forward:
-        return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0)]
-    return [Comm(f"{name}.amax", backward="all_reduce", bytes=4.0)]
+        return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0, role=role)]
+    return [Comm(f"{name}.amax", backward="all_reduce", bytes=4.0, role=role)]
 
 
 def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
@@ -78,20 +81,20 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
         return normed, Operand(x, x)
     both = not recipe.tensor_scaled
     last = normed[-1]
-    if not recipe.fused_norm or shard.software.norm_impl != "fused" or not isinstance(last, Move):
-        ops, operand = cast(last.name, x, elements, shard, both=both)
-        return [*normed, *agree(last.name, shard, forward=True), *ops], operand
+    if not recipe.fused_norm or shard.software.kernels.norm_impl != "fused" or not isinstance(last, Move):
+        ops, operand = cast(last.name, x, elements, shard, both=both, role="norm")
+        return [*normed, *agree(last.name, shard, forward=True, role="norm"), *ops], operand
     made = copies(x, elements, recipe, shard.itemsize, both=both)
     fused = replace(last, outputs=made[:1], stats=(*last.stats, *made[1:]))
-    return [*normed[:-1], fused], Operand(made[0].name, made[-1].name)
+    return [*normed[:-1], fused], Operand(made[0].name, made[-1].name, both)
 
 
 def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
     """The input of the attention's output projection: most recipes keep it in bf16, as attention does anyway."""
     recipe = shard.software.recipe
     if recipe is None or not recipe.proj_keeps_input:
-        return cast("attn.proj", x, elements, shard)
-    ops, operand = cast("attn.proj", x, elements, shard, both=False)
+        return cast("attn.proj", x, elements, shard, role="attn_proj")
+    ops, operand = cast("attn.proj", x, elements, shard, both=False, role="attn_proj")
     return ops, Operand(operand.read, x)
 
 

@@ -7,9 +7,10 @@ replayed just before its consumer's backward (same file, CheckpointWithoutOutput
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from steptime.model.ops import Op
+from steptime.model.ops import Move, Op
 
 
 class Segment(NamedTuple):
@@ -23,59 +24,63 @@ class Segment(NamedTuple):
     """Tensors made inside that forward does not keep."""
 
 
-CHECKPOINTED = {
-    "core_attn": ("attn.core",),
-    "mlp": ("mlp.",),
-    # MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a block only q, k, v and its input stay
-    "after_qkv": ("attn.core", "attn.proj", "attn.dropout", "attn.residual", "mlp."),
-}
-DISCARDED = {"layernorm": ("attn.norm", "mlp.norm"), "act": ("mlp.act",)}
-NOT_IN_MLP = ("mlp.norm", "mlp.dropout", "mlp.residual")
-
-
 def find_segments(ops: list[Op], modules: frozenset[str]) -> list[Segment]:
-    """The segments of a part for the named modules, in op order."""
+    """The segments of a layer for the named modules, in op order; none of a module that it has not.
+
+    core_attn, mlp and after_qkv are checkpoints: their inputs are kept. layernorm and act are discarded outputs. `after_qkv` is
+    MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
+    """
     segments: list[Segment] = []
     for module in sorted(modules):
-        if module in CHECKPOINTED:
-            segments += runs(ops, CHECKPOINTED[module], discard=False)
-            if module == "after_qkv":
-                segments += runs(ops, ("attn.norm",), discard=True)
-        elif module in DISCARDED and not (module == "act" and "mlp" in modules):
-            for prefix in DISCARDED[module]:
-                segments += runs(ops, (prefix,), discard=True)
+        if module == "core_attn":
+            segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
+        elif module == "mlp":
+            segments += [checkpoint(ops, run) for run in runs(ops, {"mlp", "act"})]
+        elif module == "after_qkv":
+            segments += [checkpoint(ops, range(run.start, len(ops))) for run in runs(ops, {"core_attn"})]
+            segments += [discarded(ops, run) for run in runs(ops, {"norm"})[:1]]
+        elif module == "layernorm":
+            segments += [discarded(ops, run) for run in runs(ops, {"norm"})]
+        elif module == "act" and "mlp" not in modules:
+            segments += [discarded(ops, run) for run in runs(ops, {"act"})]
         elif module == "dropout":
-            segments += [mask_segment(op, i) for i, op in enumerate(ops) if is_dropout(op) and not covered(i, segments)]
+            masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
+            segments += [mask_segment(ops[i], i) for i in masks if not covered(i, segments)]
     return sorted(segments)
 
 
-def runs(ops: list[Op], prefixes: tuple[str, ...], *, discard: bool) -> list[Segment]:
-    """The one run of ops whose names start so (none where the part has no such op)."""
-    inside = [
-        i for i, op in enumerate(ops) if op.name.startswith(prefixes) and (prefixes != ("mlp.",) or not_excluded(op))
-    ]
-    if not inside:
-        return []
-    first, last = inside[0], inside[-1]
-    made = {t.name for i in inside for t in ops[i].made}
-    reads = tuple(dict.fromkeys(name for i in inside for name in ops[i].inputs if name not in made))
-    drops = frozenset(made) if discard else frozenset(made - {t.name for t in ops[last].outputs})
-    trigger = last
-    if discard:
-        trigger = max((i for i, op in enumerate(ops) if i > last and set(op.inputs) & made), default=last)
-        kept_by = (i for i, op in enumerate(ops) if i > last and set(op.saves) & made)
-        trigger = max(trigger, *kept_by, last)
-    return [Segment(first, last, trigger, reads, drops)]
+def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
+    """Stretches of neighboring ops that have one of the roles."""
+    found: list[range] = []
+    for i, op in enumerate(ops):
+        if op.role in roles:
+            follows = bool(found) and found[-1].stop == i
+            found[-1:] = [range(found[-1].start, i + 1)] if follows else [*found[-1:], range(i, i + 1)]
+    return found
 
 
-def not_excluded(op: Op) -> bool:
-    """Whether Megatron's `mlp` recomputation covers this op (megatron/core/transformer/transformer_layer.py, recompute_mlp)."""
-    return not op.name.startswith(NOT_IN_MLP)
+def checkpoint(ops: list[Op], run: range) -> Segment:
+    """A run replayed from its inputs, which are kept, when its own backward starts; its outputs stay for what follows."""
+    inner = names_made(ops, run) - {t.name for t in ops[run[-1]].outputs}
+    return Segment(run[0], run[-1], run[-1], reads(ops, run), frozenset(inner))
 
 
-def is_dropout(op: Op) -> bool:
-    """Whether the op is a dropout kernel."""
-    return op.name.endswith(".dropout")
+def discarded(ops: list[Op], run: range) -> Segment:
+    """A run whose outputs are thrown away, and made again just before the backward of the last op that reads or keeps them."""
+    made = names_made(ops, run)
+    users = (i for i in range(run.stop, len(ops)) if made & {*ops[i].inputs, *ops[i].saves})
+    return Segment(run[0], run[-1], max(users, default=run[-1]), reads(ops, run), frozenset(made))
+
+
+def names_made(ops: list[Op], run: range) -> set[str]:
+    """Every storage that a run allocates."""
+    return {t.name for i in run for t in ops[i].made}
+
+
+def reads(ops: list[Op], run: range) -> tuple[str, ...]:
+    """What a run reads of others."""
+    made = names_made(ops, run)
+    return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in made))
 
 
 def mask_segment(op: Op, i: int) -> Segment:
@@ -88,18 +93,13 @@ def covered(i: int, segments: list[Segment]) -> bool:
     return any(s.first <= i <= s.last for s in segments)
 
 
-def kept_names(ops: list[Op], segments: list[Segment]) -> set[str]:
-    """Names of the tensors that forward keeps for backward."""
-    kept: set[str] = set()
+def kept_names(ops: list[Op], segments: list[Segment]) -> list[str]:
+    """Names of the tensors that forward keeps for backward, each once, in the order of the ops that keep them."""
     dropped = frozenset[str]().union(*(s.drops for s in segments))
-    for i, op in enumerate(ops):
-        if any(s.first <= i <= s.last and s.reads for s in segments):
-            continue
-        kept.update(op.saves)
-    kept -= dropped
-    for s in segments:
-        kept.update(name for name in s.reads if name not in dropped)
-    return kept
+    inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
+    kept = [name for i, op in enumerate(ops) if i not in inside for name in op.saves]
+    kept += [name for s in segments for name in s.reads]
+    return [name for name in dict.fromkeys(kept) if name not in dropped]
 
 
 def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:

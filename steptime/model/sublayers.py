@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Backward, Operand, agree
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
     return (weight,)
 
 
-def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard) -> Made:
+def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, role: Role = "norm") -> Made:
     """RMSNorm or LayerNorm over `rows` vectors of `width`.
 
     fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
@@ -39,15 +39,15 @@ def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard) -
     out = Tensor(f"{name}.out", rows * width, shard.itemsize)
     params = norm_params(name, width, model)
     rstd = Tensor(f"{name}.rstd", rows, FP32)
-    if model.norm == "rmsnorm" and shard.software.norm_impl == "composite":
-        return composite_rmsnorm(name, x, out, rstd, params, shard), out.name
+    if model.norm == "rmsnorm" and shard.software.kernels.norm_impl == "composite":
+        return composite_rmsnorm(name, x, out, rstd, params, shard, role), out.name
     stats = (rstd,) if model.norm == "rmsnorm" else (Tensor(f"{name}.mean", rows, FP32), rstd)
     saves = (x, *(s.name for s in stats))
-    return [Move(name, (x,), (out,), saves, stats, params)], out.name
+    return [Move(name, (x,), (out,), saves, stats, params, role=role)], out.name
 
 
 def composite_rmsnorm(
-    name: str, x: str, out: Tensor, rstd: Tensor, params: tuple[Param, ...], shard: Shard
+    name: str, x: str, out: Tensor, rstd: Tensor, params: tuple[Param, ...], shard: Shard, role: Role
 ) -> list[Op]:
     """RMSNorm of several kernels (torch/_refs/nn/functional rms_norm): upcast, square-mean-rsqrt, scale, downcast.
 
@@ -58,18 +58,23 @@ def composite_rmsnorm(
     wide = out.elements * FP32
     normalised = Tensor(f"{name}.normalised", out.elements, FP32)
     if shard.itemsize == FP32:
-        return [
-            Move(
-                name, (x,), (out,), (x, normalised.name, rstd.name), (normalised, rstd), params, 7 * wide, 17 * wide, 6
-            )
-        ]
+        kept, saves = (normalised, rstd), (x, normalised.name, rstd.name)
+        return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
     saves = (upcast.name, normalised.name, rstd.name)
-    return [Move(name, (x,), (out,), saves, (upcast, normalised, rstd), params, 10 * wide, 20 * wide, 8)]
+    return [Move(name, (x,), (out,), saves, (upcast, normalised, rstd), params, 10 * wide, 20 * wide, 8, role=role)]
 
 
 def linear(
-    name: str, x: Operand, out: str, k: Num, n: Num, shard: Shard, params: tuple[Param, ...], casts: Backward
+    name: str,
+    x: Operand,
+    out: str,
+    k: Num,
+    n: Num,
+    shard: Shard,
+    params: tuple[Param, ...],
+    casts: Backward,
+    role: Role = "",
 ) -> Gemm:
     """One projection of a block: T x k by k x n on this device, in the recipe's precision where there is one.
 
@@ -89,11 +94,13 @@ def linear(
         recipe=shard.software.recipe,
         cast_bytes=casts.bytes,
         cast_kernels=casts.kernels,
+        keeps_columns=x.columns,
+        role=role,
     )
 
 
 def enter_tp(
-    name: str, x: Operand, hidden: int, shard: Shard, recipe: Recipe | None = None
+    name: str, x: Operand, hidden: int, shard: Shard, recipe: Recipe | None = None, role: Role = ""
 ) -> tuple[list[Op], Operand]:
     """Before a column-parallel projection: ops, and what it reads and keeps for wgrad.
 
@@ -107,11 +114,11 @@ def enter_tp(
         return [], x
     full = shard.tokens * hidden * shard.itemsize
     if not shard.sp:
-        return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full)], x
-    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize)
+        return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full, region="enter", role=role)], x
+    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=True)
     if recipe:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
-    regather = shard.software.sp_regather
+    regather = shard.software.activations.sp_regather
     gather = Comm(
         f"{name}.gather",
         (x.read,),
@@ -121,11 +128,13 @@ def enter_tp(
         bytes=whole.bytes,
         regather=regather,
         backward_bytes=full,
+        region="enter",
+        role=role,
     )
-    return [gather], Operand(whole.name, x.kept if regather else whole.name)
+    return [gather], x._replace(read=whole.name) if regather else Operand(whole.name, whole.name)
 
 
-def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
+def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Made:
     """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place.
 
     Under a recipe backward gathers quantised gradients, in both directions where a transpose does not make the other (TE
@@ -135,7 +144,7 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
         return [], partial
     bytes_ = shard.tokens * hidden * shard.itemsize
     if not shard.sp:
-        return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_)], partial
+        return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_, region="leave", role=role)], partial
     out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
     recipe = shard.software.recipe
     back = shard.tokens * hidden * recipe.itemsize * (1.0 if recipe.tensor_scaled else 2.0) if recipe else bytes_
@@ -147,17 +156,19 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard) -> Made:
         backward="all_gather",
         bytes=bytes_,
         backward_bytes=back,
+        region="leave",
+        role=role,
     )
-    return [scatter, *agree(name, shard, forward=False)], out.name
+    return [scatter, *agree(name, shard, forward=False, role=role)], out.name
 
 
-def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard) -> Made:
+def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: Role = "") -> Made:
     """Dropout with its mask kept; nothing when the probability is 0."""
     if not model.dropout:
         return [], x
-    mask = Tensor(f"{name}.mask", elements, shard.software.dropout_mask_bytes)
+    mask = Tensor(f"{name}.mask", elements, shard.software.activations.dropout_mask_bytes)
     out = Tensor(f"{name}.out", elements, shard.itemsize)
-    return [Move(name, (x,), (out,), (mask.name,), (mask,))], out.name
+    return [Move(name, (x,), (out,), (mask.name,), (mask,), draws_mask=True, role=role)], out.name
 
 
 def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:

@@ -1,10 +1,11 @@
-"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory, ablation."""
+"""What an error figure is worth, as tables: simpler guesses, the noise floor, ratios, regret, the edge of memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.figures import HEADER, cells, percent, rows_of
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import percent
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
@@ -175,24 +176,6 @@ def mechanisms(summary: Summary) -> list[Table]:
     return [Table("peak memory by mechanism", header, rows, notes)] if known else []
 
 
-def ablation(found: Mapping[str, Any], says: Mapping[str, str]) -> Table:
-    """What each piece of physics is worth on the headline rows."""
-    rows = []
-    for name, figures in found.items():
-        every = [percent(figures["all"][key]) for key in ("mean", "p90")]
-        moved = ["", "", "", "", ""]
-        if name in says:
-            before, after = figures["moved_with"], figures["moved_without"]
-            moved = [f"{before['rows']:,}", *(percent(f[key]) for key in ("mean", "p90") for f in (before, after))]
-        rows.append([says.get(name, "everything on"), *every, *moved])
-    header = ["", "mean", "p90", "rows moved", "mean with", "without", "p90 with", "without"]
-    notes = (
-        "one piece off at a time, nothing fitted anew; one vote per cell, rows of both splits",
-        "rows moved: those whose step time it changes by more than 3 %, with their error with and without the piece",
-    )
-    return Table("ablation", header, rows, notes)
-
-
 def _any(groups: Iterable[Mapping[str, Any]]) -> int:
     """1 where any group has rows, else 0."""
     return int(any(figures["rows"] for figures in groups))
@@ -200,5 +183,5 @@ def _any(groups: Iterable[Mapping[str, Any]]) -> int:
 
 def all_tables(summary: Summary) -> list[Table]:
     """Every analysis that has something to say, in the order of reading."""
-    made = (baselines, noise, ratios, regret, bands, mechanisms)
-    return [table for make in made for table in make(summary)]
+    kinds = (baselines, noise, ratios, regret, bands, mechanisms)
+    return [table for make in kinds for table in make(summary)]

@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.bench import gpu_memory, scaling, startup
-from steptime.bench.rows import SCHEMA
-from steptime.bench.samples import MIB
+from steptime.bench.logs import gpu_memory, scaling, startup
+from steptime.bench.logs.samples import MIB
+from steptime.bench.timings import SCHEMA
 from steptime.report import bench_startup
-from steptime.report.format import BINARY, GIB, TIME, column, number, percent, quantity, seconds, unit_for
-from steptime.report.table import Fact, Facts, Section, Table
+from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
+from steptime.report.table import ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeVar
 
-    from steptime.bench.gpu_memory import Summary
-    from steptime.bench.host_memory import MaxRss
-    from steptime.bench.samples import Memory
-    from steptime.bench.scaling import Point, Series
-    from steptime.bench.startup import NeverStarted, Startup, Unclear
+    from steptime.bench.logs.gpu_memory import GpuMemoryLog
+    from steptime.bench.logs.samples import MemoryUse
+    from steptime.bench.logs.scaling import Point, ScalingSeries
+    from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
 
     Found = TypeVar("Found")
 
-Answer = tuple[dict[str, Any], list[Section]]
+LogReport = tuple[dict[str, Any], list[ReportSection]]
 
 _SMI = (
     "nvidia-smi counts all that the device holds (contexts, communicators, what the allocator reserves), not tensors:"
@@ -49,7 +48,7 @@ def _all(paths: Sequence[str], read: Callable[[str], Found]) -> list[Found]:
 # --- start-up ---
 
 
-def startup_command(paths: Sequence[str]) -> Answer:
+def startup_command(paths: Sequence[str]) -> LogReport:
     """`3dtrn bench startup LOG...`: job start to first step. A .csv is a list of start and stop stamps.
 
     Raises:
@@ -90,7 +89,7 @@ def _plain(row: Any) -> dict[str, Any]:
 
 def memory_command(
     paths: Sequence[str], *, log: str | None = None, start: str | None = None, stop: str | None = None
-) -> Answer:
+) -> LogReport:
     """GPU-memory logs of nvidia-smi summarised by GPU.
 
     Args:
@@ -105,7 +104,7 @@ def memory_command(
     if log is not None and (start is not None or stop is not None):
         raise ConfigError("a training log and --from or --to are both given; keep one")
 
-    def read(path: str) -> Summary:
+    def read(path: str) -> GpuMemoryLog:
         if log is None and start is None and stop is None:
             return gpu_memory.summarise(path)
         near = gpu_memory.first_sample(path)
@@ -122,20 +121,20 @@ def memory_command(
     return document, [_memory_table(each) for each in found]
 
 
-def log_line(gpu: Memory) -> str:
+def log_line(gpu: MemoryUse) -> str:
     """The line that training logs keep of it."""
     peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
     return f"[gpu_memory_log - GPU {gpu.name}] Peak = {peak:.0f} MiB, Avg = {average:.2f} MiB, Mode = {mode:.0f} MiB"
 
 
-def _memory_table(found: Summary) -> Table:
+def _memory_table(found: GpuMemoryLog) -> Table:
     rows = []
     for gpu in found.gpus:
         share = percent(gpu.peak_bytes / gpu.total_bytes) if gpu.total_bytes else "-"
         peak, average, mode = (value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
-        held = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
+        counted = f"{gpu.samples:,} of {gpu.samples + gpu.outside:,}"
         label = f"GPU {gpu.name}" if gpu.name.isdecimal() else gpu.name
-        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", held])
+        rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", counted])
     spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
     every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
     notes = [f"{every}: a peak between two samples is missed; torch.cuda.max_memory_allocated misses none", _SMI]
@@ -154,27 +153,10 @@ def _memory_table(found: Summary) -> Table:
     )
 
 
-def host_memory(row: Memory, most: MaxRss) -> tuple[dict[str, Any], Facts]:
-    """What this process and its children held on the host: samples, and what the kernel kept."""
-    peak, average, mode = (quantity(value, BINARY) for value in (row.peak_bytes, row.average_bytes, row.mode_bytes))
-    every = f", every {seconds(row.interval_s)}" if row.interval_s else ""
-    facts = [
-        Fact(
-            "with children", [f"peak {peak}, average {average}, mode {mode} ({row.samples:,} samples{every})"], "head"
-        ),
-        Fact("this process", [f"at most {quantity(most.own_bytes, BINARY)}, by the kernel's count"]),
-    ]
-    if most.largest_child_bytes:
-        facts.append(
-            Fact("largest child", [f"at most {quantity(most.largest_child_bytes, BINARY)}, of those that have ended"])
-        )
-    return _plain(row) | most._asdict(), Facts("host memory (RSS; shared pages count in each process)", facts)
-
-
 # --- scaling ---
 
 
-def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> Answer:
+def scaling_command(paths: Sequence[str], *, baseline: int | None = None) -> LogReport:
     """The scaling table of several results.json, one per number of processes.
 
     Args:
@@ -201,7 +183,7 @@ def _point_dict(point: Point) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in {"run", "config"}}
 
 
-def _scaling_table(found: Series) -> Table:
+def _scaling_table(found: ScalingSeries) -> Table:
     """Throughput first; the step's times under one unit, the model's beside the measured."""
     base = found.points[0].run
     runs = [point.run for point in found.points]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.bench.startup import PHASES, by_world_size, quantiles
+from steptime.bench.logs.startup import PHASES, by_world_size, quantiles
 from steptime.report.format import whole
-from steptime.report.table import Fact, Facts, Section, Table
+from steptime.report.table import Fact, FactList, ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.bench.startup import NeverStarted, Startup, Unclear
+    from steptime.bench.logs.startup import NeverStarted, Startup, Unclear
 
 _NO_LAW = (
     "no scaling law is fitted: of 119 published start-ups (Perlmutter, 2023) world size explains 2 % of the variance"
 )
 
 
-def sections(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> list[Section]:
+def sections(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> list[ReportSection]:
     """The answer, then the tables that have rows."""
-    told: list[Section] = [_answer(started, never, unclear)]
+    told: list[ReportSection] = [_answer(started, never, unclear)]
     if started:
         told += [_sizes(started), _rows(started)]
     if any(row.phases_s for row in started):
@@ -28,11 +28,11 @@ def sections(started: list[Startup], never: list[NeverStarted], unclear: list[Un
     if never:
         told.append(_never(never))
     if unclear:
-        told.append(Facts("start-up unknown", [Fact(row.log, [row.why], "warn") for row in unclear]))
+        told.append(FactList("start-up unknown", [Fact(row.log, [row.why], "warn") for row in unclear]))
     return told
 
 
-def _answer(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> Facts:
+def _answer(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> FactList:
     facts = []
     if started:
         least, p10, middle, p90, most = _stamped(quantiles([row.seconds_s for row in started])[:5])
@@ -44,7 +44,7 @@ def _answer(started: list[Startup], never: list[NeverStarted], unclear: list[Unc
         facts.append(Fact("did not start", [f"{len(never)} without step=0"], "bad"))
     if unclear:
         facts.append(Fact("unknown", [f"{len(unclear)} reached step 0, after how long cannot be told"], "warn"))
-    return Facts("start-up", facts)
+    return FactList("start-up", facts)
 
 
 def _stamped(values: Sequence[float]) -> list[str]:

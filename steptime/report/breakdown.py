@@ -42,11 +42,11 @@ def step_parts(estimate: Estimate) -> Table:
     unit = unit_for(step, TIME)
     total, widest = sum(parts.values()), max(parts.values())
     own = [parts.get(name, 0.0) for name in names]
-    beside = [hidden.get(name, 0.0) for name in names]
-    shown = column([*own, total, *beside], unit.size, 4)
+    overlapped = [hidden.get(name, 0.0) for name in names]
+    shown = column([*own, total, *overlapped], unit.size, 4)
     rows = []
     for i, name in enumerate(names):
-        under = shown[len(names) + 1 + i] if beside[i] else ""
+        under = shown[len(names) + 1 + i] if overlapped[i] else ""
         rows.append([part_name(name), shown[i], percent(own[i] / step), under, bar(own[i] / widest)])
     rows += [[], ["sum", shown[len(names)], percent(total / step), "", ""]]
     header = ["", unit.name, "share", "hidden", " " * _BAR]
@@ -82,23 +82,23 @@ def bar(share: float) -> str:
 
 def memory(estimate: Estimate) -> Table:
     """GiB of one device by stage; stages whose figures read the same share a column."""
-    held = estimate.memory
-    groups = _alike(held.stages)
-    shown = _choose(groups, held.worst_stage)
+    found = estimate.memory
+    groups = _alike(found.stages)
+    shown = _choose(groups, found.worst_stage)
     heads = [stage_range([row.stage for row in group]) for group in shown]
     stages = [group[0] for group in shown]
     rows = [[label, *_gib_column(getattr(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
-    context, links = held.overhead_bytes
+    context, links = found.overhead_bytes
     need = [row.reserved_bytes + context + links for row in stages]
     rows.append(["context, communicators", *_gib_column([context + links] * len(stages))])
     rows.append(
         [
-            "left of " + number(held.capacity_bytes / GIB) + " usable",
-            *_gib_column(held.capacity_bytes - x for x in need),
+            "left of " + number(found.capacity_bytes / GIB) + " usable",
+            *_gib_column(found.capacity_bytes - x for x in need),
         ]
     )
     title = "memory per device (GiB)"
-    if len(held.stages) == 1:
+    if len(found.stages) == 1:
         heads = ["device"]
     else:
         heads[0] = "stage " + heads[0]
@@ -112,16 +112,16 @@ def _gib_column(values: Iterable[float]) -> list[str]:
 
 def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> list[str]:
     """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
-    held = estimate.memory
-    worst, last = held.stages[held.worst_stage], held.stages[-1]
-    if len(held.stages) == 1:
+    found = estimate.memory
+    worst, last = found.stages[found.worst_stage], found.stages[-1]
+    if len(found.stages) == 1:
         return [f"peak at {worst.peak_op}"]
     notes = [f"stage {worst.stage} is the worst: peak at {worst.peak_op}"]
     if last is not worst and last.peak_op != worst.peak_op:
         notes.append(f"stage {last.stage}, the last: peak at {last.peak_op}")
-    missing = len(held.stages) - sum(len(group) for group in shown)
+    missing = len(found.stages) - sum(len(group) for group in shown)
     if missing:
-        notes.append(f"{missing} more of {len(held.stages)} stages lie between those shown; --json lists all")
+        notes.append(f"{missing} more of {len(found.stages)} stages lie between those shown; --json lists all")
     return notes
 
 

@@ -63,7 +63,9 @@ def show(name: str) -> str:
     from steptime.software.performance import load_software, software_names
 
     if name.partition("@")[0] in software_names():
-        return _profile_head(name) + _yaml(load_software(name).model_dump(exclude_none=True), inline=False)
+        profile = load_software(name)
+        head = profile.model_dump(include={"name", "family", "description"})
+        return _profile_head(name) + _yaml(head | profile.settings() | {"sources": profile.sources}, inline=False)
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
     if name not in model_names():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from math import isfinite
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.report.table import Table
-from steptime.software.efficiency import FILE, compute_factor, efficiency
+from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,19 +20,8 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = (
-    "cost",
-    "precision",
-    "model",
-    "fsdp",
-    "buckets",
-    "flops",
-    "overhead",
-    "stage_memory",
-    "data_parallel",
-    "stage_time",
-)
-"""Modules and folders whose constants enter an estimate."""
+PHYSICS = ("cost", "software/precision", "model", "fsdp", "memory", "timing", "answer/flops")
+"""Folders and modules whose constants enter an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
 
@@ -44,11 +34,12 @@ class Constant(NamedTuple):
     source: str
 
 
+@cache
 def shared_constants() -> list[Constant]:
-    """Numbers in capitals at the top of the modules of `ROOMS`, in the order of the rooms."""
+    """Numbers in capitals at the top of the modules of `PHYSICS`, in their order."""
     found: list[Constant] = []
-    for room in ROOMS:
-        folder = PACKAGE / room
+    for place in PHYSICS:
+        folder = PACKAGE / place
         paths = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
         for path in paths:
             if path.stem not in _NO_PHYSICS:
@@ -100,9 +91,7 @@ def software(job: Job) -> Table:
     own = {key for key, value in said if value is not None}
     own |= {f"overlap.{axis}" for axis, share in said.overlap or () if share is not None}
     rows = []
-    for path, value in _leaves(
-        profile.model_dump(exclude={"name", "family", "description", "sources"}, exclude_none=True), ""
-    ):
+    for path, value in _leaves(profile.settings(), ""):
         source = "this config" if path in own else profile.sources.get(path, "not in its file: the default")
         rows.append([f"{path} = {_word(value)}: {source}"])
     return Table(f"software profile {profile.name}", [], rows, _abbreviations(profile.name))
@@ -128,7 +117,7 @@ def fitted(job: Job) -> Table:
     rows += [[f"default_share = {found.default_share:g}: GEMMs where no measured run has the accelerator or dtype"]]
     rows += [[f"recipe_gap = {found.recipe_gap:g}: launch gaps of a layer in a low-precision recipe over bf16"]]
     rows += [[f"compute_factor of {job.software.name} = {compute_factor(job.software.name):g}"]]
-    source = parse_mapping(*read_source(FILE)).get("source", "")
+    source = parse_mapping(*read_source(EFFICIENCY_FILE)).get("source", "")
     return Table(
         "constants fitted on rows marked fit (data/efficiency.yaml)", [], rows, [str(source)] if source else []
     )

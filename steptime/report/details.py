@@ -19,7 +19,7 @@ from steptime.report.format import (
     unit_for,
     whole,
 )
-from steptime.report.table import Fact, Facts, Table
+from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,8 +71,8 @@ def _calls(rows: Sequence[GemmRow], listed: set[int]) -> str:
     at = {row.stage for row in rows}
     where = "" if at == listed else f", on stage {stage_range(sorted(at))} only"
     noun = "call" if (backward or forward) == "1" else "calls"
-    again = "" if forward == backward or not backward else f" (forward {forward}: recomputed)"
-    return f"{backward or forward} {noun} a step{again}{where}"
+    replays = "" if forward == backward or not backward else f" (forward {forward}: recomputed)"
+    return f"{backward or forward} {noun} a step{replays}{where}"
 
 
 def _span(counts: Sequence[float]) -> str:
@@ -114,7 +114,7 @@ def _collective_cells(row: CollectiveRow, alike: int, size: float) -> list[str]:
     return [name, row.kind.replace("_", "-"), *sizes, *took, number(1e3 * row.exposed_s)]
 
 
-def pipeline(estimate: Estimate) -> Facts | None:
+def pipeline(estimate: Estimate) -> FactList | None:
     """The schedule, its bubble and what is in flight; None without a pipeline."""
     line = estimate.pipeline
     if line.stages == 1:
@@ -122,8 +122,8 @@ def pipeline(estimate: Estimate) -> Facts | None:
     vpp = estimate.job.parallelism.vpp
     chunks = f" of {vpp} chunks" if vpp > 1 else ""
     idle = percent(line.bubble_fraction)
-    held = [whole(round(x, 2)) for x in line.in_flight]
-    shown = held if len(held) <= 16 else [*held[:6], "…", *held[-6:]]
+    counts = [whole(round(x, 2)) for x in line.in_flight]
+    shown = counts if len(counts) <= 16 else [*counts[:6], "…", *counts[-6:]]
     facts = [
         Fact("schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {line.microbatches:,} micro-batches"]),
         Fact(
@@ -132,7 +132,7 @@ def pipeline(estimate: Estimate) -> Facts | None:
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
-    return Facts("pipeline", facts)
+    return FactList("pipeline", facts)
 
 
 def weak_scaling(
@@ -168,13 +168,13 @@ _RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
 """Keys of `run` in the order they are read: label and unit; an empty label is shown elsewhere."""
 
 
-def run(estimate: Estimate) -> Facts | None:
+def run(estimate: Estimate) -> FactList | None:
     """What the whole training run takes; units are read off the names. None where the config has no `run`."""
     if not estimate.run:
         return None
     names = sorted(estimate.run, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
     facts = [Fact(*_run_fact(name, estimate.run[name])) for name in names if estimate.run[name] is not None]
-    return Facts("the whole run", [fact for fact in facts if fact.label])
+    return FactList("the whole run", [fact for fact in facts if fact.label])
 
 
 def _run_fact(name: str, value: Any) -> tuple[str, list[str]]:

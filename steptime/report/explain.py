@@ -11,7 +11,7 @@ from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
-from steptime.report.table import Fact, Facts
+from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def names(estimate: Estimate) -> list[str]:
     return list(dict.fromkeys([*_TOTALS, *rows]))
 
 
-def explain(estimate: Estimate, name: str) -> list[Facts]:
+def explain(estimate: Estimate, name: str) -> list[FactList]:
     """The working of one name.
 
     Raises:
@@ -53,7 +53,7 @@ def explain(estimate: Estimate, name: str) -> list[Facts]:
     return found
 
 
-def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
+def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
     """FLOPs over the sustained rate against bytes over the memory rate."""
     peak = _peak(row, estimate)
     rate, moved = row.flops / row.compute_s, row.input_bytes + row.weight_bytes + row.output_bytes
@@ -79,7 +79,7 @@ def _gemm(row: GemmRow, estimate: Estimate) -> Facts:
             [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
         ),
     ]
-    return Facts(f"{row.name}, {row.pass_}", facts)
+    return FactList(f"{row.name}, {row.pass_}", facts)
 
 
 def _peak(row: GemmRow, estimate: Estimate) -> float:
@@ -92,7 +92,7 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
     """The product that a row tells of."""
-    parts = (estimate.assembly.block, estimate.assembly.head)
+    parts = (*estimate.assembly.kinds, estimate.assembly.head)
     return next(op for part in parts for op in part.ops if op.name == row.name and isinstance(op, Gemm))
 
 
@@ -118,7 +118,7 @@ def _kinds(row: GemmRow, op: Gemm, rates: Rates) -> Iterator[tuple[str, float]]:
         yield "WGRAD_RATE", {"wgrad": compute.WGRAD_RATE}.get(row.pass_, 1.0)
 
 
-def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
+def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
     """Latency and wire time of one call, and what of them the step sees."""
     rate = row.bytes / row.bandwidth_s if row.bandwidth_s else 0.0
     total = row.count_per_step * row.time_s
@@ -139,7 +139,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> Facts:
     ]
     if row.exposed_s:
         facts.append(Fact("share", [_of_step(row.exposed_s, estimate)]))
-    return Facts(f"{row.name} ({row.kind.replace('_', '-')})", facts)
+    return FactList(f"{row.name} ({row.kind.replace('_', '-')})", facts)
 
 
 def _ring(row: CollectiveRow) -> str:
@@ -159,14 +159,14 @@ def _of_step(value: float, estimate: Estimate) -> str:
     return f"{seconds(value)}, {percent(value / estimate.time.step_s)} of the step"
 
 
-def _step(estimate: Estimate) -> Facts:
+def _step(estimate: Estimate) -> FactList:
     time = estimate.time
     widest = sorted(time.parts_s.items(), key=lambda item: -item[1])
     facts = [Fact(part_name(name), [_of_step(value, estimate)]) for name, value in widest if value]
-    return Facts(f"step = sum of its parts = {seconds(time.step_s)}", facts)
+    return FactList(f"step = sum of its parts = {seconds(time.step_s)}", facts)
 
 
-def _mfu(estimate: Estimate) -> Facts:
+def _mfu(estimate: Estimate) -> FactList:
     rate, flops, step = estimate.throughput, estimate.flops, estimate.time.step_s
     peak = f"{estimate.devices:,} devices x {quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
     ways = (
@@ -178,28 +178,28 @@ def _mfu(estimate: Estimate) -> Facts:
         Fact(label, [f"{quantity(work, SI, 'FLOP', 4)} / {seconds(step)} / peak = {percent(share)}; {how}"])
         for label, work, share, how in ways
     ]
-    return Facts(f"model FLOPs / step / peak, where peak = {peak}", facts)
+    return FactList(f"model FLOPs / step / peak, where peak = {peak}", facts)
 
 
-def _tokens(estimate: Estimate) -> Facts:
+def _tokens(estimate: Estimate) -> FactList:
     data, rate = estimate.job.data, estimate.throughput
     per_s = quantity(rate.tokens_per_s, COUNT)
     total = f"{data.gbs:,} x {data.seqlen:,} / {seconds(estimate.time.step_s)} = {per_s} tokens/s"
     each = f"over {estimate.devices:,} devices: {rate.tokens_per_s_per_device:,.1f} tokens/s/device"
-    return Facts("gbs x seqlen / step", [Fact("tokens", [total, each])])
+    return FactList("gbs x seqlen / step", [Fact("tokens", [total, each])])
 
 
-def _memory(estimate: Estimate) -> Facts:
-    held = estimate.memory
-    row = held.stages[held.worst_stage]
+def _memory(estimate: Estimate) -> FactList:
+    memory = estimate.memory
+    row = memory.stages[memory.worst_stage]
     keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes")
     sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
     sizes += [
         ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
         ("reserved", row.reserved_bytes, "what the caching allocator holds then"),
-        ("context", held.overhead_bytes.context, "outside the allocator"),
-        ("communicators", held.overhead_bytes.communicators, "outside the allocator"),
-        ("usable", held.capacity_bytes, "what reserved, context and communicators share"),
+        ("context", memory.overhead_bytes.context, "outside the allocator"),
+        ("communicators", memory.overhead_bytes.communicators, "outside the allocator"),
+        ("usable", memory.capacity_bytes, "what reserved, context and communicators share"),
     ]
     shown = column([size for _, size, _ in sizes], GIB, 4)
     width = max(map(len, shown))
@@ -207,10 +207,10 @@ def _memory(estimate: Estimate) -> Facts:
     facts = [
         Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
     ]
-    return Facts(f"memory of a device of stage {row.stage}, the worst", facts)
+    return FactList(f"memory of a device of stage {row.stage}, the worst", facts)
 
 
-def _bubble(estimate: Estimate) -> Facts:
+def _bubble(estimate: Estimate) -> FactList:
     line = estimate.pipeline
     vpp = estimate.job.parallelism.vpp
     p, m = line.stages, line.microbatches
@@ -220,10 +220,10 @@ def _bubble(estimate: Estimate) -> Facts:
         Fact("walked", [f"{percent(line.bubble_fraction)} of the makespan, with this job's own stages and sends"]),
         Fact("in the step", [_of_step(line.bubble_s, estimate) + ", on the busiest stage"]),
     ]
-    return Facts("pipeline bubble (the closed form holds for equal stages and free sends)", facts)
+    return FactList("pipeline bubble (the closed form holds for equal stages and free sends)", facts)
 
 
-_TOTALS: dict[str, Callable[[Estimate], Facts]] = {
+_TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "step": _step,
     "mfu": _mfu,
     "tokens": _tokens,

@@ -9,12 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.validation.summary import headline
+from steptime.validation.error_summary import headline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from steptime.validation.compare import Judgement
+    from steptime.validation.judgement import Judgement
 
 FORMATS = ("png", "svg", "pdf")
 BAND = 0.10
@@ -132,7 +132,7 @@ def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
 
 def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
     """A histogram of all signed errors; returned are the axes of their cumulative shares by split."""
-    errors = [_held(j.step_error or 0.0) for j in rows]
+    errors = [_clipped(j.step_error or 0.0) for j in rows]
     edges = [-100 * REACH + 2.5 * i for i in range(round(200 * REACH / 2.5) + 1)]
     axes.axvspan(-100 * BAND, 100 * BAND, color="#DDDDDD", linewidth=0, zorder=0)
     axes.hist(
@@ -143,7 +143,7 @@ def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
     axes.set_ylabel("share of the rows in a bin [%]")
     running = axes.twinx()
     for split in [name for name in _SPLITS if any(_split(j) == name for j in rows)]:
-        own = sorted(_held(j.step_error or 0.0) for j in rows if _split(j) == split)
+        own = sorted(_clipped(j.step_error or 0.0) for j in rows if _split(j) == split)
         middle = median(abs(j.step_error or 0.0) for j in rows if _split(j) == split)
         line, color = _STEPS[split]
         shares = [100.0 * (i + 1) / len(own) for i in range(len(own))]
@@ -167,6 +167,6 @@ def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
     return running
 
 
-def _held(error: float) -> float:
+def _clipped(error: float) -> float:
     """A signed error in per cent, at the edge where it is beyond."""
     return 100.0 * min(max(error, -REACH), REACH)

@@ -8,8 +8,10 @@ from steptime.schedule.orders import (
     Place,
     Schedule,
     bubble_fraction,
+    closed_form_s,
     default_group,
     order,
+    placement,
 )
 from steptime.schedule.walk import Span, Walk, walk
 
@@ -23,9 +25,11 @@ __all__ = [
     "Span",
     "Walk",
     "bubble_fraction",
+    "closed_form_s",
     "default_group",
     "in_flight",
     "order",
     "peaks",
+    "placement",
     "walk",
 ]

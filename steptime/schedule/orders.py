@@ -1,21 +1,19 @@
 """Pipeline schedules: what each stage runs, in which order.
 
-A schedule is one row of `SCHEDULES`: a generator of every stage's actions, and where an action's input comes from. Everything
-else (`walk`, `peaks`, `in_flight`) reads only these two. A V-shaped placement is another `upstream`; a backward split in two
-is another kind of action.
+A schedule is one row of `SCHEDULES`: a generator of every stage's actions, where each model chunk is held, whether backward is
+split, and how it repeats. Everything else (`walk`, `peaks`, `in_flight`, a job's own chunks) reads only these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 
-Kind: TypeAlias = Literal["F", "B"]
-"""Forward, backward (of inputs and weights together)."""
-KINDS: tuple[Kind, ...] = ("F", "B")
+Kind: TypeAlias = Literal["F", "B", "W"]
+"""Forward, backward, and the gradients of the weights where a schedule runs them apart; B then is those of the inputs alone."""
 
 
 class Action(NamedTuple):
@@ -37,21 +35,37 @@ class Place(NamedTuple):
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 
 
+class Repeat(NamedTuple):
+    """More than `fill` micro-batches run the same again every `period`; a stage's repeats count from its first backward.
+
+    Whatever an action waits for lies at most one repeat before it on the stage that makes it.
+    """
+
+    fill: int
+    period: int
+
+
 class Schedule(NamedTuple):
     """A pipeline schedule."""
 
     generate: Callable[[int, int, int, int], Orders]
     """(pp, vpp, microbatches, group) to the order of every stage."""
-    upstream: Callable[[Kind, Place, int, int], Place | None]
-    """(kind, place, pp, vpp) to where that action's input is made; None when its stage's order implies it."""
+    place: Callable[[int, int], tuple[Place, ...]]
+    """(pp, vpp) to the place of every model chunk, in depth order."""
+    split: bool = False
+    """Whether W is an action of its own, some time after B on the same stage (zero-bubble schedules)."""
+    repeat: Callable[[int, int, int], Repeat | None] = lambda pp, vpp, group: None  # noqa: ARG005
+    """(pp, vpp, group) to how the middle of a long step repeats itself, if it does."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of action that it runs."""
+        return ("F", "B", "W") if self.split else ("F", "B")
 
 
-def looped(kind: Kind, place: Place, pp: int, vpp: int) -> Place | None:
+def looped(pp: int, vpp: int) -> tuple[Place, ...]:
     """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
-    model_chunk = place.chunk * pp + place.stage + (-1 if kind == "F" else 1)
-    if not 0 <= model_chunk < pp * vpp:
-        return None
-    return Place(model_chunk % pp, model_chunk // pp)
+    return tuple(Place(stage, chunk) for chunk in range(vpp) for stage in range(pp))
 
 
 def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
@@ -77,6 +91,14 @@ def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) 
     return tuple(orders)
 
 
+def _steady_pairs(pp: int, vpp: int, group: int) -> Repeat | None:
+    """A pair of a forward and a backward for every entry of the table, once the warm-up of the first stage is over."""
+    if vpp == 1:
+        return Repeat(pp - 1, 1)
+    warmup = 2 * (pp - 1) + (vpp - 1) * group
+    return Repeat(-(-warmup // (vpp * group)) * group, group) if group >= pp else None
+
+
 def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: ARG001
     """GPipe with one chunk per stage, breadth-first (LoopedBFS) with several; every stage runs the same order.
 
@@ -92,8 +114,8 @@ def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(_all_forward_all_backward, looped),
     # Megatron-Core takes the interleaved function whenever vpp is set (schedules.py:45): the two names are one family.
-    "1f1b": Schedule(_one_forward_one_backward, looped),
-    "interleaved": Schedule(_one_forward_one_backward, looped),
+    "1f1b": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
+    "interleaved": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
 }
 """Every schedule, by name."""
 
@@ -111,12 +133,35 @@ def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     >>> [f"{a.kind}{a.microbatch}" for a in order("1f1b", 2, 1, 3)[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    found = described(schedule)
     if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
         raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
     group = default_group(pp, microbatches) if group is None else group
-    return SCHEDULES[schedule].generate(pp, vpp, microbatches, group)
+    return found.generate(pp, vpp, microbatches, group)
+
+
+@lru_cache(maxsize=64)
+def placement(schedule: str, pp: int, vpp: int) -> tuple[Place, ...]:
+    """Which stage holds each model chunk, as which of its own: [pp * vpp], in depth order.
+
+    Raises:
+        ValueError: an unknown schedule.
+
+    >>> [tuple(place) for place in placement("interleaved", 2, 2)]
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+    return described(schedule).place(pp, vpp)
+
+
+def described(schedule: str) -> Schedule:
+    """A schedule by name.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[schedule]
 
 
 def default_group(pp: int, microbatches: int) -> int:
@@ -134,6 +179,29 @@ def default_group(pp: int, microbatches: int) -> int:
     return next(groups, microbatches)
 
 
+def shortened(
+    schedule: str, pp: int, vpp: int, microbatches: int, group: int | None, repeats: int
+) -> tuple[int, int | None, int]:
+    """A step of fewer micro-batches whose middle repeats itself `repeats` times on every stage, else alike.
+
+    Returns:
+        Its micro-batches, its group, and by how many repeats it is shorter; the step itself, and 0, where there is none.
+    """
+    if min(pp, vpp, microbatches, 1 if group is None else group) >= 1:
+        said = default_group(pp, microbatches) if group is None else group
+        found = described(schedule).repeat(pp, vpp, said)
+        if found is not None:
+            fewer = (microbatches - microbatches % found.period - found.fill) // found.period - repeats
+            if fewer > 0:
+                return microbatches - fewer * found.period, found.period, fewer
+    return microbatches, group, 0
+
+
+def first_backward(actions: Sequence[Action]) -> int:
+    """Where the first backward of a stage stands."""
+    return next(at for at, action in enumerate(actions) if action.kind == "B")
+
+
 def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
     """Idle share of the makespan, (p - 1) / (v m + p - 1): numbers or columns.
 
@@ -145,3 +213,20 @@ def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:
     0.42857142857142855
     """
     return (pp - 1) / (vpp * microbatches + pp - 1)
+
+
+def closed_form_s(vpp: Num, microbatches: Num, stage_s: Sequence[Num]) -> Num:
+    """Makespan without sends: numbers or columns.
+
+    The busiest stage's work, and one micro-batch through one chunk of every other stage: m max(t) + (sum(t) - max(t)) / v, where
+    `stage_s` are the seconds of one micro-batch, forward and backward, through all chunks of each stage. For equal stages that is
+    the ideal time and the bubble of Narayanan et al. 2021, section 2.2; for unequal ones an estimate of `walk`.
+
+    >>> closed_form_s(2, 8, [3.0, 3.0, 3.0, 3.0])
+    28.5
+    """
+    busiest: Num = 0.0
+    total: Num = 0.0
+    for seconds in stage_s:
+        busiest, total = maximum(busiest, seconds), total + seconds
+    return microbatches * busiest + (total - busiest) / vpp

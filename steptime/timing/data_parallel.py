@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.overlap import contention, exposed_after
+from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group, group
@@ -13,6 +14,8 @@ from steptime.memory.states import States, state_bytes
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
 from steptime.software.performance import ITEMSIZE
+from steptime.software.settings import Share
+from steptime.timing.part_times import ChunkTime
 
 
 class Reduction(NamedTuple):
@@ -65,8 +68,7 @@ def data_parallel(
     states: list[States],
     tiers: tuple[Tier, ...],
     walk: Walk,
-    forward_s: list[list[float]],
-    backward_s: list[list[float]],
+    chunks: list[list[ChunkTime]],
 ) -> DataParallel:
     """Price a step's gradient reductions and parameter gathers and lay them beside the pipeline's walk.
 
@@ -77,53 +79,57 @@ def data_parallel(
     job = assembly.job
     n_dcs, sharded = job.cross_dc.n_dcs if job.cross_dc else 1, job.zero_level >= 1
     over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
-    net = Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)
+    nets = {"dense": Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)}
     size = state_bytes(job)
     times = job.microbatches if job.zero_level == 2 else 1
-    kind: Kind = job.software.sharded_reduction if sharded else "all_reduce"
-    itemsize = ITEMSIZE["fp32"] if job.software.reduce_dtype == "fp32" else size.gradients
+    kind: Kind = job.software.comm.sharded_reduction if sharded else "all_reduce"
+    itemsize = ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else size.gradients
     reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
-    reductions = priced("gradients", kind, states, reduced, net, times)
-    gathers = priced("parameters", job.software.sharded_gather, states, gathered, net, 1) if sharded else []
-    share = job.software.overlap.dp
+    reductions = priced("gradients", kind, states, reduced, nets, times)
+    gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1) if sharded else []
+    share, slowed = job.software.overlap.dp, contention(over, tiers)
+    late_s = late_gather_s = 0.0
     if share is True:
-        reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, backward_s, times)
-        gather_s = exposed_gather(gathers, walk, forward_s)
-        slowed = contention(over, tiers)
-        reduce_s += slowed * max(0.0, worst_stage(reductions) - reduce_s)
-        gather_s += slowed * max(0.0, worst_stage(gathers) - gather_s)
-    else:
-        shown = 1.0 - float(share or 0.0)
-        reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
-    if job.software.sharded_gather == "broadcast":
+        late_s = exposed_reduction(reductions, walk) + repeated(reductions, chunks, times)
+        late_gather_s = exposed_gather(gathers, walk, chunks)
+    reduce_s = exposed(worst_stage(reductions), late_s, share, slowed)
+    gather_s = exposed(worst_stage(gathers), late_gather_s, share, slowed)
+    if job.software.comm.sharded_gather == "broadcast":
         gather_s = worst_stage(gathers)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def priced(name: str, kind: Kind, states: list[States], itemsizes: list[float], net: Network, times: int) -> Calls:
+def exposed(comm_s: float, late_s: float, share: Share | None, slowed: float) -> float:
+    """Seconds that the collectives of the stage with the most to send add to the step; `late_s`: those after compute is done."""
+    return max(comm_s, late_s) - float(hidden_s(comm_s, max(0.0, comm_s - late_s), share, slowed))
+
+
+def priced(
+    name: str, kind: Kind, states: list[States], itemsizes: list[float], nets: Mapping[str, Network], times: int
+) -> Calls:
     """One collective per bucket: [stage][virtual chunk][bucket]; equal buckets are priced once.
 
-    `itemsizes`: bytes per element, by stage.
+    `itemsizes`: bytes per element, by stage; `nets`: who reduces a parameter group.
     """
-    known: dict[float, Reduction] = {}
+    known: dict[tuple[float, str], Reduction] = {}
 
-    def call(bytes_: float) -> Reduction:
-        if bytes_ not in known:
-            known[bytes_] = Reduction(name, kind, bytes_, net.cost(kind, bytes_), times)
-        return known[bytes_]
+    def call(bytes_: float, of: str) -> Reduction:
+        if (bytes_, of) not in known:
+            known[bytes_, of] = Reduction(name, kind, bytes_, nets[of].cost(kind, bytes_), times)
+        return known[bytes_, of]
 
     return [
-        [[call(elements * itemsize) for elements in buckets] for buckets in state.buckets]
+        [[call(bucket.elements * itemsize, bucket.group) for bucket in buckets] for buckets in state.buckets]
         for state, itemsize in zip(states, itemsizes, strict=True)
     ]
 
 
-def repeated(calls: Calls, backward_s: list[list[float]], times: int) -> float:
+def repeated(calls: Calls, chunks: list[list[ChunkTime]], times: int) -> float:
     """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
     late = 0.0
-    for stage, seconds in zip(calls, backward_s, strict=True):
+    for stage, seconds in zip(calls, chunks, strict=True):
         once = sum(call.cost.time_s for chunk in stage for call in chunk)
-        late = max(late, once - sum(seconds))
+        late = max(late, once - sum(chunk.backward_s for chunk in seconds))
     return late * (times - 1)
 
 
@@ -141,14 +147,16 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
     which become ready one after the other within that backward; every other chunk is one bucket, ready at its end, which later
     stages hide in the cool-down (megatron/core/distributed/distributed_data_parallel.py, bucket_size None where pp rank > 0).
     """
-    exposed = 0.0
+    late = 0.0
     for stage, chunks in enumerate(calls):
         timed: list[tuple[float, float]] = []
         for virtual, mine in enumerate(chunks):
             timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
-        timed.sort()
-        exposed = max(exposed, exposed_after([t[0] for t in timed], [t[1] for t in timed], walk.makespan_s))
-    return exposed
+        network = Stream("dp")
+        for ready_s, seconds in sorted(timed):
+            network.run(seconds, ready_s)
+        late = max(late, network.free_s - walk.makespan_s)
+    return late
 
 
 def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
@@ -163,19 +171,22 @@ def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tu
     return timed
 
 
-def exposed_gather(calls: Calls, walk: Walk, forward_s: list[list[float]]) -> float:
+def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> float:
     """Seconds by which parameter gathers hold up the first micro-batch's forward.
 
     A stage gathers its chunks in order from the start of the step, a bucket ahead of the forward that needs it: the embedding's
     bucket of the first stage has nothing to hide under; later stages gather while they wait for their first input. Buckets are in
-    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237).
+    backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237),
+    each sent off once the one before it has come and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
     """
     delay = 0.0
     for stage, chunks in enumerate(calls):
-        clock = 0.0
+        network, late = Stream("dp"), 0.0
         for virtual, mine in enumerate(chunks):
-            needed, spread = walk.first_forward_start[stage][virtual], forward_s[stage][virtual] / max(len(mine), 1)
+            needed = walk.first_forward_start[stage][virtual]
+            spread = times[stage][virtual].forward_s / max(len(mine), 1)
             for i, call in enumerate(reversed(mine)):
-                clock += call.cost.time_s
-                delay = max(delay, clock - needed - i * spread)
+                reached_s = late + needed + (i - 1) * spread if i else 0.0
+                late = max(late, network.run(call.cost.time_s, reached_s) - needed - i * spread)
+        delay = max(delay, late)
     return delay

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.states import StateBytes, state_bytes
+from steptime.memory.states import StateBytes, quantized_elements, shard_ranks, state_bytes
 
 
 def adam_bytes_per_param(job: Job) -> float:
@@ -13,9 +14,9 @@ def adam_bytes_per_param(job: Job) -> float:
     its own master, or the upper half of one.
     """
     size = state_bytes(job)
-    if job.software.optimizer_temp_copies:
+    if job.software.states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
-    read = 0.0 if job.software.master_dtype == "fp32" else size.params
+    read = 0.0 if job.software.states.master_dtype == "fp32" else size.params
     return size.gradients + read + 2.0 * size.master + 2.0 * size.moments + size.params
 
 
@@ -34,10 +35,10 @@ def foreach_bytes_per_param(size: StateBytes) -> float:
 
 def clip_bytes_per_param(job: Job) -> float:
     """Gradient norm and scaling: the gradient read twice, written once."""
-    return 3.0 * state_bytes(job).gradients if job.software.clip_grad else 0.0
+    return 3.0 * state_bytes(job).gradients if job.software.states.clip_grad else 0.0
 
 
-def quantise_bytes_per_weight(job: Job) -> float:
+def quantize_bytes_per_weight(job: Job) -> float:
     """Bytes that each device moves once a step to quantise a projection's weight, however few ranks own it.
 
     The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
@@ -49,17 +50,28 @@ def quantise_bytes_per_weight(job: Job) -> float:
     if recipe is None:
         return 0.0
     copies = recipe.copies * recipe.weight_itemsize
-    if s.fp8_params and recipe.param_gather_itemsize < s.itemsize:
+    if s.states.fp8_params and recipe.param_gather_itemsize < s.itemsize:
         return 2.0 * (recipe.copies - 1.0) * recipe.weight_itemsize
     return s.itemsize * (1.0 + recipe.amax_reads) + copies
 
 
-def optimizer_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
-    """Seconds of one step.
+def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
+    """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
+    job = assembly.job
+    ranks = shard_ranks(job) if job.zero_level >= 1 else 1
+    held = max(sum(assembly.local_params(c) for c in chunks) for chunks in assembly.stages)
+    kept = held / ranks if job.zero_level >= 2 else held
+    quantized: float = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
+    update: float = update_s(job, held / ranks, kept, bytes_per_s)
+    return update + quantized * quantize_bytes_per_weight(job) / bytes_per_s
+
+
+def update_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
+    """Seconds of one update.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
     size = state_bytes(job)
-    zeroed = held * size.gradients if job.software.gradients_persist else 0.0
+    zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
     return (owned * (adam_bytes_per_param(job) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

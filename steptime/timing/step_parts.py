@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from steptime import fsdp
-from steptime.base.rows import Time
-
-if TYPE_CHECKING:
-    from steptime.cost.parts import Work
-    from steptime.timing.step_time import StepTime
+from steptime.base.rows import Pipeline, Time
+from steptime.cost.parts import Work
+from steptime.schedule import in_flight
+from steptime.timing.step_time import StepTime, run_pipeline
 
 Seconds = dict[str, float]
 
@@ -20,14 +16,14 @@ def step_parts(timing: StepTime) -> Time:
     parts: Seconds = dict.fromkeys(("gemm", "attention", "memory_bound", "launch", "recompute", "tp_comm"), 0.0)
     hidden: Seconds = {"tp_comm": 0.0}
     for chunk in timing.assembly.stages[stage]:
-        for times, part in timing.works(chunk):
-            for work in (part.forward, part.backward):
+        for times, part in timing.parts.works(chunk):
+            for work in (timing.parts.of[part].forward, timing.parts.of[part].backward):
                 add_work(parts, hidden, work, times * m)
-        for times, work in timing.replays(chunk):
+        for times, _, work in timing.parts.replays(chunk):
             parts["recompute"] += times * m * (work.seconds - work.comm_s)
             add_comm(parts, hidden, work, times * m)
     if timing.job.parallelism.pp > 1:
-        parts["bubble"] = timing.pipeline.bubble_s
+        parts["bubble"] = pipeline(timing).bubble_s
         parts["pp_comm"] = timing.walk.makespan_s - timing.walk.busy_s[stage] - parts["bubble"]
     add_after(timing, parts, hidden)
     return Time(
@@ -45,14 +41,14 @@ def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
         stages = [calls[timing.busiest] for calls in (timing.dp.reductions, timing.dp.gathers) if calls]
         total = sum(call.cost.time_s * call.times for stage in stages for chunk in stage for call in chunk)
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
-    elif fsdp.applies(timing.job):
-        groups = [g for direction in timing.fsdp_times for g in direction]
+    elif timing.fsdp:
+        groups = [*timing.fsdp.forward, *timing.fsdp.backward]
         total = timing.job.microbatches * sum(g.gather_s + g.reduce_s for g in groups)
         copies = timing.job.microbatches * sum(g.copy_s for g in groups)
         parts["memory_bound"] += copies
         parts["dp_comm"] -= copies
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
-    parts["tp_comm"] += timing.norm_reduce_s
+    parts["tp_comm"] += timing.norm_reduce.time_s
     parts["embedding_comm"] = timing.embedding_reduce.time_s
     parts["optimizer"] = timing.optimizer_s
     parts["stragglers"] = timing.straggler_s
@@ -73,3 +69,25 @@ def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, time
         name = f"{call.axis}_comm"
         parts[name] = parts.get(name, 0.0) + times * call.exposed_s
         hidden[name] = hidden.get(name, 0.0) + times * call.hidden_s
+
+
+def pipeline(timing: StepTime) -> Pipeline:
+    """Bubble and in-flight counts. The bubble is what the busiest stage idles when sends are free."""
+    job, p, walked = timing.job, timing.job.parallelism, timing.walk
+    bubble = 0.0
+    if p.pp > 1:
+        free = run_pipeline(job, timing.chunks, [0.0] * len(timing.boundary_costs))
+        bubble = free.makespan_s - free.busy_s[timing.busiest]
+    counts = in_flight(job.schedule, p.pp, p.vpp, job.microbatches)
+    return Pipeline(job.schedule, p.pp, job.microbatches, bubble, walked.idle_fraction, counts)
+
+
+def hardware_flops(timing: StepTime) -> float:
+    """FLOPs that all devices run in a step, recomputation included."""
+    p, parts, total = timing.job.parallelism, timing.parts, 0.0
+    for chunk in timing.assembly.chunks:
+        total += sum(
+            [n * (parts.of[part].forward.flops + parts.of[part].backward.flops) for n, part in parts.works(chunk)]
+        )
+        total += sum([n * work.flops for n, _, work in parts.replays(chunk)])
+    return total * timing.job.microbatches * p.tp * p.cp * p.dp

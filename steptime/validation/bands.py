@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
-from steptime.validation.compare import Judgement
+from steptime.validation.judgement import Judgement
 
 EDGES = (0.0, 0.85, 0.95, 1.05, 1.15, inf)
 CLOSE = (0.85, 1.15)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import split_of, step_errors, unfitted
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import split_of, step_errors, unfitted
 from steptime.validation.stats import Errors, plain, stats
 
 Guess = Callable[[Judgement], float | None]

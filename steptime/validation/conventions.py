@@ -41,7 +41,7 @@ def conventions(assembly: Assembly) -> list[Convention]:
     """
     job = assembly.job
     model, tokens = job.model, float(job.data.gbs) * job.data.seqlen
-    attention = attention_flops_per_token(model, job.data.seqlen)
+    attention = attention_flops_per_token(assembly)
     h = model.hidden_sz
     logits = 2.0 * model.vocab_sz * h
     padded = 2.0 * padded_vocab(model.vocab_sz, job.parallelism.tp, MEGATRON_MULTIPLE) * h

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import PurePath
 
 from steptime.base.config import ConfigError
-from steptime.validation.measurements import Row, read, shipped
+from steptime.validation.measurements import MeasuredRow, read, shipped
 
 
-def find(name: str, path: str | None = None) -> Row | None:
+def find(name: str, path: str | None = None) -> MeasuredRow | None:
     """The row called `name` (case does not count) in a CSV of measured runs, or else in the shipped collection.
 
     None where `name` is rather a config's: without a CSV, a file, standard input, or nothing like an id.
@@ -21,7 +21,7 @@ def find(name: str, path: str | None = None) -> Row | None:
     is_file = os.path.exists(name)  # noqa: PTH110  False, not an error, for what can be no file's name
     if path is None and (is_file or name == "-" or PurePath(name).suffix in {".yaml", ".yml", ".json"}):
         return None
-    rows = {row.id.lower(): row for row in reversed(read(path) if path else shipped())}
+    rows = {row.id.lower(): row for row in reversed(read(path) if path else list(shipped()))}
     if name.lower() in rows:
         return rows[name.lower()]
     close = [rows[key].id for key in get_close_matches(name.lower(), rows, n=3, cutoff=0.6)]

@@ -11,14 +11,14 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch import megatron
-from steptime.launch.log import Log, Progress, read_log
+from steptime.launch.logs.job_log import JobLog, ReadProgress, read_log
+from steptime.launch.logs.steady import Steady, steady
+from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
-from steptime.launch.steady import Steady, steady
 from steptime.validation.conventions import Counted, counted
-from steptime.validation.hardware import hardware_of
-from steptime.validation.measurements import Row, SkipRowError
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.row_machine import hardware_of
 
 CONFIG_OF = {"torchtitan": "torchtitan", "NeMo": "nemo"}
 """Framework of a log's lines -> kind of the config that it prints at its beginning; else Megatron's argument dump."""
@@ -28,14 +28,14 @@ BRIDGE = re.compile(rb"Task Configuration|ConfigContainer")
 """Megatron-Bridge logs iterations as Megatron-LM does, and prints a config of its own."""
 
 
-class Run(NamedTuple):
+class LoggedRun(NamedTuple):
     """A job and what its logs measured."""
 
     job: Job
     reading: Reading
     config: dict[str, Any]
     """The plan as a YAML would hold it: the log's, and what was set over it."""
-    log: Log
+    log: JobLog
     steady: Steady
     notes: list[str]
     """What was taken from the log or assumed to bring both together."""
@@ -65,7 +65,7 @@ class RankParameters(NamedTuple):
 class Compared(NamedTuple):
     """Measured beside predicted."""
 
-    run: Run
+    run: LoggedRun
     estimate: Estimate
     memory: list[RankMemory]
     parameters: list[RankParameters]
@@ -92,8 +92,8 @@ def read_run(
     kind: str | None = None,
     allow_unmodelled: bool = False,
     hardware: Hardware | None = None,
-    progress: Progress | None = None,
-) -> Run:
+    progress: ReadProgress | None = None,
+) -> LoggedRun:
     """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
 
     `hardware` is taken where neither the logs nor `sets` say what it ran on.
@@ -123,10 +123,10 @@ def read_run(
     config = {key: value for key, value in reading.config.items() if key != "notes"}
     for path, value in changes.items():
         put(config, path, value)
-    return Run(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
+    return LoggedRun(job, reading, config, log, found, [*notes, *log.notes, *found.notes])
 
 
-def compare(run: Run) -> Compared:
+def compare(run: LoggedRun) -> Compared:
     """The estimate of a run beside its measured figures."""
     found = estimate(run.job)
     work = run.steady.flops_per_device * found.devices
@@ -135,7 +135,7 @@ def compare(run: Run) -> Compared:
     )
 
 
-def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
+def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
@@ -154,13 +154,13 @@ def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
     return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
 
 
-def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:
+def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
-    return megatron.from_arguments(arguments, name, vocab_size=vocabulary)
+    return from_arguments(arguments, name, vocab_size=vocabulary)
 
 
-def _check_same_job(log: Log, reading: Reading) -> None:
+def _check_same_job(log: JobLog, reading: Reading) -> None:
     """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
     first = log.arguments or {}
     for name, changed in log.contradictions:
@@ -185,7 +185,7 @@ def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | 
 
 
 def _name_machine(
-    reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None
+    reading: Reading, log: JobLog, changes: dict[str, Any], other: Hardware | None
 ) -> tuple[list[str], list[str]]:
     """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one.
 
@@ -202,14 +202,14 @@ def _name_machine(
     if not log.device:
         return [], [f"{log.files[0]}: does not name its accelerator; {fix}"]
     try:
-        found = hardware_of(Row({"gpu": log.device}, "", 0))
+        found = hardware_of(MeasuredRow({"gpu": log.device}, "", 0))
     except SkipRowError as error:
         return [], [f"{log.files[0]}: {error}; {fix}"]
     changes["hardware.node_type"] = found.section["node_type"]
     return [f"hardware.node_type: {found.section['node_type']} for the log's {log.device!r}"], []
 
 
-def stage_of(rank: int, run: Run) -> int | None:
+def stage_of(rank: int, run: LoggedRun) -> int | None:
     """The pipeline stage of a rank, by Megatron's order tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp where it was asked for; None unknown.
 
     Source: megatron/core/parallel_state.py, initialize_model_parallel (RankGenerator); torchtitan's mesh has pp outermost too.
@@ -225,7 +225,7 @@ def stage_of(rank: int, run: Run) -> int | None:
     return rank // (p.tp * p.cp * p.dp)
 
 
-def _memory(run: Run, found: Estimate) -> list[RankMemory]:
+def _memory(run: LoggedRun, found: Estimate) -> list[RankMemory]:
     """Every rank that reports a peak, beside the prediction of its stage; of an unknown stage the largest."""
     rows = []
     for rank in sorted({*run.log.allocated, *run.log.reserved}):
@@ -245,7 +245,7 @@ def _memory(run: Run, found: Estimate) -> list[RankMemory]:
     return rows
 
 
-def _parameters(run: Run, found: Estimate) -> list[RankParameters]:
+def _parameters(run: LoggedRun, found: Estimate) -> list[RankParameters]:
     """Every model-parallel rank whose parameters the log counts, beside the plan's."""
     stages = [sum(map(found.assembly.local_params, chunks)) for chunks in found.assembly.stages]
     return [

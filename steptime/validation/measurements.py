@@ -7,6 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class SkipRowError(ValueError):
     """A row cannot be judged; the text is one line, and the same for all rows with the same trouble where that helps."""
 
 
-class Row(NamedTuple):
+class MeasuredRow(NamedTuple):
     """One measured run, as text."""
 
     cells: dict[str, str]
@@ -117,16 +118,17 @@ class Row(NamedTuple):
         return None
 
 
-def shipped() -> list[Row]:
+@cache
+def shipped() -> tuple[MeasuredRow, ...]:
     """Every row of the shipped collection."""
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for name in FILES:
         with gzip.open(FOLDER / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             rows += _rows(file.read(), name, f"{name}.csv")
-    return rows
+    return tuple(rows)
 
 
-def read(path: str) -> list[Row]:
+def read(path: str) -> list[MeasuredRow]:
     """The rows of a user's CSV.
 
     Raises:
@@ -151,7 +153,7 @@ def read(path: str) -> list[Row]:
     return rows
 
 
-def _rows(text: str, file: str, name: str) -> Iterator[Row]:
+def _rows(text: str, file: str, name: str) -> Iterator[MeasuredRow]:
     """Every row that is not empty; columns are compared in lower case.
 
     Raises:
@@ -169,6 +171,6 @@ def _rows(text: str, file: str, name: str) -> Iterator[Row]:
                 header = [cell.strip().lower() for cell in cells]
                 continue
             surplus = max(0, len(cells) - len(header))
-            yield Row(dict(zip(header, cells, strict=False)), file, reader.line_num, surplus)
+            yield MeasuredRow(dict(zip(header, cells, strict=False)), file, reader.line_num, surplus)
     except csv.Error as error:
         raise ConfigError(f"{name}: line {reader.line_num}: {error}") from None

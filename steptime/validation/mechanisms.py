@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import memory_errors, model_kind
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import memory_errors, model_kind
 from steptime.validation.stats import plain, stats
 
-Config = dict[str, Any]
+ConfigDict = dict[str, Any]
 
 
-def _recomputes(config: Config) -> str:
+def _recomputes(config: ConfigDict) -> str:
     """none, selective or full."""
     performance = config["performance"]
-    plan = performance.get("recompute", {}).get("granularity") or performance.get(
-        "activation_checkpointing_type", "none"
-    )
-    return "selective" if "selective" in plan else str(plan)
+    word = performance.get("activation_checkpointing_type", "none")
+    granularity = performance.get("recompute", {}).get("granularity") or word
+    return "selective" if "selective" in granularity else str(granularity)
 
 
 def _recompute(kind: str) -> Callable[[Judgement], bool]:
@@ -29,7 +28,7 @@ def _zero(level: int) -> Callable[[Judgement], bool]:
     return lambda j: _degree(j, "dp") > 1 and _parallelism(j).get("zero_level") == level
 
 
-def _parallelism(j: Judgement) -> Config:
+def _parallelism(j: Judgement) -> ConfigDict:
     return dict((j.config or {}).get("parallelism", {}))
 
 

@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from steptime.validation.beside import apart
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import leads, model_kind, split_of
+from steptime.validation.exclusion import exclusion
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import leads, model_kind, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 COLUMNS = (
@@ -31,7 +31,7 @@ NOTES = ("overlap_notes", "sp", "machine")
 Cells = dict[tuple[str, ...], list[Judgement]]
 
 
-class Lookup(NamedTuple):
+class CellLookup(NamedTuple):
     """A row and the median of its cell in other releases or sources."""
 
     j: Judgement
@@ -43,7 +43,7 @@ def cells_of(judged: Iterable[Judgement], *, dense: bool = True) -> Cells:
     """Rows that count, by cell."""
     found: Cells = {}
     for j in judged:
-        if j.measured_step_s is None or apart(j.row, []) or model_kind(j).startswith("dense") != dense:
+        if j.measured_step_s is None or exclusion(j.row, []) or model_kind(j).startswith("dense") != dense:
             continue
         found.setdefault(tuple(j.row.text(column) for column in COLUMNS), []).append(j)
     return found
@@ -71,14 +71,14 @@ def _notes(j: Judgement) -> list[str]:
     return [j.row.text(column) for column in NOTES]
 
 
-def lookups(cells: Cells) -> list[Lookup]:
+def lookups(cells: Cells) -> list[CellLookup]:
     """Every row whose cell was measured in another release too."""
     found = []
     for cell, rows in cells.items():
         for j in rows:
             others = [o.measured_step_s for o in rows if release(o) != release(j) and o.measured_step_s]
             if others:
-                found.append(Lookup(j, cell, median(others)))
+                found.append(CellLookup(j, cell, median(others)))
     return found
 
 
@@ -90,7 +90,9 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     leading = [j for j in judged if leads(j)]
     dense, moe = cells_of(leading), cells_of(leading, dense=False)
     found = lookups(dense)
-    test = [item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.apart]
+    test = [
+        item for item in found if split_of(item.j) == "test" and item.j.step_error is not None and not item.j.excluded
+    ]
     return {
         "same_release": _figures(pairs(dense, same_release=True)),
         "other_release": _figures(pairs(dense, same_release=False)),
@@ -102,7 +104,7 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     }
 
 
-def _errors(found: Iterable[Lookup]) -> Errors:
+def _errors(found: Iterable[CellLookup]) -> Errors:
     return [(item.cell, item.other_s / item.j.measured_step_s - 1.0) for item in found if item.j.measured_step_s]
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-from steptime.validation.compare import Judgement, judge_all
-from steptime.validation.measurements import Row
+from steptime.validation.judgement import Judgement, judge_all
+from steptime.validation.measurements import MeasuredRow
 
 FEWEST = 500
 """Rows below which processes cost more than they save."""
@@ -19,7 +19,7 @@ PIECES = 8
 """Pieces per core: rows differ in cost; neighbours stay together, since they often share a config."""
 
 
-def judge_rows(rows: Sequence[Row], *, known_release: bool = True) -> list[Judgement]:
+def judge_rows(rows: Sequence[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:
     """`judge_all`, in several processes where that is safe and pays."""
     cores = len(os.sched_getaffinity(0)) if forks() else 1
     if cores == 1 or len(rows) < FEWEST:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import headline, leads, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 MODEL = (
@@ -19,10 +19,10 @@ MODEL = (
     "machine", "precision", "recompute", "zero_or_fsdp", "overlap_notes", "task",
 )  # fmt: skip
 """What two runs of any pair share, beside their source."""
-LAYOUT = ("tp", "pp", "cp", "vpp", "micro_batch_size")
+LAYOUT_CELLS = ("tp", "pp", "cp", "vpp", "micro_batch_size")
 
 
-class Kind(NamedTuple):
+class RatioKind(NamedTuple):
     """One respect in which two runs differ."""
 
     name: str
@@ -46,21 +46,21 @@ def _work_per_device(j: Judgement) -> tuple[str, ...]:
 
 def _layout(j: Judgement) -> tuple[str, ...]:
     """Degrees and micro-batch; what is not said is 1."""
-    return tuple(j.row.text(column) or "1" for column in LAYOUT)
+    return tuple(j.row.text(column) or "1" for column in LAYOUT_CELLS)
 
 
 def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
     return (j.row.text("global_batch_size"), *_layout(j))
 
 
-KINDS = (
-    Kind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
-    Kind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
-    Kind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
+RATIO_KINDS = (
+    RatioKind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
+    RatioKind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
+    RatioKind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
 )
 
 
-def ratio_errors(judged: Iterable[Judgement], kind: Kind) -> Errors:
+def ratio_errors(judged: Iterable[Judgement], kind: RatioKind) -> Errors:
     """(series, signed error of the ratio) of every pair that differs in one respect."""
     series: dict[tuple[str, ...], list[Judgement]] = {}
     for j in judged:
@@ -87,7 +87,7 @@ def ratios(judged: Sequence[Judgement]) -> dict[str, Any]:
     counted = headline(judged)
     groups = {"headline": [j for j in counted if leads(j)], "other": [j for j in counted if not leads(j)]}
     found: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in RATIO_KINDS:
         found[kind.name] = {"target": dict(zip(("median", "mean", "p90"), kind.target, strict=True))}
         for name, rows in groups.items():
             both = {"all": rows, "test": [j for j in rows if split_of(j) == "test"]}

@@ -17,8 +17,8 @@ from math import sqrt
 from statistics import mean, median
 from typing import Any, NamedTuple, TypeAlias
 
-from steptime.validation.compare import Judgement
-from steptime.validation.groups import headline, leads, split_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.slices import headline, leads, split_of
 
 JOB = (
     "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "vocab", "gpu", "n_gpus", "seq_len",
@@ -30,7 +30,7 @@ NAMED = 5
 """Worst sweeps named."""
 
 
-Span: TypeAlias = tuple[float, float]
+StepSpan: TypeAlias = tuple[float, float]
 
 
 class Layout(NamedTuple):
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     measured_s: float | None
     """None: it ran out of memory."""
     verdict: str
-    span: Callable[[], Span]
+    span: Callable[[], StepSpan]
     """80 % interval of the step time; the prediction itself where there is none. Asked for only where it is needed."""
 
 
@@ -75,13 +75,13 @@ def call(j: Judgement) -> str:
     return "fits" if j.occupancy is not None and j.occupancy <= 1.0 else j.verdict
 
 
-def span_of(j: Judgement) -> Span:
+def span_of(j: Judgement) -> StepSpan:
     """The interval of a row's step time."""
     low, high = j.step_span or (j.predicted_step_s or 0.0,) * 2
     return low, high
 
 
-def overlap(a: Span, b: Span) -> bool:
+def overlap(a: StepSpan, b: StepSpan) -> bool:
     """Whether two intervals share a value.
 
     >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((1.0, 2.0), (2.5, 3.0))
@@ -168,12 +168,12 @@ def _sweep(j: Judgement, layouts: list[Layout]) -> Sweep:
 def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
     """Figures over the sweeps of the headline group, of other trainers, of their test rows alone, and of rows set apart."""
     counted = headline(judged)
-    beside = [j for j in judged if j.skipped is None and j.apart is not None]
+    excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
     return {
         "headline": figures(sweeps(j for j in counted if leads(j))),
         "other": figures(sweeps(j for j in counted if not leads(j))),
         "test": figures(sweeps(j for j in counted if split_of(j) == "test")),
-        "apart": figures(sweeps(beside)),
+        "apart": figures(sweeps(excluded)),
     }
 
 

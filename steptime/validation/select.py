@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from steptime.base.config import ConfigError, near
-from steptime.validation.measurements import Row, read, shipped
+from steptime.validation.measurements import MeasuredRow, read, shipped
 
 
-def select(path: str | None, source: str | None, gpu: str | None, split: str) -> list[Row]:
+def select(path: str | None, source: str | None, gpu: str | None, split: str) -> list[MeasuredRow]:
     """The rows asked for, in the order of the files.
 
     `source` is compared with the source's word, else sought in the id, else in the text that names the source; `gpu` is sought
@@ -15,7 +15,7 @@ def select(path: str | None, source: str | None, gpu: str | None, split: str) ->
     Raises:
         ConfigError: the file cannot be read, or nothing is left: the words there are stand beside.
     """
-    rows = read(path) if path else shipped()
+    rows = read(path) if path else list(shipped())
     if source is not None:
         word = source.lower()
         kept = (
@@ -40,7 +40,7 @@ def _plain(text: str) -> str:
     return text.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
-def _not_empty(kept: list[Row], option: str, said: str, words: list[str]) -> None:
+def _not_empty(kept: list[MeasuredRow], option: str, said: str, words: list[str]) -> None:
     if not kept:
         known = sorted({word for word in words if word})
         raise ConfigError(f"{option}: no row has {said!r}{near(said, known)}")

@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks: every collective once with known numbers, then a short sweep; rank 0 prints JSON."""
+"""Run on two ranks: every collective once with known numbers, then a short sweep; rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from steptime.bench import collectives, rows
+from steptime.bench import timings
+from steptime.bench.runs import collectives
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def main():
     dist.broadcast = real
     if dist.get_rank() == 0:
         said = {
-            "results": mine, "slowest": slowest, "rows": [rows.to_dict(r) for r in found], "notes": notes,
+            "results": mine, "slowest": slowest, "rows": [timings.to_dict(r) for r in found], "notes": notes,
             "axes": sorted({r.axis for r in whole}), "refused": refused,
         }  # fmt: skip
         sys.stdout.write(json.dumps(said) + "\n")

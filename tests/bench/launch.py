@@ -1,25 +1,44 @@
-"""Runs a script on real ranks, as a user would: torchrun, gloo, this machine."""
+"""Runs a script on real ranks, gloo, this machine: under torchrun as a user would, or as forks that start at once."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
+
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "MV2_", "TORCHELASTIC_")
-
-
-def clean(env: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without what a launcher may have left in it, with `env` over it."""
-    base = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
-    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | (env or {})
+WARM = ("steptime.bench.runs.step", "steptime.bench.runs.block", "steptime.bench.runs.collectives")
+"""What most scripts import, torch among it."""
 
 
 def torchrun(script: Path, ranks: int = 2, *args: str, env: dict[str, str] | None = None):
     """The script under `ranks` processes; what they printed and the exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
-        [*command, str(script), *args], capture_output=True, text=True, env=clean(env), timeout=120, check=False
+        [*command, str(script), *args], capture_output=True, text=True, env=forked.clean(env), timeout=120, check=False
     )
+
+
+def fork(script: Path, *args: object, ranks=({},)):
+    """The script as one fork for each environment of `ranks`."""
+    return forked.run(forked.server(*WARM), script, *args, ranks=ranks)
+
+
+def fork_ranks(script: Path, ranks: int = 2, *args: object):
+    """The script on `ranks` forks, told what torchrun tells its processes; they meet in a store of this process, its agent."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    return fork(script, *args, ranks=[shared | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)])

@@ -1,4 +1,4 @@
-"""One rank of several small jobs, run one after another under torchrun.
+"""One rank of several small jobs, run one after another.
 
 Of each: losses, truths, peaks; with "rows" what `run_steps` measures, and a trace.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from steptime.bench.layouts import lay_out
-from steptime.bench.rows import to_dict
 from steptime.bench.runnable import as_run
-from steptime.bench.step import allocated, gathered, mean_loss, run_steps
-from steptime.bench.training import Trainer
-from steptime.bench.truths import layout_truths
+from steptime.bench.runs.layouts import lay_out
+from steptime.bench.runs.step import allocated, gathered, mean_loss, run_steps
+from steptime.bench.runs.training import Trainer
+from steptime.bench.runs.truths import layout_truths
+from steptime.bench.timings import to_dict
 from steptime.job.job import Job
 
 CPU = torch.device("cpu")

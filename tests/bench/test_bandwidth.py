@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from steptime import estimate
-from steptime.bench import bandwidth, optimizer
+from steptime.bench.runs import adamw, bandwidth
 from steptime.cost import compute
 from steptime.job.job import Job
 from steptime.software.performance import ITEMSIZE
@@ -115,15 +115,15 @@ def test_what_does_not_fit_is_noted(job, monkeypatch):
 
 def test_the_optimizer_steps_over_the_configs_parameters(job):
     """All of them where they fit; else fewer blocks; a block alone where the ends are too large."""
-    assert sum(map(optimizer._elements, optimizer.parameter_shapes(job, 1e12))) == estimate(job).params.total
+    assert sum(map(adamw._elements, adamw.parameter_shapes(job, 1e12))) == estimate(job).params.total
     ends, block = 2 * 256 * 64 + 64, (estimate(job).params.total - 2 * 256 * 64 - 64) // 2
-    assert sum(map(optimizer._elements, optimizer.parameter_shapes(job, ends + 1.5 * block))) == ends + block
-    assert sum(map(optimizer._elements, optimizer.parameter_shapes(job, 10.0))) == block
+    assert sum(map(adamw._elements, adamw.parameter_shapes(job, ends + 1.5 * block))) == ends + block
+    assert sum(map(adamw._elements, adamw.parameter_shapes(job, 10.0))) == block
 
 
 def test_parameters_shrink_with_tensor_parallelism(job):
     split = job.replace(**{"parallelism.tp": 2})
-    shapes = optimizer.parameter_shapes(split, 1e12)
+    shapes = adamw.parameter_shapes(split, 1e12)
     assert (48, 64) in shapes  # the gate's 96 rows
     assert (128, 64) in shapes  # the vocabulary's 256
 
@@ -131,20 +131,20 @@ def test_parameters_shrink_with_tensor_parallelism(job):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_optimizer_bytes_are_the_models(job, dtype):
     plain = job.replace(**{"performance.precision": dtype})
-    row, note = optimizer.step(job, CPU, dtype, seconds=0.0)
+    row, note = adamw.step(job, CPU, dtype, seconds=0.0)
     assert row.bytes == adam_bytes_per_param(plain) * estimate(job).params.total
     assert f"over {estimate(job).params.total:,} parameters" in note
     assert row.timing.min_s > 0
 
 
 def test_both_kinds_of_step(job):
-    found, notes = optimizer.steps(job, CPU, ["fp32"], 0.1)
+    found, notes = adamw.steps(job, CPU, ["fp32"], 0.1)
     assert [row.name for row in found] == ["adamw", "adamw_fused"]
     assert len(notes) == 2
 
 
 def test_launches_on_a_cpu_are_calls():
-    found, notes = optimizer.launches(CPU, 0.1)
+    found, notes = adamw.launches(CPU, 0.1)
     assert [row.name for row in found] == ["gemm", "move"]
     assert all(0 < row.timing.min_s <= row.timing.median_s <= row.timing.p90_s for row in found)
     assert len(notes) == 1

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from bench.launch import fork_ranks
 
-from steptime.bench import collectives
+from steptime.bench.runs import collectives
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("gloo_collectives.py")
 
 
 @pytest.fixture(scope="module")
 def said():
     """What rank 0 printed."""
-    command = [sys.executable, "-W", "error::FutureWarning", "-m", "torch.distributed.run", "--standalone"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(SCRIPT)],
-        capture_output=True, text=True, env=environment, timeout=240, check=False,
-    )  # fmt: skip
+    done = fork_ranks(SCRIPT)
     assert done.returncode == 0, done.stderr
     assert "FutureWarning" not in done.stderr
     return json.loads(done.stdout)

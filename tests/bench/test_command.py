@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.launch import clean
+from forked import clean
 
 from steptime import Job, Machine, estimate
-from steptime.bench.rows import SCHEMA
+from steptime.bench.timings import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "bench" / "cpu_tiny.yaml"

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from steptime import estimate
-from steptime.bench import gemm, operands, rows
-from steptime.bench.gemm import Shape
-from steptime.bench.timing import Timing
+from steptime.bench import timings
+from steptime.bench.runs import gemm, operands
+from steptime.bench.runs.clock import Timing
+from steptime.bench.runs.gemm import GemmShape
 from steptime.job.job import Job
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ def test_products_are_those_of_a_linear_layer(dtype):
     }
     expected = {"forward": out, "dgrad": wide_x.grad, "wgrad": wide_weight.grad}
     for (direction, m, n, k), pair in given.items():
-        shape = Shape("w", direction, m, n, k)
+        shape = GemmShape("w", direction, m, n, k)
         made = gemm.pair(shape, dtype, CPU)
         assert [tuple(p.shape) for p in pair] == [tuple(p.shape) for p in made[:2]]  # pair() draws these very shapes
         got = gemm.multiply(shape, dtype, *pair, *made[2:])
@@ -84,7 +85,7 @@ def test_products_are_those_of_a_linear_layer(dtype):
 
 
 def test_operands_are_random_and_cold():
-    left, right = gemm.pair(Shape("x", "forward", 64, 64, 64), "bf16", CPU)
+    left, right = gemm.pair(GemmShape("x", "forward", 64, 64, 64), "bf16", CPU)
     assert left.float().std() == pytest.approx(1.0, abs=0.1)
     assert not torch.equal(left, right)
     assert operands.copies(2 * operands.CPU_CACHE, CPU) == 1
@@ -107,7 +108,7 @@ def test_precision_is_put_back():
 
 
 def test_sweep_of_a_config(job, monkeypatch):
-    monkeypatch.setattr(gemm, "sweep_shapes", lambda _: [Shape("sweep", "forward", 64, 64, 64)])
+    monkeypatch.setattr(gemm, "sweep_shapes", lambda _: [GemmShape("sweep", "forward", 64, 64, 64)])
     found, notes = gemm.sweep(job, CPU, 30.0)  # it ends long before, by its rounds
     measured = {row.dtype for row in found}
     assert {"fp32", "bf16"} <= measured <= {"fp32", "bf16", "fp16"}
@@ -124,19 +125,19 @@ def test_sweep_of_a_config(job, monkeypatch):
 
 
 def test_what_does_not_fit_or_end_in_time_is_noted():
-    huge = Shape("huge", "forward", 2**20, 2**20, 2**20)
+    huge = GemmShape("huge", "forward", 2**20, 2**20, 2**20)
     found, notes = gemm.time_shapes([huge], "fp32", CPU, 1.0)
     assert found == []
     assert notes == ["fp32 huge forward 1048576 x 1048576 x 1048576: not measured; 12288.0 GiB of operands do not fit"]
-    small = [Shape("s", "forward", 8 * i, 8, 8) for i in range(1, 4)]
+    small = [GemmShape("s", "forward", 8 * i, 8, 8) for i in range(1, 4)]
     found, notes = gemm.time_shapes(small, "fp32", CPU, 1.0, patience=-1.0)
     assert (found, notes) == ([], ["fp32 s: 3 of 3 shapes not measured, for want of time"])
 
 
 def test_the_best_shape_counts_by_its_minimum():
     """2 x 10^3 FLOP in 1 us against 2 x 20^3 in 4 us: 2 and 4 GFLOP/s."""
-    slow = rows.Gemm("a", "forward", "fp32", 10, 10, 10, Timing(1e-6, 1e-6, 1e-6, 3))
-    fast = rows.Gemm("b", "forward", "fp32", 20, 20, 20, Timing(4e-6, 9e-6, 9e-6, 3))
+    slow = timings.GemmTiming("a", "forward", "fp32", 10, 10, 10, Timing(1e-6, 1e-6, 1e-6, 3))
+    fast = timings.GemmTiming("b", "forward", "fp32", 20, 20, 20, Timing(4e-6, 9e-6, 9e-6, 3))
     assert gemm.best([slow, fast]) == {"fp32": fast}
 
 

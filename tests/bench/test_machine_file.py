@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from steptime import Job, Machine, estimate
-from steptime.bench import rows
-from steptime.bench.device import Device, describe, known_accelerator
-from steptime.bench.figures import Measured, figures, tiers
+from steptime.answer.assumptions import assumptions
+from steptime.bench import timings
+from steptime.bench.device import BenchDevice, describe, known_accelerator
+from steptime.bench.machine_figures import Sweeps, figures, tiers
 from steptime.bench.machine_file import Provenance, machine_document, machine_yaml
-from steptime.bench.timing import Timing
+from steptime.bench.runs.clock import Timing
 from steptime.cost.rates import rates
 
 GIB = 2.0**30
 PROVENANCE = Provenance("3dtrn bench x.yaml", "2026-11-21", "a CPU", "2.13.0")
-CPU = Device("cpu", "AMD EPYC", 24 * GIB, 20 * GIB, 2)
+CPU = BenchDevice("cpu", "AMD EPYC", 24 * GIB, 20 * GIB, 2)
 
 
 def once(seconds: float) -> Timing:
@@ -37,7 +38,7 @@ def once(seconds: float) -> Timing:
     ],
 )
 def test_a_gpu_is_known_by_its_name_and_memory(name, gib, accelerator):
-    found = known_accelerator(Device("cuda", name, gib * GIB, gib * GIB, 100))
+    found = known_accelerator(BenchDevice("cuda", name, gib * GIB, gib * GIB, 100))
     assert (found and found.name) == accelerator
 
 
@@ -48,22 +49,22 @@ def test_a_cpu_has_no_data_sheet():
     assert found.processors == torch.get_num_threads()
 
 
-def measured() -> Measured:
+def measured() -> Sweeps:
     """A machine of 100 GFLOP/s in fp32 and 400 in bf16, 10 GB/s, attention at half of fp32's rate."""
     gemms = [
-        rows.Gemm("mlp.up_proj", direction, dtype, m, n, k, once(2.0 * m * n * k / rate))
+        timings.GemmTiming("mlp.up_proj", direction, dtype, m, n, k, once(2.0 * m * n * k / rate))
         for dtype, rate in (("fp32", 100e9), ("bf16", 400e9))
         for direction, m, n, k in (("forward", 1024, 1408, 512), ("dgrad", 1024, 512, 1408))
     ]
     attention = [
-        rows.Attention("default", direction, "fp32", 1, s, 8, 4, 64, causal=True, timing=once(1.0))
+        timings.AttentionTiming("default", direction, "fp32", 1, s, 8, 4, 64, causal=True, timing=once(1.0))
         for s in (512, 1024)
         for direction in ("forward", "backward")
     ]
     attention = [row._replace(timing=once(row.flops / 50e9)) for row in attention]
-    moves = [rows.Move(name, "forward", "fp32", 1e8, once(0.01)) for name in ("copy", "residual", "rmsnorm")]
-    launches = [rows.Launch("gemm", once(4e-6)), rows.Launch("move", once(2e-6))]
-    return Measured(gemms, attention, moves, launches, [], [])
+    moves = [timings.MoveTiming(name, "forward", "fp32", 1e8, once(0.01)) for name in ("copy", "residual", "rmsnorm")]
+    launches = [timings.LaunchTiming("gemm", once(4e-6)), timings.LaunchTiming("move", once(2e-6))]
+    return Sweeps(gemms, attention, moves, launches, [], [])
 
 
 def written(tmp_path, device=CPU, network=()):
@@ -104,7 +105,7 @@ def test_every_figure_has_a_source(tmp_path):
 
 
 def test_a_known_gpu_keeps_its_peak_and_its_network(tmp_path):
-    machine = written(tmp_path, Device("cuda", "NVIDIA H200", 139.8 * GIB, 139.8 * GIB, 132))
+    machine = written(tmp_path, BenchDevice("cuda", "NVIDIA H200", 139.8 * GIB, 139.8 * GIB, 132))
     assert machine.accelerator.peak_flops["bf16"] == 989e12
     assert machine.accelerator.sm_count == 132
     assert machine.tiers[0].name == "nvlink"
@@ -126,14 +127,16 @@ def test_the_model_reads_its_own_constants_back(tmp_path):
     assert (held.gemm_kernel_s, held.move_kernel_s, held.slowness) == (4e-6, 2e-6, 1.0)
     row = next(g for g in estimate(job).gemms if (g.name, g.pass_) == ("mlp.up_proj", "forward"))
     assert row.time_s == pytest.approx(2.0 * 1024 * 1408 * 512 / 100e9, rel=0.06)
-    assert any("no factor fitted on published runs" in line for line in job.assumptions)
+    assert any("no factor fitted on published runs" in line for line in assumptions(job))
 
 
 def test_collectives_become_tiers():
     """Two ranks of a node at 1 GB/s, and two nodes at 0.1 GB/s: each tier gets its own."""
 
     def row(axis, rate, kind="broadcast"):
-        return [rows.Collective(kind, axis, 2, size, once(1e-4 + size / rate)) for size in (2**10, 2**18, 2**24)]
+        return [
+            timings.CollectiveTiming(kind, axis, 2, size, once(1e-4 + size / rate)) for size in (2**10, 2**18, 2**24)
+        ]
 
     found = tiers(row("tp", 1e9) + row("dp", 1e8), frozenset({"dp"}), 2, PROVENANCE)
     assert [tier["name"].value for tier in found] == ["node", "network"]

@@ -6,7 +6,7 @@ import json
 from math import inf, isnan, nan
 
 import pytest
-from bench.launch import torchrun
+from bench.launch import fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +47,7 @@ def test_two_ranks(tmp_path):
     """Both get the same, errors included, and go on together afterwards."""
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
-    done = torchrun(script, 2, str(tmp_path))
+    done = fork_ranks(script, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second

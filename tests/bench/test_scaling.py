@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.bench.scaling import _at, read_runs, series
-from steptime.bench.step import StepRow
-from steptime.bench.timing import Timing
+from steptime.bench.logs.scaling import _at, read_runs, series
+from steptime.bench.runs.clock import Timing
+from steptime.bench.runs.step import StepRow
 from steptime.job.job import Job
 from steptime.report.bench_logs import scaling_command
 from steptime.report.table import Style, layout

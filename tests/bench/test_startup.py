@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.bench.phases import JOB_STARTED, Phases, job_started, step_line
-from steptime.bench.stamps import in_name
-from steptime.bench.startup import (
+from steptime.bench.logs.stamps import in_name
+from steptime.bench.logs.startup import (
     NeverStarted,
     Startup,
     Unclear,
@@ -26,6 +25,7 @@ from steptime.bench.startup import (
     read_stamps,
     step_of,
 )
+from steptime.bench.phases import JOB_STARTED, Phases, first_step_done, job_started
 from steptime.report.bench_logs import startup_command
 from steptime.report.table import Style, layout
 
@@ -267,7 +267,7 @@ def test_the_lines_of_our_own_benchmark(log):
     phases.seconds, phases._last = {"launcher": 2.0}, 12.0
     phases.end("imports")
     phases.end("init")
-    lines = [job_started(10, "node1"), *phases.lines, step_line(0, {"loss": 2.5}, 70), step_line(1, {"loss": 2.4}, 71)]
+    lines = [job_started(10), *phases.lines, first_step_done(70, "ddp")]
     found = log("\n".join(lines))
     assert (found.seconds_s, found.phases_s) == (60, {"launcher": 2.0, "imports": 3.0, "init": 1.5})
     assert found.other_s == 53.5

@@ -11,11 +11,11 @@ from bench_jobs import GPT, config, job, launch
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.bench.block import run_block
-from steptime.bench.layouts import LEARNING_RATE, lay_out
 from steptime.bench.runnable import alone, as_run, peak_differences, unsupported
-from steptime.bench.step import check, run_steps
-from steptime.bench.training import Trainer, batch_of
+from steptime.bench.runs.block import run_block
+from steptime.bench.runs.layouts import LEARNING_RATE, lay_out
+from steptime.bench.runs.step import check, run_steps
+from steptime.bench.runs.training import Trainer, batch_of
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.stages import PartMemories
@@ -133,8 +133,9 @@ def test_one_block(performance):
     rows = run_block(small, CPU, seconds=0.01)
     assert [row.recompute for row in rows] == ["none", "selective", "full"]
     for row in rows:
-        memories = PartMemories(Assembly(alone(small, row.recompute)))
-        stated = memories.checkpointed(1) if row.recompute == "full" else memories.selective
+        assembly = Assembly(alone(small, row.recompute))
+        memories, layer = PartMemories(assembly), assembly.kinds[0]
+        stated = memories.checkpointed(((layer, 1),)) if row.recompute == "full" else memories.selective[layer]
         assert row.saved_bytes == stated.saved
         assert row.forward.min_s > 0
         assert row.backward.min_s > 0
@@ -199,5 +200,5 @@ def test_what_the_device_dictates():
     assert (dropped.model.dropout, len(notes)) == (0.0, 1)
     assert as_run(unclipped, "cpu") == (unclipped, [])
     assert [note.partition(":")[0] for note in as_run(job(GPT), "cpu")[1]] == ["performance.clip_grad"]
-    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.norm_impl == "fused"
+    assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.kernels.norm_impl == "fused"
     assert "CUDA's flash attention takes bf16 and fp16" in unsupported(job(), "cuda")[0]

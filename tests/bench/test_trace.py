@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from bench.launch import fork, fork_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime import Job, estimate
-from steptime.bench import trace_names
-from steptime.bench.trace import attribute
-from steptime.bench.trace_events import Op, read, read_all
-from steptime.bench.trace_names import COMM, WORK, group_part, kernel_part, op_part
-from steptime.bench.trace_parts import ORDER, Interval, own_time, share_out
+from steptime.bench.trace import names
+from steptime.bench.trace.attribution import attribute
+from steptime.bench.trace.events import HostOp, read, read_all
+from steptime.bench.trace.intervals import ORDER, PartInterval, own_time, share_out
+from steptime.bench.trace.names import COMM, WORK, group_part, kernel_part, op_part
 from steptime.commands import cli
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,8 @@ def explain(capsys, tmp_path):
 def two_ranks(tmp_path_factory):
     """A DDP step of two gloo ranks, one trace each."""
     where = tmp_path_factory.mktemp("ddp")
-    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", STEP, where)
+    done = fork_ranks(STEP, 2, where)
+    assert done.returncode == 0, done.stderr
     return [str(where / f"rank{rank}.json") for rank in (0, 1)]
 
 
@@ -67,20 +68,9 @@ def two_ranks(tmp_path_factory):
 def recomputed(tmp_path_factory):
     """One process, both blocks recomputed."""
     where = tmp_path_factory.mktemp("alone")
-    run(STEP, where, "recompute")
-    return str(where / "rank0.json")
-
-
-def run(*args):
-    environ = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = subprocess.run(
-        [sys.executable, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = fork(STEP, where, "recompute")
     assert done.returncode == 0, done.stderr
+    return str(where / "rank0.json")
 
 
 def test_two_gloo_ranks(two_ranks):
@@ -146,7 +136,7 @@ def test_a_packed_trace_reads_the_same(two_ranks, tmp_path):
 
 def test_chunks_of_any_size_give_the_same_events(two_ranks, monkeypatch):
     whole = read(two_ranks[0])
-    monkeypatch.setattr("steptime.bench.trace_json._CHUNK", 4099)
+    monkeypatch.setattr("steptime.bench.trace.chrome_json._CHUNK", 4099)
     assert read(two_ranks[0]) == whole
 
 
@@ -548,7 +538,7 @@ def test_groups_by_name(names, part):
 
 
 def test_every_part_of_the_tables_has_its_place():
-    tables = (trace_names._OPS, trace_names._KERNELS, trace_names._GROUPS)
+    tables = (names._OPS, names._KERNELS, names._GROUPS)
     assert {part for table in tables for _, part in table} <= {*ORDER, "wait"}
 
 
@@ -557,7 +547,7 @@ def test_every_part_of_the_tables_has_its_place():
 TICKS = 40
 intervals = st.lists(
     st.builds(
-        lambda start, long, part, what: Interval(start, start + long, part, what),
+        lambda start, long, part, what: PartInterval(start, start + long, part, what),
         st.integers(-5, TICKS),
         st.integers(0, 20),
         st.sampled_from([part for part in ORDER if part != "idle"]),
@@ -589,7 +579,7 @@ def test_parts_sum_to_the_step(items):
 @given(st.lists(st.tuples(st.integers(0, TICKS), st.integers(0, 20)), max_size=12))
 def test_own_time_counts_no_moment_twice(spans):
     """However operators nest, their own times are disjoint and cover what the operators cover."""
-    ops = [Op(start, start + long, "aten::add", "op", 0, builds_graph=False) for start, long in spans]
+    ops = [HostOp(start, start + long, "aten::add", "op", 0, builds_graph=False) for start, long in spans]
     ticks = [tick for start, end, _ in own_time(ops, {}) for tick in range(start, end)]
     assert len(ticks) == len(set(ticks))
     assert set(ticks) == {tick for op in ops for tick in range(op.start, op.end)}
@@ -597,8 +587,8 @@ def test_own_time_counts_no_moment_twice(spans):
 
 def test_children_are_not_counted_with_their_parents():
     ops = [
-        Op(0, 100, "aten::gelu", "op", 0, builds_graph=True),
-        Op(20, 50, "aten::empty_like", "op", 0, builds_graph=False),
+        HostOp(0, 100, "aten::gelu", "op", 0, builds_graph=True),
+        HostOp(20, 50, "aten::empty_like", "op", 0, builds_graph=False),
     ]
     assert [(start, end, top.part) for start, end, top in own_time(ops, {})] == [
         (0, 20, "memory_bound"),
@@ -682,7 +672,8 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
 def test_sorting_a_trace_imports_no_torch(written):
     path = written(*TWO_STREAMS, world=2).path
     code = (
-        "import sys\nimport steptime.bench.trace, steptime.report.trace\nfrom steptime.bench.trace_events import read\n"
+        "import sys\nimport steptime.bench.trace.attribution, steptime.report.trace_tables\n"
+        "from steptime.bench.trace.events import read\n"
         f"read({path!r})\nassert not {{'torch', 'numpy'}} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -1,4 +1,4 @@
-"""Three steps of a tiny transformer under torch.profiler, alone or under torchrun (gloo, DDP): traced_step.py DIR [recompute]."""
+"""Three steps of a tiny transformer under torch.profiler, alone or on a rank of gloo and DDP: traced_step.py DIR [recompute]."""
 
 import os
 import sys

@@ -158,7 +158,7 @@ def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_
         f"torchrun --nnodes 1 --nproc-per-node 2 pretrain_gpt.py {flags} {layout} --global-batch-size 8\n"
     )
     command = ("--from", "megatron", script, *H100)
-    fix = "for other nodes than the script's add --set parallelism.dp=N"
+    fix = "for other nodes add --set parallelism.dp=N"
     assert refused(capsys, *command) == [f"{script}: world size 2 is no multiple of tp 2 x pp 2 = 4; {fix}"]
     code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
     assert (code, json.loads(out)["devices"]) == (0, 16)

@@ -11,9 +11,9 @@ from launch_logs import MEGATRON, head, iteration, write
 from steptime.answer.result import estimate
 from steptime.commands import cli
 from steptime.job.job import Job
-from steptime.validation.differences import differences, settings
 from steptime.validation.kind import is_log
 from steptime.validation.logged import read_run
+from steptime.validation.setting_costs import differences, settings
 
 PLAN = Path(__file__).parents[2] / "configs" / "llama3_8b_fsdp.yaml"
 H100 = "--set", "hardware.node_type=dgx-h100"

@@ -4,31 +4,35 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.devices import data_parallel, devices_in, told_whole
-from steptime.launch.keys import Entry, Table, Values, entry_of, load_table, remark, sort_keys, spelled
-from steptime.launch.pyconfig import read_function
-from steptime.launch.targets import simplify
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import KeyRule, KeyTable, load_table, read_keys, rule_of, spelled
+from steptime.launch.nemo.targets import simplify
+from steptime.launch.torchtitan.config_functions import read_function
 
-TABLE = Table(
+TABLE = KeyTable(
     "Frame 1.0",
     {
-        "a.size": Entry("used", "data.gbs"),
-        "a.kind": Entry("used", "model"),
-        "a.*": Entry("irrelevant", "nothing"),
-        "b.offload": Entry("unmodelled", "offloading", (False, "none")),
-        "b.mode": Entry("unmodelled", "a mode", ("plain",)),
+        "a.size": KeyRule("used", "data.gbs"),
+        "a.kind": KeyRule("used", "model"),
+        "a.part": KeyRule("used", "model", beside="b.offload"),
+        "a.*": KeyRule("irrelevant", "nothing"),
+        "b.offload": KeyRule("unmodelled", "offloading", (False, "none")),
+        "b.mode": KeyRule("unmodelled", "a mode", ("plain",)),
     },
-    {"a.size": 4},
+    {"a.size": ("a.size", 4)},
+    {},
     {"a.batch": "a.size", "old.": "b.", "old.a.": "a."},
     {},
 )
 
 
-def sort(**said):
-    return sort_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE, "job")
+def settings(dump=False, **said):
+    given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE, "job", dump=dump)
+    return JobKeys("job", TABLE, given)
 
 
 def statuses(**said):
-    return {flag.name: flag.status for flag in sort(**said)[1]}
+    return {flag.name: flag.status for flag in settings(**said).flags()}
 
 
 def test_every_key_has_a_status():
@@ -59,19 +63,35 @@ def test_switched_off_keys_change_nothing(key, value, status):
 
 def test_unknown_keys_are_told_together():
     with pytest.raises(ConfigError) as error:
-        sort(b__ofload=True, c=1)
+        settings(b__ofload=True, c=1)
     assert error.value.problems == [
         "job: b.ofload: unknown key of Frame 1.0 (got true); did you mean 'b.offload'?",
         "job: c: unknown key of Frame 1.0 (got 1); remove it",
     ]
-    flags = sort_keys({"c": None, "d.e": []}, TABLE, "job", dump=True)[1]
+    flags = settings(dump=True, c=None, d__e=[]).flags()
     assert [flag.status for flag in flags[:2]] == ["irrelevant", "irrelevant"]
 
 
-def test_remarks_go_over_the_table():
-    flags = sort(a__kind="x", b__offload=False)[1]
-    changed = remark(flags, {"a.kind": ("unmodelled", "why"), "a.size": ("irrelevant", "unused")}, TABLE)
-    assert [(flag.name, flag.status) for flag in changed] == [("a.kind", "unmodelled"), ("b.offload", "irrelevant")]
+def test_what_a_job_makes_of_its_keys_goes_over_the_table():
+    found = settings(a__kind="x", b__offload=False)
+    found.leave_out("a.kind", "why")
+    found.without_effect("a.size", "unused")
+    assert [(flag.name, flag.status) for flag in found.flags()] == [
+        ("a.kind", "unmodelled"),
+        ("b.offload", "irrelevant"),
+    ]
+
+
+def test_a_key_that_belongs_to_another_matters_where_that_is_on():
+    assert statuses(a__part=1, b__offload=False)["a.part"] == "irrelevant"
+    assert statuses(a__part=1, b__offload=True)["a.part"] == "used"
+
+
+def test_the_last_word_on_a_key_counts_and_nothing_is_no_word():
+    found = settings(a__batch=2, a__size=3)
+    assert found.count("a.size") == 3
+    assert found.flags()[0].note == "a.size is put over it"
+    assert settings(a__batch=2, a__size=None).count("a.size") == 2
 
 
 @pytest.mark.parametrize(
@@ -85,20 +105,29 @@ def test_remarks_go_over_the_table():
     ],
 )
 def test_whole_numbers(value, line):
-    with pytest.raises(ConfigError) as error:
-        Values("job", {"k": value}).whole("k")
-    assert error.value.problems == [f"job: k: {line}"]
-    assert Values("job", {"k": "12"}).whole("k") == Values("job", {"k": 12.0}).whole("k") == 12
+    found = settings(a__kind=value)
+    found.count("a.kind")
+    assert found.problems == [f"job: a.kind: {line}"]
+    assert settings(a__kind="12").count("a.kind") == settings(a__kind=12.0).count("a.kind") == 12
+    assert settings().whole("a.kind") is None
 
 
 def test_words_and_switches():
-    values = Values("job", {"k": "Adam", "yes": "True", "no": False})
-    assert values.word("k", {"adam": 1}) == 1
-    assert values.yes("yes")
-    assert not values.yes("no")
-    assert values.yes("unsaid", default=True)
-    with pytest.raises(ConfigError, match="expected true or false"):
-        values.yes("k")
+    found = settings(a__kind="Adam", a__size="torch.float32", b__mode="True", b__offload=False)
+    assert found.word("a.kind", {"adam": 1}) == 1
+    assert found.word("a.size", {"float32": 2}) == 2
+    assert found.on("b.mode")
+    assert not found.on("b.offload")
+    assert found.on("a.part", default=True)
+    assert found.problems == []
+    assert not found.on("a.kind")
+    assert found.word("a.kind", {"sgd": 1}) == 1
+    with pytest.raises(ConfigError) as error:
+        found.reading({})
+    assert error.value.problems == [
+        "job: a.kind: expected true or false (got 'Adam')",
+        "job: a.kind: expected one of sgd (got 'Adam')",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +148,12 @@ def test_devices_of_a_launcher(text, devices):
 
 
 def test_data_parallel_ranks():
-    assert data_parallel("job", 4, 16, None, "tp") == 4
-    assert data_parallel("job", 4, 16, {"parallelism.dp": 7}, "tp") == 7
-    with pytest.raises(ConfigError, match="18 devices do not divide by tp = 4"):
-        data_parallel("job", 4, 18, None, "tp")
+    found = settings()
+    assert data_parallel(found, {"tp": 4}, 16) == 4
+    assert data_parallel(found, {"tp": 4}, None) is None
+    assert data_parallel(JobKeys("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
+    assert data_parallel(found, {"tp": 2, "pp": 2}, 18, "; fix") == 4
+    assert found.problems == ["job: world size 18 is no multiple of tp 2 x pp 2 = 4; fix"]
     with pytest.raises(ConfigError, match=r"--set parallelism\.dp: expected a whole number"):
         told_whole({"parallelism.dp": "x"}, "parallelism.dp")
 
@@ -141,13 +172,16 @@ def test_classes_become_names():
     assert simplify(node) == {"x": ["b.f"], "y": {"z": 1}}
 
 
-@pytest.mark.parametrize("name", ["torchtitan", "nemo1", "nemo2", "megatron_bridge", "deepspeed"])
+@pytest.mark.parametrize("name", ["torchtitan", "nemo1", "nemo2", "megatron", "megatron_bridge", "deepspeed"])
 def test_tables_are_sound(name):
     table = load_table(name)
     assert table.framework
     assert table.raw["source"]
     for key in table.defaults:
-        assert table.entries[key].status == "used"
-    for entry in table.entries.values():
-        assert entry.note
-    assert entry_of(spelled("no.such.key", table), table) is None
+        assert table.rules[key].status == "used"
+    for rule in table.rules.values():
+        assert rule.note
+        assert not rule.beside or rule.beside in table.rules
+    for old in table.renamed:
+        assert old.endswith(".") or rule_of(spelled(old, table), table), old
+    assert rule_of(spelled("no.such.key", table), table) is None

@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
-from steptime.launch.megatron import from_arguments, read_dump, read_megatron
-from steptime.launch.megatron_flags import plain, table
-from steptime.launch.megatron_layout import stages_of
+from steptime.launch.keys import load_table, spelled
+from steptime.launch.logs.dump import read_dump
+from steptime.launch.megatron.flags import plain
+from steptime.launch.megatron.parallelism_section import stages_of
+from steptime.launch.megatron.sources import from_arguments, read_megatron
+from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
-from steptime.launch.save import plan_yaml
 
 FOLDER = Path(__file__).parents[1] / "data" / "launch" / "megatron"
+TABLE = load_table("megatron")
 RELEASE = "Megatron-LM (megatron-core 0.16.1)"
 LEFT_OUT = "; not modelled; --allow-unmodelled leaves it out of the estimate"
 H100 = {"hardware.node_type": "dgx-h100"}
@@ -53,9 +56,10 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 kinds = (TransformerConfig, MLATransformerConfig, ModelParallelConfig, OptimizerConfig, DistributedDataParallelConfig)
 defaults = {}
-for field in dataclasses.fields(TransformerConfig):
-    meta = field.metadata.get("argparse_meta", {})
-    defaults[field.name] = str(meta.get("default", field.default))
+for kind in (DistributedDataParallelConfig, OptimizerConfig, TransformerConfig):
+    for field in dataclasses.fields(kind):
+        meta = field.metadata.get("argparse_meta", {})
+        defaults[field.name] = str(meta.get("default", field.default))
 layouts = {text: PipelineParallelLayerLayout.get_num_stages_from_str(text) for text in json.loads(sys.argv[1])}
 fields = sorted({field.name for kind in kinds for field in dataclasses.fields(kind)})
 print(json.dumps({"fields": fields, "defaults": defaults, "layouts": layouts}))
@@ -138,8 +142,17 @@ def test_a_plan_by_hand():
         True,
         "layernorm",
     )
-    assert (job.software.precision, job.software.main_grad_dtype, job.zero_level, job.sp) == ("fp16", "fp16", 0, False)
-    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.attention_impl) == (False, False, "flash")
+    assert (job.software.precision, job.software.states.main_grad_dtype, job.zero_level, job.sp) == (
+        "fp16",
+        "fp16",
+        0,
+        False,
+    )
+    assert (job.software.overlap.dp, job.software.overlap.pp, job.software.kernels.attention_impl) == (
+        False,
+        False,
+        "flash",
+    )
     assert (job.data.gbs, job.data.seqlen, job.data.microbatch_sz) == (1536, 2048, 1)
     assert any("16 16 5859375" in note and "full batch" in note for note in job.notes)
 
@@ -212,7 +225,7 @@ def test_a_mixture_of_experts_is_refused_flag_by_flag():
         f"mixtral.sh: --expert-model-parallel-size 8: expert parallelism{LEFT_OUT}",
     ]
     job = to_job(load("mixtral.sh"), H100, allow_unmodelled=True)
-    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.assumptions
+    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.notes
 
 
 # --- single flags: what each becomes ---
@@ -299,7 +312,8 @@ CASES = [
     # 4 * 1024 * 2 / 3 = 2730.67, down to a multiple of 64
     (("--swiglu",), "model.inter_sz", 2688),
     ((), "model.inter_sz", 4096),
-    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu"),
+    (("--squared-relu", "--disable-bias-linear"), "model.activation", "relu2"),
+    (("--squared-relu", "--disable-bias-linear"), "performance.activation_impl", "fused"),
     (("--quick-geglu",), "model.activation", "gelu"),
     (("--group-query-attention", "--num-query-groups 2"), "model.n_kv_heads", 2),
     (("--num-query-groups 2",), "model.n_kv_heads", 8),
@@ -367,7 +381,7 @@ UNMODELLED = [
     (("--mtp-num-layers 1",), "--mtp-num-layers 1: multi-token prediction"),
     (("--multi-latent-attention",), "--multi-latent-attention true: multi-head latent attention"),
     (("--optimizer sgd",), "--optimizer sgd: another optimizer than Adam: its two moments are counted"),
-    (("--hidden-dropout 0",), "--hidden-dropout 0: dropout of one kind alone: both are counted"),
+    (("--hidden-dropout 0 --attention-backend unfused",), "--hidden-dropout 0: dropout of one kind alone: both are counted"),
     (("--context-parallel-size 2 --cp-comm-type a2a+p2p",),
      "--cp-comm-type a2a+p2p: exchanges of several kinds: a ring is counted"),
     (("--no-bias-dropout-fusion",), "--no-bias-dropout-fusion true: bias, dropout and residual in kernels of their own"),
@@ -422,7 +436,7 @@ def test_programs_for_other_models_are_not_modelled():
 
 # --- bad input ---
 
-OTHER_NODES = "; for other nodes than the script's add --set parallelism.dp=N"
+OTHER_NODES = "; for other nodes add --set parallelism.dp=N"
 BAD = [
     (script("--tensor-model-parallel-size 3"), f"run.sh: world size 8 is no multiple of tp 3 x pp 1 = 3{OTHER_NODES}"),
     (script("--context-parallel-size 4 --pipeline-model-parallel-size 4"),
@@ -436,8 +450,9 @@ BAD = [
      "run.sh: line 1: --tensor-model-parallel-size: $3 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"),
     ('if [ "$SIZE" = 7b ]; then L=32; fi\n' + script("--num-layers $L"),
      "run.sh: line 1: --num-layers: $L depends on the test in line 1 ($SIZE has no value); write SIZE=... before the command"),
-    (script("--tensor-model-parallel-size two"), "run.sh: --tensor-model-parallel-size: expected a whole number (got 'two')"),
-    (script("--num-layers 0"), "run.sh: --num-layers: must be at least 1 (got 0)"),
+    (script("--tensor-model-parallel-size two"),
+     "run.sh: --tensor-model-parallel-size: expected a whole number of at least 1 (got 'two')"),
+    (script("--num-layers 0"), "run.sh: --num-layers: expected a whole number of at least 1 (got 0)"),
     (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
     (script("--bf16 oops"), "run.sh: line 1: 'oops' stands where a flag is expected"),
     (script("--fp16"), "run.sh: --bf16 and --fp16 are both given; keep one"),
@@ -446,7 +461,7 @@ BAD = [
      "run.sh: --num-layers-per-virtual-pipeline-stage: 8 layers are no multiple of pp 4 x 3"),
     ("torchrun --nproc_per_node 8 pretrain_gpt.py $ALL",
      "run.sh: line 1 launches pretrain_gpt.py, which is no Megatron-LM training; $ALL has no value"),
-    (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size is missing"),
+    (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: missing, and required"),
     ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml",
      "run.sh: line 1 launches torchtitan.train, which is no Megatron-LM training; try --from torchtitan"),
     ("deepspeed --num_gpus 8 train.py --deepspeed ds.json",
@@ -637,7 +652,14 @@ SAID = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(table().used | table().unmodelled)), SAID, max_size=6), st.booleans())
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(key for key, rule in TABLE.rules.items() if rule.status != "irrelevant")),
+        SAID,
+        max_size=6,
+    ),
+    st.booleans(),
+)
 @example(changes={"apply_residual_connection_post_layernorm": "0\x850"}, of_a_log=True)
 def test_any_arguments_are_a_job_or_words(changes, of_a_log):
     """Whatever an argument says: a plan, or lines that say what is wrong."""
@@ -656,36 +678,38 @@ def test_any_arguments_are_a_job_or_words(changes, of_a_log):
 
 
 def test_every_flag_of_the_parser_is_known():
-    known = table()
+    negations, names, switches = (TABLE.raw[key] for key in ("negations", "flag_names", "switches"))
     recorded = (FOLDER.parent / "megatron_flags.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split() for line in recorded if not line.startswith("#")]
     assert len(rows) == 669
     for flag, argument, kind in rows:
-        assert known.known(argument), f"{flag} is unknown"
+        assert spelled(argument, TABLE) in TABLE.rules, f"{flag} is unknown"
         bare = flag[2:]
         if kind == "store_false":
-            assert known.negations[bare] == argument
+            assert negations[bare] == argument
         else:
-            assert known.renames.get(bare, bare.replace("-", "_")) == argument
-            assert (argument in known.switches) == (kind == "store_true")
+            assert names.get(bare, bare.replace("-", "_")) == argument
+            assert (argument in switches) == (kind == "store_true")
 
 
 def test_every_field_of_megatron_core_is_known(core):
     """The installed release's dataclasses: a field that a newer one adds fails here."""
     assert len(core["fields"]) > 300
-    assert sorted(name for name in core["fields"] if not table().known(name)) == []
+    assert sorted(name for name in core["fields"] if spelled(name, TABLE) not in TABLE.rules) == []
 
 
 def test_the_table_says_each_argument_once():
-    known = table()
-    places = [*known.used, *known.unmodelled, *known.irrelevant]
+    raw = TABLE.raw
+    places = [*raw["used"], *raw["unmodelled"], *(name for names in raw["irrelevant"].values() for name in names)]
     assert sorted({name for name in places if places.count(name) > 1}) == []
+    assert sorted(set(places) & set(raw["renamed"])) == []
+    assert {new for new in raw["renamed"].values() if new not in places} == set()
 
 
 def test_defaults_are_those_of_megatron_core(core):
-    """Where the parser makes its flags of TransformerConfig, the defaults are its own."""
+    """Where the parser makes its flags of TransformerConfig, the defaults are its own; a config object's always are."""
     own = core["defaults"]
-    compared = {name: entry["default"] for name, entry in table().used.items() if name in own and "default" in entry}
+    compared = {key: value for key, (_, value) in TABLE.defaults.items() if key in own}
     for name in (
         "gradient_accumulation_fusion",
         "overlap_p2p_comm",
@@ -696,6 +720,11 @@ def test_defaults_are_those_of_megatron_core(core):
         compared.pop(name)  # flags of the parser itself
     assert len(compared) > 20
     assert {name: plain(own[name]) for name in compared} == {name: plain(str(said)) for name, said in compared.items()}
+    fields = {name.rpartition(".")[2]: value for name, value in load_table("megatron_bridge").raw["defaults"].items()}
+    for name in ("activation_func", "position_embedding_type", "share_embeddings_and_output_weights"):  # of GPTModel
+        fields.pop(name)
+    assert len(fields) > 20
+    assert {name: plain(own[name]) for name in fields} == {name: plain(str(said)) for name, said in fields.items()}
 
 
 # --- save ---

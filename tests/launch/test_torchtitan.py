@@ -4,10 +4,10 @@ import pytest
 from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
 
 from steptime.base.config import ConfigError
-from steptime.launch.keys import entry_of, load_table, spelled
+from steptime.launch.keys import load_table, rule_of, spelled
 from steptime.launch.reading import to_job
-from steptime.launch.titan_model import hidden_dim, models
-from steptime.launch.torchtitan import read_torchtitan
+from steptime.launch.torchtitan.flavors import hidden_dim, models
+from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.model.presets import load_model
 
 REGISTRY = "torchtitan/config_registry.py"
@@ -150,8 +150,7 @@ def test_the_environment_and_the_user_tell_the_devices():
         (
             [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1")],
             (
-                "job: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks: devices / 1), "
-                "or set WORLD_SIZE"
+                "job: does not say how many devices there are; add --set parallelism.dp=N (devices / 1), or set WORLD_SIZE"
             ),
         ),
         (
@@ -255,5 +254,5 @@ def test_nothing_of_a_config_function_runs(tmp_path):
 def test_the_table_knows_each_key_once():
     table = load_table("torchtitan")
     for old, new in table.renamed.items():
-        assert entry_of(spelled(old, table), table), (old, new)
-    assert all(entry_of(key, table).status == "used" for key in table.defaults)
+        assert rule_of(spelled(old, table), table), (old, new)
+    assert all(rule_of(key, table).status == "used" for key in table.defaults)

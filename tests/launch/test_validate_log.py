@@ -14,11 +14,11 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.job.job import Job
-from steptime.report.progress import Progress
-from steptime.validation import compare as judging
+from steptime.report.progress import ReadProgress
+from steptime.validation import judgement as judging
 from steptime.validation.conventions import conventions, counted
 from steptime.validation.logged import compare, read_run
-from steptime.validation.measurements import Row, read
+from steptime.validation.measurements import MeasuredRow, read
 
 MIB = 2.0**20
 H100 = "--set", "hardware.node_type=dgx-h100"
@@ -181,7 +181,7 @@ def test_progress_on_a_terminal_alone(monkeypatch):
         (Terminal(), "\rx.log: 50 % read\rx.log: 100 % read\r" + " " * 17 + "\r"),
         (io.StringIO(), ""),
     ):
-        with Progress(stream) as progress:
+        with ReadProgress(stream) as progress:
             progress.told("x.log", 0.5)
             progress.told("x.log", 1.2)
         assert stream.getvalue() == expected
@@ -254,7 +254,7 @@ def test_the_columns_alone_come_near(capsys, tmp_path):
     out = tmp_path / "runs.csv"
     first = json.loads(run(capsys, "--log", MEGATRON, *H100, "--save-csv", out, "--json")[1])
     row = read(str(out))[0]
-    judged = judging.judge(Row({name: cell for name, cell in row.cells.items() if name != "config"}, "", 2))
+    judged = judging.judge(MeasuredRow({name: cell for name, cell in row.cells.items() if name != "config"}, "", 2))
     assert judged.skipped is None
     assert judged.predicted_step_s == pytest.approx(first["predicted"]["step_s"], rel=0.02)
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from types import SimpleNamespace
 from unittest import mock
 
-warnings.filterwarnings("ignore")
-
-import torch  # noqa: E402
-from megatron.core import ModelParallelConfig  # noqa: E402
-from megatron.core.enums import ModelType  # noqa: E402
-from megatron.core.pipeline_parallel import schedules  # noqa: E402
+import mcore_imports  # noqa: F401  (Megatron itself)
+import torch
+from megatron.core import ModelParallelConfig
+from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel import schedules
 
 zeros = torch.zeros
 

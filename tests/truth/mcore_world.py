@@ -1,6 +1,6 @@
 """Megatron-Core on a CPU: one process that pretends to be one rank of a large job.
 
-Reads a JSON request on stdin, writes a JSON answer on stdout. A process can initialise one layout only, so the tests start one
+Reads a JSON request on stdin, writes a JSON answer on stdout. A process can initialise one layout only, so the tests fork one
 process per layout and send it many configurations. The process group is torch's "fake" one: collectives move nothing, but
 each is recorded.
 """
@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import sys
 import traceback
 import types
-import warnings
 
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's jit_fuser is torch.compile: run it eagerly
-warnings.filterwarnings("ignore")
-
-import mcore_patches as patches  # noqa: E402
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from mcore_peak import Live  # noqa: E402
-from mcore_record import Collectives, Saved  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+import mcore_imports  # noqa: F401  (Megatron itself, after what stands in for its extensions)
+import mcore_patches as patches
+import torch
+import torch.distributed as dist
+from mcore_peak import Live
+from mcore_record import Collectives, Saved
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MOST_BYTES = 8 * 2**30
 """Address space: some settings of Megatron recurse without end (recomputing an mlp that has biases)."""
-ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu}
+
+
+def squared_relu(x):
+    """Megatron-Core's own."""
+    from megatron.core.activations import squared_relu as theirs
+
+    return theirs(x)
+
+
+ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu, "relu2": squared_relu}
 
 
 def start(tp, pp, dp, rank):
     """Pretend to be `rank` of tp*dp*pp (tp fastest, pp slowest) and set Megatron's parallel state."""
-    patches.extensions()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tp * pp * dp)
     from megatron.core import parallel_state
 

@@ -51,6 +51,9 @@ VARIANTS = {
     "geglu": {"activation": "gelu"},
     "swiglu unfused": {"fused_activation": False},
     "relu": {"glu": False, "activation": "relu", "fused_activation": False},
+    "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
+    "squared relu glu": {"activation": "relu2", "fused_activation": False},
+    "recompute mlp squared relu": {**selective("mlp"), "glu": False, "activation": "relu2", "fused_activation": False},
     "dropout": {"dropout": 0.1},
     "dropout bias": {"dropout": 0.1, "bias": True},
     "fused softmax": {"fused_softmax": True},
@@ -181,7 +184,7 @@ def test_collectives(layout, variant):
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_parameters(layout, variant):
     tp, c = LAYOUTS[layout][0], config(layout, variant)
-    split = [p.elements // tp if p.shard else p.elements for p in params(model(c), shard(c, tp))]
+    split = [p.local(tp) for p in params(model(c), shard(c, tp))]
     counted = [count(shape) for _, shape in checked(answers(layout)[variant])["params"]]
     assert sum(split) == sum(counted)
 

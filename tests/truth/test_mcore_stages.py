@@ -14,11 +14,11 @@ from functools import cache
 import pytest
 from mcore_ask import ask, checked, model
 
-from steptime.answer.tables import collectives
+from steptime.answer.tables import part_rows
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.stages import PartMemories, comm_buffer_bytes
-from steptime.timing.step_time import StepTime
+from steptime.timing.step_time import step_time
 
 SIZE = {"layers": 8, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 512}
 GPT = {"glu": False, "bias": True, "norm": "LayerNorm", "learned_positions": True, "nkv": 4, "dropout": 0.1}
@@ -115,7 +115,7 @@ def test_shared_buffer(layout, variant):
 @pytest.mark.parametrize("layout", ["tp2", "tp2 sp"])
 def test_tensor_parallel_collectives_of_a_step(layout, variant):
     ours, answer = assembly(layout, variant), checked(answers(layout)[variant])
-    rows = [r for r in collectives(ours, StepTime(ours)) if r.axis == "tp" and r.name != "norm gradients"]
+    rows = [r for r in part_rows(step_time(ours)) if r.axis == "tp" and r.name != "norm gradients"]
     counted = Counter()
     for r in rows:
         counted[r.kind, r.ranks, r.bytes] += r.count_per_step

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
+import mcore_ask as ask
 import pytest
 
 from steptime.schedule import Action, in_flight, order, walk
@@ -33,11 +32,7 @@ REFUSED = [(4, 2, 10, 4), (4, 2, 3, 4), (4, 2, 8, 3)]
 def megatron():
     """What Megatron-Core does in each cell, from one process that imports it."""
     cells = [*RUNS, *REFUSED]
-    done = subprocess.run(
-        [sys.executable, str(MEGATRON)], input=json.dumps(cells), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip(cells, json.loads(done.stdout), strict=True))
+    return dict(zip(cells, json.loads(ask.megatron(MEGATRON, json.dumps(cells))), strict=True))
 
 
 def name(vpp):

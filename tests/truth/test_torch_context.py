@@ -18,7 +18,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
-from steptime.bench.probes import Collective, Collectives, LiveBytes
+from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
 from steptime.job.job import Job
 from steptime.model.ops import Attention
 
@@ -45,8 +45,8 @@ class Kernels:
 class Seen(NamedTuple):
     """One layer's attention, forward and backward."""
 
-    forward: Counter[Collective]
-    backward: Counter[Collective]
+    forward: Counter[IssuedCollective]
+    backward: Counter[IssuedCollective]
     flops: list[int]
     peaks: tuple[int, int]
 
@@ -117,7 +117,7 @@ def test_collectives(cp, how):
 def test_flops(cp, how):
     """A call per block, the causal one first, all of the same work."""
     seen, answer = run(cp, how), estimate(job(cp, how))
-    op = next(op for op in answer.assembly.block.ops if isinstance(op, Attention))
+    op = next(op for op in answer.assembly.kinds[0].ops if isinstance(op, Attention))
     assert len(seen.flops) == op.calls == cp
     assert sum(seen.flops) == op.full_flops * op.causal_share
 
@@ -125,7 +125,7 @@ def test_flops(cp, how):
 @cases
 def test_what_lives_for_the_moment(cp, how):
     """Peaks of forward and backward: q, k, v (and the outputs), what the kernel is said to make and to hold besides."""
-    op = next(op for op in estimate(job(cp, how)).assembly.block.ops if isinstance(op, Attention))
+    op = next(op for op in estimate(job(cp, how)).assembly.kinds[0].ops if isinstance(op, Attention))
     one = BATCH * HEADS * SEQLEN // cp * HEAD * 2  # bytes of q, k, v or out
     lse = BATCH * HEADS * SEQLEN // cp * 4
     forward, backward = run(cp, how).peaks

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from torch_blocks import Kernels
 from torch_ours import built, replayed, shard_of
 
-from steptime.bench.probes import LiveBytes
+from steptime.bench.runs.probes import LiveBytes
 from steptime.cost.compute import FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS
 from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model

@@ -12,7 +12,7 @@ from torch_fsdp import Fsdp, padded, run, sharded, world
 from torch_jobs import Layout, job
 
 from steptime.answer.result import estimate
-from steptime.bench.probes import Collectives, LiveBytes, Moment
+from steptime.bench.runs.probes import Collectives, LiveBytes, Moment
 from steptime.model.model import Model
 
 DP, SEQLEN, BATCH = 8, 32, 2

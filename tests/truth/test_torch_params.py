@@ -45,7 +45,7 @@ def models(draw: st.DrawFn) -> Model:
         norm_bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
         tie_embeddings=draw(st.booleans()),
-        activation=draw(st.sampled_from(["silu", "gelu", "relu"])),
+        activation=draw(st.sampled_from(["silu", "gelu", "relu", "relu2"])),
     )
 
 

@@ -48,6 +48,8 @@ KINDS = {
         "learned_positions": True,
         "max_positions": 64,
     },
+    "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
+    "squared relu glu": {"activation": "relu2"},
 }
 KERNELS = {
     "flash": Kernels(),
@@ -109,6 +111,7 @@ OTHERS = {
     "one group, bf16 reduction": Layout(8, fsdp=Fsdp(wrap="model", reduce="bf16")),
     "2 replicas": Layout(8, replicas=2, fsdp=Fsdp()),
     "4 replicas, bf16 reduction": Layout(8, replicas=4, fsdp=Fsdp(reduce="bf16")),
+    "2 replicas, 2 micro-batches": Layout(8, replicas=2, micro_batches=2, fsdp=Fsdp()),
     "2 replicas, 2 micro-batches, bf16 reduction": Layout(8, replicas=2, micro_batches=2, fsdp=Fsdp(reduce="bf16")),
 }
 
@@ -120,6 +123,16 @@ def test_fsdp_in_one_group_and_with_replicas(shape, layout, seqlen):
     model = Model(**SHAPES[shape])
     torch_holds = held(model, Kernels(), seqlen, layout)
     assert allocated(model, Kernels(), seqlen, layout).allocated_bytes == torch_holds.peak, torch_holds.op
+
+
+@pytest.mark.parametrize("dp", [2, 3])
+@pytest.mark.parametrize("fsdp", [*FSDP.values(), Fsdp(wrap="model")], ids=[*FSDP, "one group"])
+@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+def test_fsdp_over_few_ranks(shape, fsdp, dp):
+    """A shard of a half or a third of the fp32 gradients is as large as the bf16 ones whose place it takes."""
+    model, layout = Model(**SHAPES[shape]), Layout(dp, micro_batches=2, fsdp=fsdp)
+    torch_holds = held(model, Kernels(), 8, layout)
+    assert allocated(model, Kernels(), 8, layout).allocated_bytes == torch_holds.peak, torch_holds.op
 
 
 @pytest.mark.parametrize("kernels", [Kernels(), Kernels(precision="fp32")], ids=["bf16", "fp32"])

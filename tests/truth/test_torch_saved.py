@@ -9,7 +9,7 @@ import torch
 from torch_blocks import Block, Kernels, tables
 from torch_ours import MODULES, block_input, built, kept, kept_by_model, kept_by_torch, shard_of
 
-from steptime.bench.probes import Saved
+from steptime.bench.runs.probes import Saved
 from steptime.model.blocks import block_ops
 from steptime.model.model import Model
 
@@ -35,6 +35,8 @@ KINDS = {
     "gpt": {"glu": False, "norm": "layernorm", "bias": True, "learned_positions": True},
     "gpt dropout": {"glu": False, "norm": "layernorm", "bias": True, "learned_positions": True, "dropout": 0.1},
     "relu mlp": {"glu": False, "activation": "relu", "dropout": 0.2},
+    "squared relu mlp": {"glu": False, "activation": "relu2", "norm": "layernorm"},
+    "squared relu glu": {"activation": "relu2"},
     "qwen3 no rope": {"qk_norm": True, "rotary_embeds": False, "glu": False, "activation": "silu"},
 }
 KERNELS = [

@@ -11,7 +11,7 @@ from torch_blocks import Kernels
 from torch_fsdp import Fsdp, sharded, world
 from torch_ours import kept_by_model, kept_by_torch, replayed, shard_of
 
-from steptime.bench.probes import Collectives, Saved
+from steptime.bench.runs.probes import Collectives, Saved
 from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
 from steptime.model.ops import Comm, Op

@@ -2,7 +2,8 @@
 
 Where only a CUDA kernel shows what a GPU run saves, an `autograd.Function` or an aten op stands in for it: fused norms keep
 (x, statistics in fp32), a rotary kernel nothing, dropout a one-byte mask (`aten::native_dropout`, which `F.dropout` runs on a
-GPU), a fused gated activation its two inputs. Everything else is the torch function a user would write.
+GPU), a fused gated activation its two inputs, a compiled squared ReLU its input. Everything else is the torch function a user
+would write.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptime.bench.probes import LiveBytes
+from steptime.bench.runs.probes import LiveBytes
 from steptime.model.model import Model
 
 one_kernel = LiveBytes.one_kernel
@@ -78,6 +79,22 @@ class FusedGlu(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         with one_kernel("fused glu backward"):
             return grad * up, grad * gate, None
+
+
+class FusedSquaredRelu(torch.autograd.Function):
+    """relu(x)**2 as one kernel: keeps its input, as torch.compile has it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with one_kernel("fused squared relu"):
+            return F.relu(x).square()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        with one_kernel("fused squared relu backward"):
+            return grad * 2.0 * F.relu(x)
 
 
 class Rotate(torch.autograd.Function):
@@ -207,13 +224,20 @@ class Attention(nn.Module):
         return self.o(out.transpose(1, 2).reshape(b, s, -1))
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+def squared_relu(x: Tensor) -> Tensor:
+    """As transformers/activations.py has it, ReLUSquaredActivation."""
+    return torch.square(F.relu(x))
+
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "relu2": squared_relu}
 
 
 class Mlp(nn.Module):
     def __init__(self, model: Model, kernels: Kernels) -> None:
         super().__init__()
         self.act, self.fused = ACTIVATIONS[model.activation], kernels.activation == "fused"
+        if self.fused and model.activation == "relu2" and not model.glu:
+            self.act = FusedSquaredRelu.apply
         self.up = nn.Linear(model.hidden_sz, model.inter_sz, bias=model.bias)
         self.gate = nn.Linear(model.hidden_sz, model.inter_sz, bias=model.bias) if model.glu else None
         self.down = nn.Linear(model.inter_sz, model.hidden_sz, bias=model.bias)

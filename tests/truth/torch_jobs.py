@@ -10,7 +10,7 @@ from torch_blocks import Kernels
 from torch_fsdp import Fsdp, run, sharded, world
 from torch_ours import built
 
-from steptime.bench.probes import LiveBytes
+from steptime.bench.runs.probes import LiveBytes
 from steptime.job.job import Job
 from steptime.model.model import Model
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch_blocks import Kernels, Transformer
 
-from steptime.bench.probes import Saved
+from steptime.bench.runs.probes import Saved
 from steptime.model.blocks import block_ops, embedding_ops, head_ops
 from steptime.model.model import Model
 from steptime.model.ops import Op, Tensor, tensor_bytes
@@ -20,14 +20,12 @@ MODULES = {"none": frozenset[str](), "selective": frozenset({"core_attn"})}
 
 def shard_of(model: Model, kernels: Kernels, batch: int, seqlen: int, *, tp: int = 1, sp: bool = False) -> Shard:
     """One device's share under the profile `torch`, with the kernels named."""
-    software = load_software("torch").model_copy(
-        update={
-            "precision": kernels.precision,
-            "attention_impl": kernels.attention,
-            "norm_impl": kernels.norm,
-            "activation_impl": kernels.activation,
-            "loss_impl": "composite" if kernels.loss == "fp32" else "fused",
-        }
+    software = load_software("torch").replace(
+        precision=kernels.precision,
+        attention_impl=kernels.attention,
+        norm_impl=kernels.norm,
+        activation_impl=kernels.activation,
+        loss_impl="composite" if kernels.loss == "fp32" else "fused",
     )
     return Shard(float(batch), float(seqlen), float(seqlen), float(tp), sp, float(model.vocab_sz), software)
 

@@ -1,0 +1,148 @@
+"""Predicted beside measured: every figure that the benchmark measured and the model gives."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from steptime.cost import compute
+from steptime.cost.comm import collective
+from steptime.job.mesh import Group
+from steptime.model.ops import Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import GemmRow
+    from steptime.bench import timings
+    from steptime.bench.rate_fit import Statistic
+    from steptime.bench.runs.clock import Timing
+    from steptime.hardware.machine import Machine
+
+Quantity = Literal["step", "block", "memory", "exact", "gemm", "attention", "memory_bound", "collective"]
+
+
+UPDATES = ("adamw", "adamw_fused")
+"""Memory-bound work that has one direction only."""
+
+
+class PredictionRow(NamedTuple):
+    """One figure twice, in SI units."""
+
+    what: Quantity
+    name: str
+    unit: Literal["s", "bytes", "count", "FLOP"]
+    predicted: float
+    measured: float
+    spread: float | None = None
+    """Of the measured seconds: 90th percentile less minimum, over the median."""
+
+    @property
+    def error(self) -> float:
+        """Signed: predicted over measured, less one; 0 where both are 0."""
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else float("inf")
+        return self.predicted / self.measured - 1.0
+
+
+class ErrorSummary(NamedTuple):
+    """Errors of one kind of figure, without their signs, and their mean with it."""
+
+    what: Quantity
+    n: int
+    median: float
+    mean: float
+    worst: float
+    worst_name: str
+    bias: float
+
+
+def summarise(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
+    """Per kind of figure, in the order of first appearance."""
+    kinds: dict[Quantity, list[PredictionRow]] = {}
+    for row in found:
+        kinds.setdefault(row.what, []).append(row)
+    return [_summary(what, rows) for what, rows in kinds.items()]
+
+
+def _summary(what: Quantity, rows: list[PredictionRow]) -> ErrorSummary:
+    errors = [abs(row.error) for row in rows]
+    worst = max(rows, key=lambda row: abs(row.error))
+    bias = mean(row.error for row in rows)
+    return ErrorSummary(what, len(rows), median(errors), mean(errors), max(errors), worst.name, bias)
+
+
+def of(what: Quantity, name: str, predicted: float, timing: Timing, statistic: Statistic) -> PredictionRow:
+    """Seconds, by the statistic that counts on the device."""
+    return PredictionRow(what, name, "s", predicted, float(getattr(timing, statistic)), timing.spread)
+
+
+def gemms(
+    found: Estimate, measured: Iterable[timings.GemmTiming], dtype: str, statistic: Statistic
+) -> list[PredictionRow]:
+    """The config's projections in its own dtype, one call each."""
+    expected: dict[tuple[str, str], GemmRow] = {(row.name, row.pass_): row for row in found.gemms}
+    return [
+        of("gemm", f"{row.name} {row.direction}", expected[row.name, row.direction].time_s, row.timing, statistic)
+        for row in measured
+        if row.dtype == dtype and (row.name, row.direction) in expected
+    ]
+
+
+def attention(
+    found: Estimate, measured: Iterable[timings.AttentionTiming], dtype: str, statistic: Statistic
+) -> list[PredictionRow]:
+    """The config's own attention, forward and backward, by the back end that torch chooses."""
+    timing, part = found.timing, found.assembly.kinds[0]
+    op = next((op for op in part.ops if isinstance(op, Attention)), None)
+    if op is None:
+        return []
+    seconds = {
+        "forward": compute.forward(op, timing.rates, part.sizes).time_s,
+        "backward": compute.backward(op, timing.rates, part.sizes)[0].time_s,
+    }
+    size = (op.batch, op.q_len, op.n_q_heads, op.n_kv_heads, op.d_qk)
+    return [
+        of("attention", row.direction, float(seconds[row.direction]), row.timing, statistic)
+        for row in measured
+        if (row.dtype, row.backend) == (dtype, "default")
+        and row.direction in seconds
+        and row.causal
+        and (row.batch, row.seqlen, row.n_q_heads, row.n_kv_heads, row.head_dim) == size
+    ]
+
+
+def moves(
+    found: Estimate, measured: Iterable[timings.MoveTiming], dtype: str, statistic: Statistic
+) -> list[PredictionRow]:
+    """Memory-bound work: the bytes that the model counts at the rate that it gives them."""
+    rates = found.timing.rates
+    return [
+        of(
+            "memory_bound",
+            row.name if row.name in UPDATES else f"{row.name} {row.direction}",
+            compute.move_pass(row.bytes, 1.0, rates).time_s,
+            row.timing,
+            statistic,
+        )
+        for row in measured
+        if row.dtype == dtype
+    ]
+
+
+def collectives(
+    machine: Machine, measured: Sequence[timings.CollectiveTiming], groups: dict[str, Group]
+) -> list[PredictionRow]:
+    """Each collective on its axis, against the fastest call: other processes only ever slow one down."""
+    return [
+        PredictionRow(
+            "collective",
+            f"{row.kind} {row.axis} {row.bytes} B",
+            "s",
+            float(collective(row.kind, float(row.bytes), groups[row.axis], machine.tiers).time_s),
+            row.timing.min_s,
+            row.timing.spread,
+        )
+        for row in measured
+    ]

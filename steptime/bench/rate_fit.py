@@ -1,0 +1,296 @@
+"""From measured rows to the constants of a machine file: each is fitted through the model's own formula, with its fit error.
+
+Errors are mean absolute log errors of the model against the measurement, after the fit: 0.05 is 5 %. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import exp, log
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from steptime.bench.timings import ITEMSIZE
+from steptime.cost import compute
+from steptime.cost.rates import Rates
+from steptime.hardware.machine import Accelerator
+from steptime.model import ops
+from steptime.software.precision import recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from steptime.bench import timings
+
+Statistic = Literal["min_s", "median_s"]
+RESULT_ITEMSIZE = 2.0
+"""Bytes per element of a product's result at least."""
+STREAMING = ("residual", "add", "rmsnorm", "silu_mul")
+"""Memory-bound work that most of a block's is like."""
+LINEAR = (ops.Param("weight", ()),)
+RAMPS = (
+    0.0,
+    10.0,
+    20.0,
+    30.0,
+    45.0,
+    60.0,
+    80.0,
+    100.0,
+    130.0,
+    160.0,
+    200.0,
+    250.0,
+    300.0,
+    370.0,
+    450.0,
+    550.0,
+    700.0,
+    1000.0,
+)
+"""Tokens of attention's ramp that are tried."""
+OVERHEADS = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0)
+"""Values of K_OVERHEAD to choose from, where it is to be fitted too."""
+
+
+USUAL_RAMP: float = Accelerator.model_fields["attention_ramp_tokens"].default
+
+
+class Fit(NamedTuple):
+    """One fitted figure."""
+
+    value: float
+    error: float
+    """Mean absolute log error of the model with it."""
+    worst: float
+    """The largest one."""
+    points: int
+
+
+class GemmFit(NamedTuple):
+    """A device's sustained rate in one dtype [FLOP/s], with the model's errors as in Fit."""
+
+    value: float
+    error: float
+    worst: float
+    points: int
+    depth_overhead: float
+    """As `compute.K_OVERHEAD`: that itself unless others were tried."""
+
+
+class AttentionFit(NamedTuple):
+    """Shares of the peak that attention reaches at `steptime.cost.compute.RATED_LENGTH` tokens, and its ramp."""
+
+    forward: Fit
+    backward: Fit
+    ramp_tokens: float
+    """As `Accelerator.attention_ramp_tokens`; its default where fewer than two lengths were measured."""
+
+
+class MemoryFit(NamedTuple):
+    """Rate of device memory, and the share of it that a training step's memory-bound kernels reach."""
+
+    bytes_per_s: Fit
+    efficiency: Fit
+
+
+def judged(value: float, errors: Iterable[float]) -> Fit:
+    """A figure with the log errors that it leaves."""
+    sizes = [abs(error) for error in errors]
+    return Fit(value, sum(sizes) / len(sizes), max(sizes), len(sizes))
+
+
+def nearest(candidates: Iterable[float], errors: Callable[[float], list[float]]) -> Fit:
+    """The candidate with the least mean absolute log error.
+
+    Raises:
+        ValueError: no candidates.
+    """
+    return min((judged(value, errors(value)) for value in candidates), key=lambda fit: fit.error)
+
+
+def solve(seconds: Callable[[float], float], target: float) -> float | None:
+    """The rate at which a time that falls with it is `target`; None where no rate gets there."""
+    low, high = log(1.0), log(1e21)
+    if not seconds(exp(high)) < target < seconds(exp(low)):
+        return None
+    while high - low > 1e-9:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if seconds(exp(middle)) > target else (low, middle)
+    return exp(0.5 * (low + high))
+
+
+class KnownRates(NamedTuple):
+    """What is known of a device before its rates are fitted."""
+
+    bytes_per_s: float
+    """What streaming kernels sustain: memory_bytes_per_s times memory_efficiency."""
+    gemm_kernel_s: float
+    """A kernel's fixed time, as the software profile has it."""
+    sm_count: float = 1.0
+    compute_flops: float = 0.0
+    """Sustained rate of bf16, which quantised products are compared to; 0: half of theirs."""
+
+    def rates(self, flops: float) -> Rates:
+        """As the cost model takes them."""
+        return Rates(
+            gemm_flops=self.compute_flops or 0.5 * flops,
+            attention_forward_flops=flops,
+            attention_backward_flops=flops,
+            bytes_per_s=self.bytes_per_s,
+            gemm_kernel_s=self.gemm_kernel_s,
+            move_kernel_s=self.gemm_kernel_s,
+            sm_count=self.sm_count,
+            grad_itemsize=RESULT_ITEMSIZE,
+            fused_accumulation=False,
+            recipe_flops=flops,
+        )
+
+
+# --- products ---
+
+
+def gemm_pass(
+    row: timings.GemmTiming, flops: float, device: KnownRates, overhead: float = compute.K_OVERHEAD
+) -> compute.Pass:
+    """What the model says of a measured product on a device that sustains `flops`: `compute.gemm_pass`, wgrad at its own rate.
+
+    `overhead`: in place of the model's K_OVERHEAD.
+    """
+    quantised = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
+    size = float(ITEMSIZE[row.dtype])
+    op = ops.Gemm(
+        row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantised
+    )
+    rate = 1.0
+    if quantised is not None:
+        rate = quantised.forward_rate if row.direction == "forward" else quantised.backward_rate
+    rates = device.rates(flops) if quantised else replace(device.rates(flops), gemm_flops=flops)
+    bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
+    rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
+    return compute.gemm_pass(op, replace(rates, gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
+
+
+def gemm(
+    measured: Sequence[timings.GemmTiming],
+    dtype: str,
+    device: KnownRates,
+    statistic: Statistic = "median_s",
+    overheads: Sequence[float] = (compute.K_OVERHEAD,),
+) -> GemmFit | None:
+    """`sustained_flops` of a dtype: the asymptote [FLOP/s] with which the model meets the config's projections best.
+
+    Args:
+        measured: rows of any dtype; the sweep's are taken where there are no projections of this one.
+        dtype: of timings.GemmTiming.
+        device: its memory rate and fixed times.
+        statistic: "min_s" on a shared CPU, where other work stretches the median.
+        overheads: values of K_OVERHEAD to choose from, OVERHEADS say; a CPU's kernels need next to none.
+
+    Returns:
+        None where nothing of the dtype was measured, or all of it is bound by memory.
+    """
+    mine = [row for row in measured if row.dtype == dtype]
+    mine = [row for row in mine if row.name != "sweep"] or mine
+    tried: list[GemmFit] = []
+    for overhead in overheads:
+
+        def model(row: timings.GemmTiming, flops: float, overhead: float = overhead) -> float:
+            return float(gemm_pass(row, flops, device, overhead).time_s)
+
+        found = asymptote(mine, model, statistic)
+        if found is not None:
+            tried.append(GemmFit(*found, overhead))
+    return min(tried, key=lambda fit: fit.error, default=None)
+
+
+TimingT = TypeVar("TimingT", "timings.GemmTiming", "timings.AttentionTiming")
+
+
+def asymptote(
+    measured: Sequence[TimingT], model: Callable[[TimingT, float], float], statistic: Statistic
+) -> Fit | None:
+    """The rate with which `model` meets the rows best; None where it meets none.
+
+    A sum of absolute errors of steadily falling functions is least where one of them vanishes, so those are the candidates.
+    """
+    seconds = {id(row): float(getattr(row.timing, statistic)) for row in measured}
+    solved = [solve(partial(model, row), seconds[id(row)]) for row in measured]
+    candidates = [rate for rate in solved if rate is not None]
+    if not candidates:
+        return None
+    return nearest(candidates, lambda rate: [log(model(row, rate) / seconds[id(row)]) for row in measured])
+
+
+# --- attention ---
+
+
+def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: float, device: KnownRates) -> compute.Pass:
+    """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
+    op = ops.Attention(
+        "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
+        n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
+        itemsize=float(ITEMSIZE[row.dtype]),
+    )  # fmt: skip
+    rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
+    return compute.attention_pass(op, rates, row.flops, flops, 1.0 if row.direction == "forward" else 2.0)
+
+
+def attention(
+    measured: Sequence[timings.AttentionTiming],
+    dtype: str,
+    peak_flops: float,
+    device: KnownRates,
+    *,
+    backend: str = "default",
+    statistic: Statistic = "median_s",
+    ramps: Sequence[float] | None = None,
+) -> AttentionFit | None:
+    """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that both agree on best.
+
+    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if unsaid. A share above 1 says that the
+    peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
+    """
+    mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]
+    if ramps is None:
+        ramps = RAMPS if len({row.seqlen for row in mine}) > 1 else (USUAL_RAMP,)
+    tried: list[AttentionFit] = []
+    for tokens in ramps:
+
+        def model(row: timings.AttentionTiming, flops: float, tokens: float = tokens) -> float:
+            return float(attention_pass(row, flops, tokens, device).time_s)
+
+        both = [
+            asymptote([row for row in mine if row.direction == direction], model, statistic)
+            for direction in ("forward", "backward")
+        ]
+        if both[0] is not None and both[1] is not None:
+            ahead, back = (fit._replace(value=fit.value / peak_flops) for fit in both if fit is not None)
+            tried.append(AttentionFit(ahead, back, tokens))
+    return min(tried, key=lambda fit: fit.forward.error + fit.backward.error, default=None)
+
+
+# --- memory ---
+
+
+def memory(
+    measured: Sequence[timings.MoveTiming],
+    names: Sequence[str] = STREAMING,
+    dtype: str | None = None,
+    statistic: Statistic = "median_s",
+) -> MemoryFit | None:
+    """The rate of the best copy, and the median rate of a training step's streaming kernels over it.
+
+    Small tensors come out of caches faster than a copy of large ones; then the kernels' median is the rate. `error` is the mean
+    absolute log distance of the kernels from their median. None without a copy or without kernels (of `dtype`, if given).
+    """
+    copied = [row.bytes / row.timing.min_s for row in measured if row.name == "copy"]
+    mine = [row for row in measured if row.name in names and dtype in {None, row.dtype}]
+    found = [row.bytes / float(getattr(row.timing, statistic)) for row in mine]
+    if not copied or not found:
+        return None
+    middle, best = median(found), max(copied)
+    rate = max(best, middle)
+    distances = [log(one / middle) for one in found]
+    return MemoryFit(judged(rate, [log(one / rate) for one in copied]), judged(middle / rate, distances))

@@ -1,0 +1,68 @@
+"""Which parallelism a collective of a trace belongs to: by its group's name, else by the degrees of the config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.bench.trace.issuers import DIRECT, FUNCTIONAL
+from steptime.bench.trace.names import group_part
+
+if TYPE_CHECKING:
+    from steptime.bench.trace.events import Activity, Trace
+    from steptime.job.job import Job
+
+_SENDS = {"send", "recv", "sendrecv", "send_recv", "batch_isend_irecv", "coalesced"}
+_WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
+
+
+class Axes:
+    """The axes of one job; `notes` collects what had to be assumed about groups without a telling name."""
+
+    def __init__(self, job: Job) -> None:
+        layout = job.parallelism
+        degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
+        self.degrees = {axis: degree for axis, degree in degrees.items() if degree > 1}
+        self.sizes = [*self.degrees.items(), ("dp", layout.dp * layout.cp)]
+        self.notes: list[str] = []
+
+    def part(self, work: Activity, trace: Trace) -> str:
+        """The part that a collective belongs to: `tp_comm`, `dp_comm` ..., `other_comm` where nothing tells.
+
+        A named group decides. Else sends are the pipeline's, the config's only axis has them all, DTensor issues tensor-parallel
+        and DDP and FSDP data-parallel ones, or the axis of as many ranks has them; groups of dp x cp ranks reduce gradients
+        (megatron/core/parallel_state.py, DATA_PARALLEL_GROUP_WITH_CP).
+        """
+        name, ranks = work.group
+        if name in {"", FUNCTIONAL, DIRECT} and len({group.name for group in trace.groups}) == 1:
+            name, ranks = trace.groups[0]
+        named = group_part(name)
+        if named:
+            return named
+        if work.kind in _SENDS and "pp" in self.degrees:
+            return self._assume(name, ranks, "pp", "sends and receives", work.kind)
+        if len(self.degrees) == 1:
+            return self._assume(name, ranks, next(iter(self.degrees)), "the config's only axis", "")
+        issuer = {FUNCTIONAL: "tp", DIRECT: "dp"}.get(name)
+        if issuer in self.degrees and "cp" not in self.degrees:
+            return self._assume(name, ranks, issuer, "no group is recorded, but who issued them", "")
+        fits = {axis for axis, degree in self.sizes if degree == ranks}
+        if len(fits) == 1:
+            return self._assume(name, ranks, fits.pop(), "no other axis has groups of that size", "")
+        self._note(f"collectives of {_group(name, ranks)} stand alone: nothing tells which axis they belong to")
+        return "other_comm"
+
+    def _assume(self, name: str, ranks: int, axis: str, why: str, kind: str) -> str:
+        what = f"{kind} of " if kind else "collectives of "
+        what = "" if name in {FUNCTIONAL, DIRECT} else what
+        self._note(f"{what}{_group(name, ranks)} count as {_WORDS[axis]}-parallel: {why}")
+        return f"{axis}_comm"
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _group(name: str, ranks: int) -> str:
+    """A group in words."""
+    size = f" ({ranks} ranks)" if ranks else ""
+    return f"{name or 'an unnamed group'}{size}"

@@ -1,0 +1,120 @@
+"""Layouts of one job side by side: degrees and batch as numpy columns, one value per candidate.
+
+`Candidates` reads like the job: what is not a column is the job's own. The rules take all candidates at once (`legal`). What
+makes ops, memory and collectives takes those that differ in numbers alone (`alike`): the same chunks, the same collectives, the
+same moments of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from steptime.base.num import Num
+from steptime.job import rules
+from steptime.job.job import Job, facts
+from steptime.model.blocks import layers
+
+LAYOUT_COLUMNS = ("tp", "pp", "dp", "vpp", "cp", "replicas")
+BATCH_COLUMNS = ("gbs", "microbatch_sz")
+
+
+class SectionColumns:
+    """A section of a plan with columns in place of some numbers."""
+
+    def __init__(self, said: Any, columns: Mapping[str, Num]) -> None:
+        self._said = said
+        vars(self).update(columns)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._said, name)
+
+    @property
+    def devices(self) -> Num:
+        """All devices of each candidate."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+class Candidates:
+    """A job with columns: `tp`, `pp`, `dp`, `vpp`, `cp`, `replicas`, `gbs`, `microbatch_sz`, each an array of float64.
+
+    >>> import numpy as np
+    >>> from steptime import Job
+    >>> data = {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1}
+    >>> job = Job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 8}, data=data, hardware="dgx-h100")
+    >>> Candidates(job, tp=np.array([1.0, 2.0, 3.0]), dp=np.array([8.0, 4.0, 2.0])).legal().tolist()
+    [True, True, False]
+    """
+
+    def __init__(self, job: Job, **columns: Num) -> None:
+        """Take the numbers that are not given from the job.
+
+        Raises:
+            ValueError: a name that is no column.
+        """
+        if unknown := columns.keys() - {*LAYOUT_COLUMNS, *BATCH_COLUMNS}:
+            raise ValueError(
+                f"no columns: {', '.join(sorted(unknown))}; valid: {', '.join((*LAYOUT_COLUMNS, *BATCH_COLUMNS))}"
+            )
+        self.job = job
+        self.columns = columns
+        self.parallelism = SectionColumns(
+            job.parallelism, {key: columns[key] for key in LAYOUT_COLUMNS if key in columns}
+        )
+        self.data = SectionColumns(job.data, {key: columns[key] for key in BATCH_COLUMNS if key in columns})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.job, name)
+
+    @property
+    def microbatches(self) -> Num:
+        """Micro-batches per step and pipeline."""
+        return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
+
+    @property
+    def as_job(self) -> Job:
+        """The same for functions of one job, whose formulas take columns."""
+        return cast("Job", self)
+
+    def legal(self) -> Num:
+        """Where every rule holds: a column of bools."""
+        import numpy as np
+
+        size = max((np.size(column) for column in self.columns.values()), default=1)
+        return np.broadcast_to(np.asarray(rules.mask(facts(self.as_job))), (size,))
+
+    def rows(self, which: Any) -> Candidates:
+        """Some of the candidates, by index or mask."""
+        import numpy as np
+
+        size = max((np.size(column) for column in self.columns.values()), default=1)
+        return Candidates(self.job, **{k: np.broadcast_to(c, (size,))[which] for k, c in self.columns.items()})
+
+    def alike(self) -> Iterator[tuple[Any, Candidates]]:
+        """(row indices, candidates) of every group that differs in numbers alone; all must be legal.
+
+        What they share is the group's own job's.
+        """
+        import numpy as np
+
+        keys = np.stack(np.broadcast_arrays(*self._structure()), axis=-1)
+        _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        for i, row in enumerate(first):
+            which = np.flatnonzero(group.reshape(-1) == i)
+            one = self.rows([row])
+            said = {key: int(column[0]) for key, column in one.columns.items()}
+            job = self.job.replace(**{_path(key): value for key, value in said.items()})
+            columns = self.rows(which).columns
+            yield which, Candidates(job, **{key: c for key, c in columns.items() if np.any(c != c[0])})
+
+    def _structure(self) -> list[Num]:
+        """What decides which ops, chunks and moments there are."""
+        p = self.parallelism
+        kv = [layer.model.n_kv_heads for layer, _ in layers(self.job.model)]
+        degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches]
+        ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (p.dp * p.cp == 1)]
+        return [*degrees, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in kv)]
+
+
+def _path(key: str) -> str:
+    return f"data.{key}" if key in BATCH_COLUMNS else f"parallelism.{key}"

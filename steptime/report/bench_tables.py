@@ -1,0 +1,174 @@
+"""What the microbenchmark says: predicted beside measured, and the rates of the machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.report.format import BINARY, COUNT, SI, Unit, number, percent, quantity, seconds
+from steptime.report.table import Fact, FactList, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from steptime.bench.comparison import ErrorSummary, PredictionRow
+    from steptime.bench.machine_file import Figure
+    from steptime.bench.timings import CollectiveTiming
+    from steptime.bench.write import BenchResults
+    from steptime.report.table import ReportSection
+
+TITLES = {
+    "step": "whole steps",
+    "block": "one block",
+    "memory": "memory",
+    "exact": "counts",
+    "gemm": "matrix multiplies",
+    "attention": "attention, whose rate was fitted to it",
+    "memory_bound": "memory-bound kernels",
+    "collective": "collectives",
+}
+_UNITS: dict[str, tuple[Unit, ...]] = {"bytes": BINARY, "count": COUNT, "FLOP": SI}
+STEADY = 1.15
+"""A machine that changes its pace by more tells little of the steps between."""
+_EACH = ("step", "block", "memory", "attention")
+"""Kinds of figures of which every one is shown; of the others the errors, and the widest."""
+
+
+def sections(run: BenchResults) -> list[ReportSection]:
+    """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
+    from steptime.bench.comparison import summarise
+
+    found = run.found
+    notes = [*run.raw.notes, *found.notes]
+    blocks: list[ReportSection] = [
+        head(run),
+        each([row for row in found.comparisons if row.what in _EACH]),
+        errors(summarise(row for row in found.comparisons if row.what not in {*_EACH, "exact"})),
+        counts([row for row in found.comparisons if row.what == "exact"]),
+        *([rates(found.figures)] if found.figures else []),
+        links(run.raw.before.collectives),
+        *([FactList("notes", [Fact("-", [note]) for note in notes])] if notes else []),
+        written(run),
+    ]
+    return [section for section in blocks if getattr(section, "rows", True)]
+
+
+def written(run: BenchResults) -> FactList:
+    """The files, and what to do with the machine's."""
+    facts = [Fact("wrote", run.files)]
+    if run.found.machine:
+        facts.append(Fact("use it", [f"3dtrn CONFIG --set hardware.node_type={run.files[0]}"]))
+    return FactList("", facts)
+
+
+def head(run: BenchResults) -> FactList:
+    """What was measured where, and whether the machine kept its pace."""
+    device, drift = run.device, run.raw.drift
+    kind = ("thread" if device.kind == "cpu" else "processor") + "s" * (device.processors != 1)
+    facts = [
+        Fact("process", [run.world_line]),
+        Fact("device", [f"{device.name}, {device.processors} {kind}, {quantity(device.memory_bytes, BINARY)}"]),
+    ]
+    if drift is not None:
+        told = f"after the steps the same products took {drift:.2f} times as long as before them"
+        steady = 1.0 / STEADY < drift < STEADY
+        facts.append(Fact("drift", [told if steady else f"{told}: measure again when nothing else runs here"]))
+    if run.raw.host is not None:
+        peak, average = (quantity(size, BINARY) for size in (run.raw.host.peak_bytes, run.raw.host.average_bytes))
+        facts.append(Fact("host memory", [f"peak {peak}, average {average}, this process and its children, sampled"]))
+    if not run.found.machine:
+        facts.append(Fact("predicted", [f"for {run.found.predictor}, as the config says; no sweeps measured this one"]))
+    return FactList("measured on", facts)
+
+
+def each(found: Sequence[PredictionRow]) -> Table:
+    """Every figure, with the signed error of the prediction."""
+    rows: list[list[str]] = []
+    kind = ""
+    for row in found:
+        if row.what != kind:
+            kind = row.what
+            rows.append([TITLES[kind]])
+        spread = "" if row.spread is None else percent(row.spread)
+        rows.append(
+            [
+                f"  {row.name}",
+                _shown(row, row.predicted),
+                _shown(row, row.measured),
+                percent(row.error, signed=True),
+                spread,
+            ]
+        )
+    return Table("", ["predicted beside measured", "predicted", "measured", "difference", "spread"], rows)
+
+
+def _shown(row: PredictionRow, value: float) -> str:
+    return seconds(value) if row.unit == "s" else quantity(value, _UNITS[row.unit], digits=4)
+
+
+def counts(found: Sequence[PredictionRow]) -> Table:
+    """What torch counted without a clock; each is to be equal."""
+    rows = [
+        [row.name, f"{row.predicted:,.0f}", f"{row.measured:,.0f}", number(row.error and row.predicted - row.measured)]
+        for row in found
+    ]
+    equal = sum(row.predicted == row.measured for row in found)
+    note = f"{equal} of {len(found)} are equal: elements, calls, bytes and FLOPs"
+    return Table("", ["counted by torch", "predicted", "counted", "difference"], rows, [note])
+
+
+def errors(found: Sequence[ErrorSummary]) -> Table:
+    """Errors of many alike figures."""
+    rows = [
+        [TITLES[s.what], str(s.n), *(percent(x) for x in (s.median, s.mean, s.worst)), percent(s.bias, signed=True)]
+        for s in found
+    ]
+    notes = [f"worst of {TITLES[s.what]}: {s.worst_name}" for s in found]
+    return Table("", ["errors without sign", "n", "median", "mean", "worst", "bias"], rows, notes)
+
+
+def links(measured: Sequence[CollectiveTiming]) -> Table:
+    """Latency and bus bandwidth of each collective on each axis, by the line through its fastest calls."""
+    from steptime.bench.links import BEYOND, alpha_beta, bus_bytes_per_s
+
+    rows = []
+    for line in alpha_beta(measured):
+        mine = [row for row in measured if (row.axis, row.kind, row.ranks) == line[:3]]
+        best, most = max(map(bus_bytes_per_s, mine)), max(row.bytes for row in mine)
+        steep = line.bus_bytes_per_s  # sizes that latency rules show no asymptote
+        rate = "-" if steep is None or steep > BEYOND * best else quantity(steep, SI, "B/s")
+        name = f"{line.kind} over {line.axis}"
+        rows.append(
+            [
+                name,
+                str(line.ranks),
+                seconds(line.alpha_s),
+                rate,
+                quantity(best, SI, "B/s"),
+                quantity(most, BINARY),
+                percent(line.error_median),
+            ]
+        )
+    return Table("", ["bus bandwidth", "ranks", "latency", "asymptote", "best", "up to", "error"], rows)
+
+
+def rates(figures: Mapping[str, Figure]) -> FactList:
+    """The figures of the machine file, and what each rests on; who measured when is the same for all, and in the file."""
+    return FactList(
+        "the machine file",
+        [
+            Fact(path.rpartition("kernels.")[2], [f"{_rate(path, one.value)}   {one.source.partition(';')[0]}"])
+            for path, one in figures.items()
+        ],
+    )
+
+
+def _rate(path: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if path.endswith("efficiency"):
+        return percent(value)
+    if "flops" in path:
+        return quantity(value, SI, "FLOP/s")
+    if path.endswith("bytes_per_s"):
+        return quantity(value, SI, "B/s")
+    return seconds(value) if path.endswith("_s") else number(value)

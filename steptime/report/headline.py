@@ -1,0 +1,132 @@
+"""The answer, before any breakdown: what job this is, whether it fits, how long a step takes, and at what MFU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
+from steptime.report.table import Fact, FactList, Table
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+    from steptime.report.table import Tone
+
+VERDICTS: dict[str, tuple[str, Tone]] = {
+    "fits": ("FITS", "good"),
+    "tight": ("TIGHT", "warn"),
+    "does_not_fit": ("DOES NOT FIT", "bad"),
+}
+
+
+def headline(estimate: Estimate) -> list[str]:
+    """The job in one breath: model, devices, layout, batch."""
+    job = estimate.job
+    node = f"{estimate.nodes:,} x {job.machine.name}"
+    model = f"{job.model.name or 'unnamed model'}, {quantity(estimate.params.total, COUNT)} parameters"
+    devices = f"{estimate.devices:,} x {job.machine.accelerator.name} ({node})"
+    data = job.data
+    batch = f"gbs {data.gbs:,} x {data.seqlen:,} tokens, micro-batch {data.microbatch_sz}"
+    return [*_pair(model, devices), *_pair(layout_words(estimate), batch)]
+
+
+def _pair(left: str, right: str, column: int = 40) -> list[str]:
+    """Two texts on one line where they fit, right one at `column`; else one under the other."""
+    if len(left) + 2 + len(right) > 80:
+        return [left, "  " + right]
+    start = max(len(left) + 2, min(column, 80 - len(right)))
+    return [left.ljust(start) + right]
+
+
+def layout_words(estimate: Estimate) -> str:
+    """Degrees that are said or above one: "tp 8  pp 4  dp 32  vpp 5  sp  zero 1"."""
+    job, spread = estimate.job, estimate.job.parallelism
+    words = [f"{axis} {getattr(spread, axis)}" for axis in ("tp", "pp", "dp")]
+    words += [
+        f"{axis} {getattr(spread, axis)}" for axis in ("vpp", "cp", "ep", "replicas") if getattr(spread, axis) > 1
+    ]
+    words += ["sp"] if job.sp else []
+    words += ["fsdp"] if spread.fsdp else [f"zero {job.zero_level}"]
+    return "  ".join(words)
+
+
+def answer(estimate: Estimate) -> FactList:
+    """Verdict, step, MFU."""
+    word, tone = VERDICTS[estimate.memory.verdict]
+    rate = estimate.throughput
+    peak = f"{quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
+    step = [seconds(estimate.time.step_s), quantity(rate.tokens_per_s, COUNT) + " tokens/s"]
+    step.append(number(rate.tokens_per_s_per_device, 4) + " tokens/s/device")
+    mfu = [
+        f"{percent(rate.mfu)} of {peak} (causal attention counted half)",
+        f"{percent(rate.mfu_full_attention)} counting attention in full (PaLM, torchtitan)",
+        f"{percent(rate.hfu)} HFU, recomputation counted as well",
+    ]
+    facts = [
+        Fact(word, [_room(estimate)], tone),
+        Fact("STEP", ["   ".join(step), *_interval(estimate)]),
+        Fact("MFU", mfu),
+    ]
+    return FactList("", [*facts, Fact("WORK", _work(estimate))])
+
+
+def _interval(estimate: Estimate) -> list[str]:
+    """Where the measured step lies in 80 of 100 cases, and what says so."""
+    time = estimate.time
+    cells = f"{time.basis.n} measured cell" + ("s" if time.basis.n != 1 else "")
+    span = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, from {cells}"
+    return [span, *(f"extrapolated, {text}" for text in time.basis.extrapolation)]
+
+
+def _work(estimate: Estimate) -> list[str]:
+    """Parameters and FLOPs, for those who check."""
+    params, flops = estimate.params, estimate.flops
+    tied = f" and {whole(params.tied_copies)} of a tied copy" if params.tied_copies else ""
+    model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
+    return [f"{whole(params.total)} parameters{tied}", f"{model} a step by the model, {executed} executed"]
+
+
+def _room(estimate: Estimate) -> str:
+    """Head-room on the worst stage, or what is missing."""
+    memory = estimate.memory
+    worst = memory.stages[memory.worst_stage]
+    overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
+    reserved, allocated = worst.reserved_bytes + overhead, worst.allocated_bytes + overhead
+    where = f"on stage {worst.stage}, the worst" if len(memory.stages) > 1 else "per device"
+    usable = f"{gib(memory.capacity_bytes)} GiB"
+    if memory.verdict == "fits":
+        return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB to spare"
+    if memory.verdict == "tight" and reserved <= memory.capacity_bytes:
+        likely = gib(memory.peak_reserved_bytes_p90 + overhead)
+        return f"{gib(reserved)} of {usable} {where}, but one run in ten like it would need {likely} GiB or more"
+    if memory.verdict == "tight":
+        return (
+            f"{gib(allocated)} of {usable} {where}, but the allocator would like to hold {gib(reserved)} GiB: "
+            "fragmentation decides"
+        )
+    return f"{gib(allocated)} GiB {where}, of {usable} usable: {gib(allocated - memory.capacity_bytes)} GiB too much"
+
+
+def fixes(estimate: Estimate) -> Table | None:
+    """The cheapest single changes that make a job fit; None where it fits already."""
+    if estimate.memory.fits:
+        return None
+    rows = []
+    for fix in estimate.fixes:
+        cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
+        rows += [[line] for line in typed(fix.set)]
+        rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved"])
+    if rows:
+        return Table("to make it fit, cheapest first", [], rows)
+    tight = estimate.memory.verdict == "tight"
+    return None if tight else Table("no single change makes it fit: change two, or take more devices", [], [])
+
+
+def typed(settings: str, width: int = 78) -> list[str]:
+    """Settings as they are typed: on one line where that fits, else one --set a line.
+
+    >>> typed("--set parallelism.tp=4 --set parallelism.pp=2")
+    ['--set parallelism.tp=4 --set parallelism.pp=2']
+    """
+    if len(settings) <= width:
+        return [settings]
+    return ["--set " + setting for setting in settings.removeprefix("--set ").split(" --set ")]

@@ -1,0 +1,158 @@
+"""The step kernel by kernel: every op of a stage with the function that prices it, and what those functions say of themselves."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime import fsdp
+from steptime.answer.tables import layer_counts
+from steptime.cost import comm, compute, overlap
+from steptime.cost.parts import part_time
+from steptime.memory import overhead
+from steptime.model.ops import Attention, Comm, Gemm
+from steptime.report.format import column, number, percent, whole
+from steptime.report.table import Table
+from steptime.schedule import walk
+from steptime.timing import data_parallel, optimizer
+from steptime.timing.step_time import StepTime, straggler_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from steptime.answer.result import Estimate
+    from steptime.job.assembly import Part
+    from steptime.model.ops import Op
+
+
+class OpTime(NamedTuple):
+    """One op of the busiest stage; seconds are those of one call."""
+
+    name: str
+    priced_by: str
+    part: str
+    """Part of the step that it counts to: gemm, attention or memory_bound."""
+    times: float
+    forward_flops: float
+    forward_bytes: float
+    """What forward moves to and from memory."""
+    forward_s: float
+    backward_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step, recomputation not counted."""
+        return self.times * (self.forward_s + self.backward_s)
+
+
+def op_times(estimate: Estimate) -> list[OpTime]:
+    """Every compute op of the busiest stage, in the order of the model."""
+    timing = estimate.timing
+    rows = [row for part, times in _parts(timing) for op in part.ops for row in _timed(op, part, times, timing)]
+    return [*rows, *_copies(timing)]
+
+
+def _copies(timing: StepTime) -> Iterator[OpTime]:
+    """FSDP's copies between its flat buffers and the parameters, of all groups of a micro-batch."""
+    if timing.fsdp is None:
+        return
+    forward, backward = (sum(of.copy_s for of in way) for way in (timing.fsdp.forward, timing.fsdp.backward))
+    times = float(timing.job.microbatches)
+    yield OpTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
+
+
+def _parts(timing: StepTime) -> Iterator[tuple[Part, float]]:
+    """The kinds of part on the busiest stage and how often a step runs each."""
+    chunks, assembly = timing.assembly.stages[timing.busiest], timing.assembly
+    counts = (
+        (assembly.embedding, sum(chunk.embedding for chunk in chunks)),
+        *layer_counts(chunks).items(),
+        (assembly.head, sum(chunk.head for chunk in chunks)),
+    )
+    return ((part, float(count * timing.job.microbatches)) for part, count in counts if count)
+
+
+def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTime]:
+    """One op, priced as the step prices it: its kernels, and those that finish a projection's gradients; no collectives."""
+    if isinstance(op, Comm):
+        return
+    forward, backward, _ = part_time([op], part.sizes, timing.context, [])
+    done = compute.forward(op, timing.rates, part.sizes)
+    work = (float(done.flops), float(done.bytes))
+    if isinstance(op, Gemm | Attention):
+        price = compute.gemm_pass if isinstance(op, Gemm) else compute.attention_pass
+        seconds = float(forward.gemm_s + forward.attention_s), float(backward.gemm_s + backward.attention_s)
+        yield OpTime(op.name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds)
+        if backward.memory_s:
+            function = compute.parameter_gradients.__name__
+            yield OpTime(op.name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s))
+    elif forward.seconds or backward.seconds:
+        kind = "attention" if forward.attention_s else "memory_bound"
+        seconds = float(forward.seconds), float(backward.seconds)
+        yield OpTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds)
+
+
+def table(estimate: Estimate) -> Table:
+    """All ops, widest first."""
+    rows = sorted(op_times(estimate), key=lambda row: -row.step_s)
+    forward, backward = column([r.forward_s for r in rows], 1e-6), column([r.backward_s for r in rows], 1e-6)
+    step = column([r.step_s for r in rows], 1e-3, 4)
+    work = [[number(r.forward_flops / 1e9), number(r.forward_bytes / 2.0**20)] for r in rows]
+    cells = [
+        [
+            r.name,
+            r.priced_by.removesuffix("_pass").removeprefix("parameter_"),
+            whole(r.times),
+            *work[i],
+            forward[i],
+            backward[i],
+            step[i],
+            share,
+        ]
+        for i, r in enumerate(rows)
+        for share in [percent(r.step_s / estimate.step_s)]
+    ]
+    notes = [
+        f"stage {estimate.timing.busiest}, the busiest; GFLOP and MiB are forward's, forward and backward us of one call",
+        "priced by gemm_pass, attention_pass, move_pass and parameter_gradients, which follow under formulas",
+        "a projection's backward is dgrad and wgrad; recomputation is a part of its own",
+    ]
+    header = ["", "priced by", "calls", "GFLOP", "MiB", "forward", "backward", "ms", "share"]
+    return Table("kernel by kernel", header, cells, notes, left=2)
+
+
+def formulas(estimate: Estimate) -> Table:
+    """What the pricing functions say of themselves: formula and source, from their own docstrings."""
+    functions = [
+        (compute.gemm_pass, True),
+        (compute.shape_efficiency, True),
+        (compute.depth_overhead, estimate.job.software.recipe is not None),
+        (compute.gemm_backward, True),
+        (compute.parameter_gradients, True),
+        (compute.attention_pass, True),
+        (compute.move_pass, True),
+        (comm.collective, bool(estimate.collectives)),
+        (comm.algorithm_cost, bool(estimate.collectives)),
+        (overlap.hidden_s, bool(estimate.collectives)),
+        (overlap.in_pieces_s, bool(estimate.collectives)),
+        (walk, estimate.pipeline.stages > 1),
+        (data_parallel.data_parallel, estimate.timing.dp is not None),
+        (fsdp.group_seconds, estimate.timing.fsdp is not None),
+        (optimizer.update_s, True),
+        (straggler_s, True),
+        (overhead.overhead, True),
+        (overhead.reserved_bytes, True),
+    ]
+    rows = [[f"{_place(function)}: {said(function)}"] for function, used in functions if used]
+    return Table("formulas", [], rows)
+
+
+def _place(function: object) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    return f"{module.removeprefix('steptime.')}.{name}"
+
+
+def said(function: object) -> str:
+    """A function's docstring on one line, without its lists of arguments and errors and its examples."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return " ".join(" ".join(text.split()) for text in paragraphs if not text.startswith(("Args:", "Raises:", ">>>")))

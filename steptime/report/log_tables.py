@@ -1,0 +1,225 @@
+"""What `3dtrn validate --log` and `3dtrn diff` of logs print: measured beside predicted, answer first."""
+
+from __future__ import annotations
+
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from steptime.launch.logs.steady import RULE
+from steptime.report.estimate_text import assumptions
+from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
+from steptime.report.headline import headline
+from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout
+
+if TYPE_CHECKING:
+    from steptime.launch.logs.steady import Steady
+    from steptime.validation.logged import Compared, RankMemory
+
+FEW = 5
+"""Fewer lines than this say nothing of their spread."""
+RANKS = 16
+"""Ranks shown one by one; of more, the highest peak of each stage."""
+
+
+def report(compared: Compared, style: Style = PLAIN) -> str:
+    """The whole comparison as text: the job, the answer, how it was measured, memory, the plan, what the estimate assumes."""
+    lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline(compared.estimate))]
+    out = ["\n".join(style.fold(line) for line in lines)]
+    out += ["\n".join(layout(section, style)) for section in sections(compared)]
+    plan = yaml.safe_dump(compared.run.config, sort_keys=False, allow_unicode=True, width=76)
+    out.append(style.paint("the plan", "head") + "\n" + style.fold(indent(plan, "  ")).rstrip("\n"))
+    out.append("\n".join(assumptions(compared.estimate.assumptions, style)))
+    return "\n\n".join(block for block in out if block) + "\n"
+
+
+def sections(compared: Compared) -> list[ReportSection]:
+    """The whole comparison: the answer, how it was measured, memory, conventions, and what it rests on."""
+    found: list[ReportSection | None] = [
+        answer(compared),
+        measured(compared),
+        memory(compared),
+        parameters(compared),
+        notes(compared),
+    ]
+    return [section for section in found if section is not None]
+
+
+def answer(compared: Compared) -> Table:
+    """Step, rates and peaks: measured, predicted, error."""
+    run, ours = compared.run, compared.estimate
+    step, tokens = run.steady.step_s, compared.tokens_per_step
+    low, high = ours.time.step_s_p10, ours.time.step_s_p90
+    rows = [_row("step", step, ours.step_s, seconds)]
+    of_log = _span(run.steady.step_s_p10, run.steady.step_s_p90) if run.steady.used >= FEW else "-"
+    rows.append(["  80 % interval", of_log, _span(low, high), ""])
+    rows.append(_row("tokens/s", tokens / step, tokens / ours.step_s, lambda x: quantity(x, COUNT, digits=4)))
+    rows.append(_rate_row("tokens/s/device", tokens, compared))
+    rows.append(_rate_row("TFLOP/s/device", compared.flops_per_step / 1e12, compared))
+    rows += _peak_rows(compared)
+    inside = low <= step <= high
+    where = "inside" if inside else "outside"
+    return Table(
+        "measured and predicted",
+        ["", "measured", "predicted", "error"],
+        rows,
+        (
+            "error = predicted / measured - 1",
+            f"the measured step is {where} the predicted 80 % interval",
+            *convention(compared),
+        ),
+    )
+
+
+def _row(name: str, of_log: float, of_plan: float, show: Any) -> list[str]:
+    return [name, show(of_log), show(of_plan), percent(of_plan / of_log - 1.0, signed=True)]
+
+
+def _rate_row(name: str, work: float, compared: Compared) -> list[str]:
+    """A rate per device: work of a step of the job over step time and devices."""
+    share = work / compared.estimate.devices
+    return _row(name, share / compared.run.steady.step_s, share / compared.estimate.step_s, lambda x: number(x, 4))
+
+
+def _span(low: float, high: float) -> str:
+    return f"{seconds(low)} to {seconds(high)}"
+
+
+def _peak_rows(compared: Compared) -> list[list[str]]:
+    """The highest peak of any rank that reports one, and the estimate of that rank's stage."""
+    rows = []
+    for what in ("allocated", "reserved"):
+        said = [row for row in compared.memory if getattr(row, f"{what}_bytes")]
+        if said:
+            top = max(said, key=lambda row: float(getattr(row, f"{what}_bytes")))
+            name = f"memory, {what}" + ("" if top.rank < 0 else f" (rank {top.rank})")
+            rows.append(_row(name, getattr(top, f"{what}_bytes"), getattr(top, f"predicted_{what}_bytes"), _gib))
+    return rows
+
+
+def _gib(value: float) -> str:
+    return f"{value / GIB:,.2f} GiB"
+
+
+def convention(compared: Compared) -> list[str]:
+    """How the log counts FLOPs, or that no known convention gives its figure."""
+    found = compared.counted
+    if found is None:
+        return ["TFLOP/s: the log prints none; causal attention halved, vocabulary unpadded"]
+    logged = found.logged_flops_per_step
+    if found.matches:
+        near = found.matches[0]
+        return [f"the log's TFLOP/s: {near.name} ({percent(near.flops_per_step / logged - 1.0, signed=True)})"]
+    scale = 1e12 * compared.estimate.devices
+    halved, full = found.known[0].flops_per_step / scale, found.known[2].flops_per_step / scale
+    text = (
+        f"the log's TFLOP/s match no convention: {logged / scale:,.4g} TFLOP per device and step, ours {halved:,.4g} "
+        f"(causal attention halved) or {full:,.4g} (in full); the rows above count ours"
+    )
+    return [text]
+
+
+def measured(compared: Compared) -> FactList:
+    """What the measured step stands on."""
+    run, steady = compared.run, compared.run.steady
+    facts = [
+        Fact("log", [", ".join(run.log.files) + f" ({run.reading.framework})"]),
+        Fact("used", [_used(steady), *_left_out(steady)]),
+        Fact("median", [_median(steady)]),
+    ]
+    if steady.restarts:
+        shown = ", ".join(f"{number:,}" for number in steady.restarts[:8])
+        facts.append(
+            Fact(
+                "restarts",
+                [f"first iteration logged after each: {shown}" + (" ..." if len(steady.restarts) > 8 else "")],
+            )
+        )
+    flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodelled")}
+    words = ("used", "of the framework's defaults", "without a cost", "not modelled")
+    facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
+    return FactList("how it was measured", facts)
+
+
+def _used(steady: Steady) -> str:
+    every = "" if steady.interval == 1 else f", each of {steady.interval} iterations"
+    batch = f", global batch {steady.batch:,}" if steady.batch else ""
+    return f"{steady.used:,} of {steady.logged:,} lines{every} (iterations {steady.first:,} to {steady.last:,}{batch})"
+
+
+def _left_out(steady: Steady) -> list[str]:
+    said = ", ".join(f"{count:,} {why}" for why, count in steady.left_out.items())
+    return [RULE] + ([f"left out: {said}"] if said else [])
+
+
+def _median(steady: Steady) -> str:
+    if steady.median_low_s is None or steady.median_high_s is None:
+        return "fewer than 6 lines: no interval of the median"
+    return f"95 % interval {_span(steady.median_low_s, steady.median_high_s)} (order statistics)"
+
+
+def memory(compared: Compared) -> Table | None:
+    """Peaks by rank and stage; of many ranks the highest of each stage."""
+    rows = compared.memory
+    if not rows:
+        return None
+    shown, told = rows, []
+    if len(rows) > RANKS:
+        shown = [_highest([row for row in rows if row.stage == stage]) for stage in _stages(rows)]
+        told.append(f"{len(rows):,} ranks report: the highest of each stage; all of them: --json")
+    if any(row.stage is None for row in rows):
+        told.append("where the stage is not known: beside the largest of all stages")
+    kinds = [what for what in ("allocated", "reserved") if any(getattr(row, f"{what}_bytes") for row in rows)]
+    lines = [
+        [
+            "?" if row.rank < 0 else str(row.rank),
+            "?" if row.stage is None else str(row.stage),
+            *(
+                c
+                for what in kinds
+                for c in _pair(getattr(row, f"{what}_bytes"), getattr(row, f"predicted_{what}_bytes"))
+            ),
+        ]
+        for row in shown
+    ]
+    header = ["rank", "stage", *(name for what in kinds for name in (what, "predicted", "error"))]
+    return Table("peak memory by rank (GiB)", header, lines, told)
+
+
+def _stages(rows: list[RankMemory]) -> list[int | None]:
+    return sorted({row.stage for row in rows}, key=lambda stage: -1 if stage is None else stage)
+
+
+def _highest(rows: list[RankMemory]) -> RankMemory:
+    return max(rows, key=lambda row: (row.allocated_bytes or 0.0, row.reserved_bytes or 0.0))
+
+
+def _pair(of_log: float | None, of_plan: float) -> list[str]:
+    if not of_log:
+        return ["-", f"{of_plan / GIB:,.2f}", ""]
+    return [f"{of_log / GIB:,.2f}", f"{of_plan / GIB:,.2f}", percent(of_plan / of_log - 1.0, signed=True)]
+
+
+def parameters(compared: Compared) -> Table | None:
+    """Parameters by model-parallel rank where the log and the plan differ, or that they agree."""
+    rows = compared.parameters
+    if not rows:
+        return None
+    off = [row for row in rows if row.logged != row.predicted]
+    if not off:
+        return Table(
+            "parameters", [], [[f"the plan's are the log's on all {len(rows)} model-parallel ranks that it counts"]]
+        )
+    lines = [
+        [f"({row.tp_rank}, {row.stage})", f"{row.logged:,}", f"{row.predicted:,}", f"{row.predicted - row.logged:+,}"]
+        for row in off[:RANKS]
+    ]
+    told = [f"{len(rows) - len(off)} of {len(rows)} ranks agree"]
+    return Table("parameters by (tensor, pipeline) rank", ["", "log", "plan", "difference"], lines, told)
+
+
+def notes(compared: Compared) -> Table | None:
+    """What was taken from the log or assumed."""
+    said = compared.run.notes
+    return Table("notes", [], [[text] for text in said]) if said else None

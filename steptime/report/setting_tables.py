@@ -1,0 +1,120 @@
+"""What `3dtrn diff` adds where a log is one of the two: the cost of each difference by the model, and what it did cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.diff_tables import change
+from steptime.report.format import GIB, percent, seconds
+from steptime.report.table import ReportSection, Table
+from steptime.validation.setting_costs import rate_of
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+    from steptime.validation.logged import Compared
+    from steptime.validation.setting_costs import Differences, Setting
+
+RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
+
+
+def sections(
+    found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
+) -> list[ReportSection]:
+    """The change as measured beside the change as predicted, then the cost of each difference if there are any."""
+    return [outcome(found, measured, labels), *([costs(found, labels)] if found.each else [])]
+
+
+def outcome(found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]) -> Table:
+    """Steps of both, measured and predicted, and the change from the first to the second."""
+    rows = [["predicted", *(seconds(e.step_s) for e in (found.a, found.b)), _change(found.a.step_s, found.b.step_s)]]
+    steps = [None if one is None else one.run.steady.step_s for one in measured]
+    both = "" if None in steps else _change(*(step or 0.0 for step in steps))
+    rows.insert(0, ["measured", *("-" if step is None else seconds(step) for step in steps), both])
+    errors = [
+        "-" if step is None else percent(estimate.step_s / step - 1.0, signed=True)
+        for step, estimate in zip(steps, (found.a, found.b), strict=True)
+    ]
+    rows.append(["error", *errors, ""])
+    told = [] if both else ["one of the two is a plan: there is no measured change"]
+    if _tokens(found.a) != _tokens(found.b) or found.a.devices != found.b.devices:
+        told.append("tokens of a step or devices differ: compare tokens/s/device, below")
+        rows.append([])
+        rows += _rates(found, steps)
+    return Table("step", ["", *labels, "change"], rows, told)
+
+
+def _rates(found: Differences, steps: list[float | None]) -> list[list[str]]:
+    """Tokens per second and device, measured and predicted."""
+    pair = (found.a, found.b)
+    of_log = [None if s is None else _tokens(e) / s / e.devices for s, e in zip(steps, pair, strict=True)]
+    ours = [_tokens(e) / e.step_s / e.devices for e in pair]
+    both = "" if None in of_log else change(*(rate or 0.0 for rate in of_log))
+    return [
+        ["tokens/s/device, measured", *("-" if rate is None else f"{rate:,.1f}" for rate in of_log), both],
+        ["tokens/s/device, predicted", *(f"{rate:,.1f}" for rate in ours), change(*ours)],
+    ]
+
+
+def _tokens(estimate: Estimate) -> float:
+    return float(estimate.job.data.gbs) * estimate.job.data.seqlen
+
+
+def _change(a: float, b: float) -> str:
+    return f"{change(a, b) or '0 %'} ({_signed(b - a)})"
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0.0 else "-") + seconds(abs(value))
+
+
+def costs(found: Differences, labels: tuple[str, str]) -> Table:
+    """Each difference alone in the first job, the sum, and what all together change beyond it."""
+    alike = _tokens(found.a) == _tokens(found.b) and found.a.devices == found.b.devices
+    rows: list[list[str]] = []
+    for one in found.each:
+        first, *others = _words(one.settings)
+        rows.append([first, *_cells(one.step_change_s, one.rate_change, one.peak_change_bytes, found, alike=alike)])
+        rows += [[f"  with {words}", "", "", ""] for words in others]
+    rows.append([])
+    if found.interaction_s is not None:
+        share = found.interaction_s / found.a.step_s if alike else found.rate_interaction
+        rows.append(["interaction", _signed(found.interaction_s) if alike else "", _share(share), ""])
+    peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
+    rate = rate_of(found.b) / rate_of(found.a) - 1.0
+    rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
+    beyond = "less the sum" if alike else "over the product"
+    told = [f"each alone put into {labels[0]}; interaction: all together {beyond} of each alone"]
+    told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
+    header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
+    return Table("what each difference costs by the model", header, rows, told)
+
+
+def _cells(
+    step_s: float | None, rate: float | None, peak_bytes: float | None, found: Differences, *, alike: bool
+) -> list[str]:
+    """Change of the step, of the step or the rate as a share, and of the reserved peak."""
+    if step_s is None or rate is None or peak_bytes is None:
+        return ["-", "-", "-"]
+    return [_signed(step_s), _share(step_s / found.a.step_s if alike else rate), f"{peak_bytes / GIB:+,.2f}"]
+
+
+def _share(value: float) -> str:
+    return f"{100.0 * value:+,.1f} %"
+
+
+def _words(settings: list[Setting]) -> list[str]:
+    """Each setting in words, "tp 2 to 4"; what is recomputed is one, however each side says it."""
+    if all(s.path.startswith(RECOMPUTE) for s in settings):
+        a, b = ("/".join(_value(value) for s in settings if (value := s[side]) is not None) for side in (1, 2))
+        return [f"recompute {a} to {b}"]
+    return [f"{s.path.partition('.')[2] or s.path} {_value(s.a)} to {_value(s.b)}" for s in settings]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(_value(item) for item in value.values() if item is not None)
+    if isinstance(value, list):
+        return "+".join(map(_value, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else str(value)

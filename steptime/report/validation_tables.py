@@ -1,0 +1,140 @@
+"""What `3dtrn validate` prints: the headline, the other trainers, slices, the worst rows, analyses, and what was not judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report import analyses, interval_tables
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import number, percent
+from steptime.report.table import ReportSection, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    Summary = Mapping[str, Any]
+
+__all__ = ["cells", "percent", "sections", "step_time", "tables"]
+
+FEW = 5
+"""Fewer cells than this say nothing of their spread."""
+BY = {
+    "accelerator": "by accelerator",
+    "source": "by source",
+    "precision": "by precision",
+    "framework": "by framework",
+    "model_kind": "by model kind",
+}
+
+
+def table(title: str, groups: Mapping[str, Mapping[str, Any]], notes: tuple[str, ...] = ()) -> Table:
+    """One row per slice."""
+    return Table(title, ["", *HEADER], rows_of(groups), notes)
+
+
+def sections(summary: Summary) -> list[ReportSection]:
+    """The whole report, summary first; slices without rows are left out."""
+    return list(tables(summary))
+
+
+def tables(summary: Summary) -> list[Table]:
+    """The tables of the report, summary first."""
+    found = step_time(summary)
+    leading, others = summary["headline"], summary["other"]
+    mine = leading if leading["step_time"]["rows"] else others
+    found += [table(title, mine["by"][name]) for name, title in BY.items() if mine["by"][name]]
+    found += worst("worst rows", mine["worst"])
+    found += worst("worst rows, other trainers", others["worst"] if mine is leading else [])
+    if summary["apart"]:
+        found.append(table("judged, but beside the figures above", summary["apart"]))
+    found += analyses.all_tables(summary)
+    if summary["memory"]:
+        note = "metric, source; unstated is compared with reserved"
+        found.append(table("peak memory", summary["memory"], (note,)))
+    found += interval_tables.tables(summary["intervals"])
+    if summary["skipped_by_reason"]:
+        rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
+        found.append(Table("skipped, and why", ["", "rows"], rows))
+    return found
+
+
+def each(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
+    """Every row of a user's own, as `--json` has them: measured beside predicted."""
+    lines = []
+    for row in rows:
+        if row["skipped"]:
+            continue
+        step = [_figure(row[f"{who}_step_s"], 3) for who in ("measured", "predicted")]
+        memory = [_figure(row[f"{who}_memory_gib"], 1) for who in ("measured", "predicted")]
+        errors = [
+            "" if row[key] is None else percent(row[key], signed=True) for key in ("step_time_error", "memory_error")
+        ]
+        lines.append([row["id"], *step, errors[0], *memory, errors[1]])
+    header = ["", "step s", "predicted", "error", "GiB", "predicted", "error"]
+    return [Table("row by row", header, lines, ("what was assumed of each: --json",))] if lines else []
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def step_time(summary: Summary) -> list[Table]:
+    """The errors of step time: the headline by split, then the other trainers by split and by source."""
+    leading, others = summary["headline"], summary["other"]
+    notes: tuple[str, ...] = (
+        f"{summary['rows']:,} measured rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
+        "error = predicted / measured - 1; median, mean and p90 of its size",
+        "one vote per cell (model, accelerator, layout, batch, precision)",
+    )
+    named = "step time" if leading["name"] == "own runs" else f"step time: {leading['name']}"
+    found = []
+    if leading["step_time"]["rows"] or not others["step_time"]["rows"]:
+        found.append(table(named, by_split(leading), (*notes, *intervals(leading))))
+        notes = ()
+    if others["step_time"]["rows"]:
+        told = (*notes, *intervals(others), *_over_sources(others))
+        rows = [*rows_of(by_split(others)), ["by source"], *rows_of(others["sources"])]
+        found.append(Table("step time: other trainers", ["", *HEADER], rows, told))
+    return found
+
+
+def by_split(group: Summary) -> dict[str, Mapping[str, Any]]:
+    """Figures of every split and of all; of all alone where no row has a split."""
+    splits = group["by"]["split"]
+    return {**(splits if set(splits) != {"none"} else {}), "all": group["step_time"]}
+
+
+def intervals(group: Summary) -> list[str]:
+    """A line for every split that has enough cells."""
+    known = {**group["split_interval_5_95"], "all": group["step_time"]["interval_5_95"]}
+    lines = []
+    for name, figures in by_split(group).items():
+        if (found := known.get(name)) and figures["cells"] >= FEW:
+            spans = ", ".join(f"{key} {100 * low:.1f} to {100 * high:.1f}" for key, (low, high) in found.items())
+            lines.append(f"5-95 % interval, {name}: {spans} %")
+    return lines
+
+
+def _over_sources(others: Summary) -> list[str]:
+    """The median over sources, and the sources that ask for an explanation."""
+    every, test = percent(others["median_over_sources"]), percent(others["test_median_over_sources"])
+    lines = [f"median over sources of each source's median: {every}, of test rows {test}"]
+    if others["worse_than_15_percent"]:
+        lines.append(f"worse than 15 % with ten rows or more: {', '.join(others['worse_than_15_percent'])}")
+    return lines
+
+
+def worst(title: str, rows: list[dict[str, Any]]) -> list[Table]:
+    """The rows with the largest errors, and what was measured and predicted of each."""
+    if not rows:
+        return []
+    lines = [
+        [
+            row["id"],
+            row["split"],
+            percent(row["step_time_error"], signed=True),
+            *(number(row[f"{kind}_tokens_per_s_per_gpu"] or 0.0) for kind in ("measured", "predicted")),
+        ]
+        for row in rows
+    ]
+    return [Table(title, ["", "split", "error", "measured", "predicted"], lines, ("tokens/s per device",), left=2)]

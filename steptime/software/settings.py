@@ -1,0 +1,161 @@
+"""The switches of a software profile, in groups by what they decide: layout, kernels, activations, states, comm, overlap, timing.
+
+A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from steptime.base.config import Config
+from steptime.base.units import Seconds
+
+Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
+StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
+"""A dtype of a profile; "compute" is the one that the precision computes in."""
+Master: TypeAlias = Literal["fp32", "remainder", "none"]
+Impl: TypeAlias = Literal["fused", "composite"]
+"""One kernel, or one per operation."""
+AttentionImpl: TypeAlias = Literal["flash", "unfused"]
+AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton"]
+RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables"]
+Share: TypeAlias = bool | float
+"""How much of a communication hides under compute: a bool, or a share from 0 to 1."""
+
+
+class LayoutSettings(Config):
+    """What a config's `parallelism` leaves unsaid."""
+
+    sp: bool
+    zero_level: Literal[0, 1, 2, 3]
+    schedule: Literal["gpipe", "1f1b"]
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"]
+    """How context parallelism exchanges keys and values: a ring (p2p), all gathered, or heads for tokens (a2a, Ulysses)."""
+    bucket_elements: float
+    """Gradient bucket size [elements]; Megatron: max(40e6, 1e6 * dp), which `bucket_elements_per_dp` adds."""
+    bucket_elements_per_dp: float
+    vocab_multiple: int
+    """The vocabulary is padded to a multiple of this times tp; 1 pads nothing."""
+
+
+class KernelSettings(Config):
+    """Which kernels compute a block, the embedding and the loss."""
+
+    attention_impl: AttentionImpl
+    attention_kernel: AttentionKernel
+    """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
+    it: FlashAttention-1, and its Triton version, which takes a bias."""
+    norm_impl: Impl
+    activation_impl: Impl
+    loss_impl: Impl
+    softmax_impl: Impl
+    """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
+    rope_impl: RopeImpl
+    """composite: eager kernels over shared tables. own_tables: cos and sin are made and kept by every layer as well (Megatron
+    without apply_rope_fusion)."""
+    cp_impl: Literal["transformer_engine", "torch"]
+    """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
+    step by step; an all-to-all is autograd's own)."""
+    fused_projections: bool
+    """One GEMM for q, k, v and one for gate and up (Megatron); else one each (HF, torchtitan)."""
+    vocab_parallel: bool
+    """Megatron's vocabulary-parallel embedding and cross entropy: masks of the rows that other ranks hold are kept."""
+
+
+class ActivationSettings(Config):
+    """What stays in memory between forward and backward."""
+
+    sp_regather: bool
+    """Sequence parallelism saves the shard and gathers again for wgrad (Megatron); else the gathered input is saved (torch)."""
+    dropout_mask_bytes: float
+    recompute_stops_early: bool
+    """Recomputation ends when the last saved tensor is back (torch's non-reentrant checkpoint)."""
+    deallocate_pipeline_outputs: bool
+    comm_buffer: bool
+    """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
+
+
+class StateSettings(Config):
+    """Parameters, gradients and optimizer states: what they are stored in, and when they live."""
+
+    param_dtype: StateDtype
+    main_grad_dtype: StateDtype
+    master_dtype: Master
+    """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
+    moment_dtype: StateDtype
+    fp8_params: bool
+    """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
+    fp8_param_gather, off by default)."""
+    grad_accumulation_fusion: bool
+    """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""
+    dummy_wgrads: Literal["none", "freed", "kept"]
+    """Weight-shaped buffers in the compute dtype that stand in for gradients which wgrad adds to the main ones: freed at once, or
+    one per shape kept for ever (megatron/core/tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication.backward; TransformerEngine's get_dummy_wgrad)."""
+    gradients_persist: bool
+    """The gradient buffer lives for the whole run; else gradients appear in backward and are freed after the step (torch)."""
+    padded_buckets: bool
+    """Gradients and parameters live in flat buffers, padded per parameter and bucket (Megatron's distributed optimizer)."""
+    reducer_buckets: bool
+    """Data-parallel ranks without ZeRO reduce copies of the gradients, in buckets that stay (torch's DistributedDataParallel)."""
+    clip_grad: bool
+    """Gradients are scaled down to a norm before the optimizer's step."""
+    optimizer_temp_copies: float
+    """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1),
+    which then runs op by op."""
+
+
+class CommSettings(Config):
+    """Which collectives run, over which links, in which dtype."""
+
+    tp_comm_factor: float
+    """Seconds of tensor-parallel collectives in a run over those of the collective alone: ranks that wait for each other."""
+    tp_backward_overlap: bool
+    """Backward of a column-parallel projection runs its collectives beside dgrad and wgrad (Megatron's asynchronous ones)."""
+    gathered_logits: bool
+    """Every tensor-parallel rank gathers the logits of all before the loss."""
+    scatter_gather_sends: bool
+    """Without sequence parallelism each tensor-parallel rank sends its 1/tp of a stage's output, gathered again on arrival
+    (Narayanan et al. 2021, section 4.1)."""
+    node_links: Literal["all", "one"]
+    """Network links that a data-parallel collective over all ranks of a node has: those of all ranks, or of one."""
+    sharded_reduction: Literal["reduce_scatter", "all_reduce"]
+    """What ZeRO 1 and 2 do with gradients: every rank gets its shard of the sums, or all of them."""
+    sharded_gather: Literal["all_gather", "broadcast"]
+    """How updated parameters return: gathered, or sent from each owner in turn after the step, which nothing hides."""
+    reduce_dtype: Literal["main", "fp32"]
+    """What gradients are reduced in over data-parallel ranks: the main gradient's dtype, or a copy in fp32."""
+
+
+class Overlap(Config):
+    """What hides under compute; unsaid axes follow the profile."""
+
+    tp: Share | None = None
+    dp: Share | None = None
+    pp: Share | None = None
+    ep: Share | None = None
+    cp: Share | None = None
+
+
+class TimingSettings(Config):
+    """What kernels and their launches cost beside their work."""
+
+    gemm_kernel_s: Seconds
+    """Fixed time of one GEMM kernel: launch, prologue, drain [s]."""
+    move_kernel_s: Seconds
+    """Fixed time of one memory-bound kernel [s]."""
+    layer_gap_s: Seconds
+    """Gaps between the kernels of one layer, forward and backward of one micro-batch: launches that the host is late with, and
+    kernels too small to be listed [s]."""
+    move_rate: float
+    """Rate of memory-bound kernels over that of a long copy."""
+    host_kernel_s: Seconds
+    """What the host needs to launch a kernel: Python, autograd, driver [s]. A block whose kernels are shorter waits for it."""
+    blocking_launches: bool
+    """The host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its own time adds to the device's."""
+    cuda_graphs: bool
+    """Kernels of a layer or a whole step are launched from CUDA graphs, which shrinks the gaps."""
+    compute_factor: float
+    """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
+    measured: bool = False
+    """The kernel times are the device's own, not the profile's: `Software.on` sets it."""

@@ -1,0 +1,159 @@
+"""Seconds of every part of a job for one micro-batch, and of the model chunks that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.cost import compute
+from steptime.cost.comm import network, one_link
+from steptime.cost.pace import slower_rates, slower_tiers
+from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
+from steptime.cost.rates import rates
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly, Chunk, Part, take
+from steptime.job.job import Job
+from steptime.job.mesh import group
+from steptime.memory.stages import groups_of
+from steptime.model.segments import find_segments, replayed
+from steptime.software.calibration import slowdown
+from steptime.software.efficiency import efficiency
+
+GRAPHED_GAP = 0.5
+"""What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
+device up, the pauses between dependent kernels stay)."""
+
+
+class Pricing(NamedTuple):
+    """What the kernels and collectives of a job are priced with."""
+
+    context: Context
+    """Rates, tensor- and context-parallel groups, tiers."""
+    dp_tiers: tuple[Tier, ...]
+    """The tiers as data-parallel collectives see them."""
+    n_dcs: int
+
+
+def pricing(job: Job) -> Pricing:
+    """Rates of the device and tiers of the network, slowed by a calibration where there is one."""
+    p, software = job.parallelism, job.software
+    n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
+    slow = slowdown(job.performance.calibration)
+    tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
+    dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
+    groups = {"tp": group(p, "tp", n_dcs=n_dcs), "cp": group(p, "cp", n_dcs=n_dcs)}
+    found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
+    return Pricing(Context(found, software, groups, tiers, p.tp), dp_tiers, n_dcs)
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Seconds of one micro-batch through the embedding, the head, and a layer of each kind."""
+
+    assembly: Assembly
+    of: dict[Part, PartTime]
+    whole_replays: dict[Part, Work]
+    """By kind of layer, its forward run again: all of it, or up to the last tensor that backward needs."""
+
+    @property
+    def embedding(self) -> PartTime:
+        """The embedding."""
+        return self.of[self.assembly.embedding]
+
+    @property
+    def head(self) -> PartTime:
+        """Final norm, head and loss."""
+        return self.of[self.assembly.head]
+
+    @property
+    def layer(self) -> PartTime:
+        """A layer, of the first kind where there are several."""
+        return self.of[self.assembly.kinds[0]]
+
+    def works(self, chunk: Chunk) -> list[tuple[float, Part]]:
+        """The parts of a chunk and how often each stands in it."""
+        parts = [(float(count), part) for part, count in chunk.runs]
+        parts += [(1.0, self.assembly.embedding)] if chunk.embedding else []
+        return [*parts, (1.0, self.assembly.head)] if chunk.head else parts
+
+    def replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
+        """What recomputation repeats in one backward of a chunk: times, the kind of layer, the work.
+
+        Of layers that are checkpointed together all but the last run forward whole: what follows needs their outputs.
+        """
+        job = self.assembly.job
+        recompute = job.recompute
+        if recompute.granularity == "none":
+            return []
+        if recompute.granularity == "selective":
+            return [(float(count), part, self.of[part].replay) for part, count in chunk.runs]
+        size = recompute.n_layers[chunk.depth]
+        runs = take(chunk.runs, size)[0] if recompute.method == "block" else chunk.runs
+        if not job.software.activations.recompute_stops_early or recompute.method == "block":
+            size = 1
+        last: dict[Part, float] = {}
+        inner: dict[Part, float] = {}
+        for times, layers in groups_of(runs, size):
+            for at, (part, count) in enumerate(layers):
+                ends = 1 if at == len(layers) - 1 else 0
+                last[part] = last.get(part, 0.0) + times * ends
+                inner[part] = inner.get(part, 0.0) + times * (count - ends)
+        found = [(times, part, self.whole_replays[part]) for part, times in last.items()]
+        found += [(times, part, self.of[part].forward) for part, times in inner.items()]
+        return [entry for entry in found if entry[0]]
+
+
+def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
+    """Price every part once."""
+    job, context = assembly.job, priced.context
+    gap_s = layer_gap_s(job, context)
+    of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
+    for part in assembly.kinds:
+        segments = find_segments(part.ops, job.recompute.modules)
+        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s)
+    whole = job.recompute.granularity == "full"
+    replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
+    return PartTimes(assembly, of, replays)
+
+
+def layer_gap_s(job: Job, context: Context) -> float:
+    """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter from CUDA graphs [s]."""
+    recipe = efficiency().recipe_gap if job.software.recipe else 1.0
+    graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
+    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs)
+
+
+def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
+    """The forward of a layer run again: all of it, or up to the last tensor that backward needs."""
+    ops = part.ops
+    again = replayed(ops, 0, len(ops) - 1, stops_early=context.software.activations.recompute_stops_early)
+    passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
+    work = forward_work(ops, passes, context, again)
+    work.launch_s = times.forward.launch_s * len(again) / len(ops)
+    return work
+
+
+class ChunkTime(NamedTuple):
+    """Seconds of one micro-batch through one chunk."""
+
+    forward_s: Num
+    backward_s: Num
+    """Recomputation included."""
+
+
+def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
+    """Seconds of every chunk, [stage][virtual chunk]; alike chunks are summed once."""
+    sizes = assembly.job.recompute.n_layers
+    known: dict[tuple[object, ...], ChunkTime] = {}
+
+    def of(chunk: Chunk) -> ChunkTime:
+        key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
+        if key not in known:
+            works = [(n, times.of[part]) for n, part in times.works(chunk)]
+            forward = sum([n * part.forward.seconds for n, part in works])
+            backward = sum([n * part.backward.seconds for n, part in works])
+            known[key] = ChunkTime(forward, backward + sum([n * work.seconds for n, _, work in times.replays(chunk)]))
+        return known[key]
+
+    return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]

@@ -1,0 +1,139 @@
+"""Errors put together: the headline, the other trainers, slices, the worst rows, and what the analyses beside them say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from steptime.validation.bands import fits_by_band, verdicts_of_runs
+from steptime.validation.baselines import baselines
+from steptime.validation.interval_coverage import summary_of
+from steptime.validation.judgement import Judgement
+from steptime.validation.mechanisms import memory_by_mechanism
+from steptime.validation.noise import noise
+from steptime.validation.ratios import ratios
+from steptime.validation.regret import regret
+from steptime.validation.slices import (
+    SLICES,
+    headline,
+    leads,
+    memory_errors,
+    other_trainers,
+    sliced,
+    split_of,
+    step_errors,
+)
+from steptime.validation.stats import Stats, interval, plain, stats
+
+__all__ = [
+    "SLICES",
+    "Stats",
+    "fitting",
+    "headline",
+    "interval",
+    "memory_errors",
+    "skip_kind",
+    "sliced",
+    "stats",
+    "step_errors",
+    "summarise",
+    "worst_rows",
+]
+
+
+def skip_kind(reason: str) -> str:
+    """A reason without the row's own numbers, to count by."""
+    first = re.sub(r" \(got .*?\)(?=;|$| with)", "", reason).partition("; ")[0]
+    return re.sub(r"(?<=[ =])\d[\d,]*\b", "N", first).strip()
+
+
+def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
+    """Runs that ended out of memory and runs that did not, and how many of each the estimate calls so.
+
+    A run that fitted counts as right when its verdict is fits or tight; one that did not when it is tight or does_not_fit.
+    """
+    out = [j for j in judged if j.skipped is None and j.ran_out]
+    sources = {j.row.group for j in out}
+    ran = [j for j in judged if j.skipped is None and not j.ran_out and j.row.group in sources]
+    return {
+        "ran_out": {"rows": len(out), "right": sum(j.verdict != "fits" for j in out)},
+        "ran": {"rows": len(ran), "right": sum(j.verdict != "does_not_fit" for j in ran)},
+    }
+
+
+def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
+    """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
+
+    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline` and `other` are the two groups apart.
+    """
+    counted = headline(judged)
+    excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
+    skipped = Counter(skip_kind(j.skipped) for j in judged if j.skipped is not None)
+    everything = group(counted, worst)
+    by = everything["by"]
+    medians = [figures["median"] for figures in by["source"].values()]
+    leading, others = [j for j in counted if leads(j)], [j for j in counted if not leads(j)]
+    return {
+        "rows": len(judged),
+        "judged": len(judged) - sum(skipped.values()),
+        "skipped": sum(skipped.values()),
+        "step_time": everything["step_time"],
+        "headline": {"name": name_of(leading)} | group(leading, worst),
+        "other": group(others, worst) | other_trainers(counted),
+        "median_over_sources": median(medians) if medians else None,
+        "by": by,
+        "split_interval_5_95": everything["split_interval_5_95"],
+        "apart": {key: plain(figures) for key, figures in sliced(excluded, lambda j: j.excluded or "").items()},
+        "baselines": baselines(leading),
+        "noise": noise(judged),
+        "ratios": ratios(judged),
+        "regret": regret(judged),
+        "memory": {
+            key: plain(figures)
+            for key, figures in sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors).items()
+        },
+        "memory_by_mechanism": memory_by_mechanism(judged),
+        "intervals": summary_of(counted),
+        "fits": fitting(judged),
+        "fits_by_band": fits_by_band(judged),
+        "verdicts_of_runs": verdicts_of_runs(counted),
+        "worst": everything["worst"],
+        "skipped_by_reason": dict(skipped.most_common()),
+    }
+
+
+def name_of(leading: Sequence[Judgement]) -> str:
+    """What the headline group is: a user's own rows, or those of NVIDIA's frameworks."""
+    return "NVIDIA's frameworks" if any(j.row.published for j in leading) else "own runs"
+
+
+def group(counted: Sequence[Judgement], worst: int) -> dict[str, Any]:
+    """Figures of some of the rows that count: all, every split, every slice, intervals, and the worst by name."""
+    by = {name: sliced(counted, key) for name, key in SLICES.items()}
+    return {
+        "step_time": plain(stats(step_errors(counted))) | {"interval_5_95": interval(step_errors(counted))},
+        "by": {name: {key: plain(figures) for key, figures in found.items()} for name, found in by.items()},
+        "split_interval_5_95": {
+            name: interval(step_errors(j for j in counted if split_of(j) == name)) for name in by["split"]
+        },
+        "worst": [_row(j) for j in worst_rows(counted, worst)],
+    }
+
+
+def worst_rows(counted: Iterable[Judgement], n: int) -> list[Judgement]:
+    """The n rows with the largest errors of step time."""
+    judged = [(abs(error), j) for j in counted if (error := j.step_error) is not None]
+    return [j for _, j in sorted(judged, key=lambda pair: (-pair[0], pair[1].row.id))[:n]]
+
+
+def _row(j: Judgement) -> dict[str, Any]:
+    return {
+        "id": j.row.id,
+        "split": j.row.text("split"),
+        "step_time_error": j.step_error,
+        "measured_tokens_per_s_per_gpu": j.measured_tokens_per_s,
+        "predicted_tokens_per_s_per_gpu": j.predicted_tokens_per_s,
+    }

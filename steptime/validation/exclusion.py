@@ -1,0 +1,34 @@
+"""Which judged rows stand beside the headline figures, and why."""
+
+from __future__ import annotations
+
+from steptime.validation.measurements import MeasuredRow
+
+DOUBTFUL = {
+    **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
+    **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
+    **dict.fromkeys(("MBRIDGE-273", "MBRIDGE-297"), "impossible as printed"),
+}
+"""Published rows whose inputs are wrong or unknown though their quality says A or B."""
+
+
+def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
+    """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
+    if row.group == "vtrain-single":
+        return "vtrain-single: tiny models, bound by kernel launches"
+    if row.file == "nvidia_ci":
+        return "CI jobs: memory only"
+    if row.id in DOUBTFUL and row.published:
+        return f"inputs in doubt: {DOUBTFUL[row.id]}"
+    if row.published and row.text("task").lower() not in {"", "pretrain"}:
+        return "fine-tuning, packed samples"
+    if row.text("quality").upper() == "C":
+        return "quality C: an important unknown"
+    untimed = row.number("step_time_s") is None and row.number("tokens_per_s_per_gpu") is None
+    if row.published and untimed and "nvidia-smi" in row.text("mem_metric").lower():
+        return "trials of memory alone, read from nvidia-smi, which counts what the allocator caches"
+    telling = ("recompute: ", "vocab: ", "vpp: ") if (row.whole("pp") or 1) > 1 else ("recompute: ", "vocab: ")
+    unknown = [item for item in assumed if item.startswith(telling)]
+    if row.published and unknown:
+        return f"{unknown[0].partition(':')[0]} not stated"
+    return None

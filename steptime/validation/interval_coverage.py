@@ -1,0 +1,94 @@
+"""How many measured values lie inside their 80 % intervals, and how wide these are.
+
+A row of the fit split is judged by the other cells alone; rows of any other split are in no interval.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import exp, log
+from statistics import median
+from typing import Any, NamedTuple
+
+from steptime.answer.interval import Interval, interval, interval_at
+from steptime.answer.measured import Measured, measured
+from steptime.validation.judgement import Judgement
+from steptime.validation.measurements import shipped
+
+FEW_ROWS = 20
+"""Rows that an accelerator or framework needs for a line of its own."""
+
+
+class Coverage(NamedTuple):
+    """Rows against their intervals, as shares."""
+
+    rows: int
+    covered: float
+    below: float
+    """Faster, or smaller, than the 10th percentile."""
+    above: float
+    width: float
+    """Median of (p90 - p10) / estimate."""
+
+
+def coverage(found: Iterable[tuple[float, Interval]]) -> Coverage | None:
+    """Coverage of (log of measured over predicted, its interval) pairs; None without any."""
+    pairs = list(found)
+    if not pairs:
+        return None
+    n = len(pairs)
+    below, above = sum(ratio < span.low for ratio, span in pairs), sum(ratio > span.high for ratio, span in pairs)
+    width = median(exp(span.high) - exp(span.low) for _, span in pairs)
+    return Coverage(n, (n - below - above) / n, below / n, above / n, width)
+
+
+def ratio_of(j: Judgement, of: str) -> float | None:
+    """Log of measured over predicted step time, or peak memory."""
+    measured, predicted = (j.measured_step_s, j.predicted_step_s)
+    if of == "memory":
+        measured, predicted = (j.measured_bytes, j.predicted_bytes)
+    return log(measured / predicted) if measured and predicted and j.place else None
+
+
+def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
+    """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW_ROWS` rows, most rows first."""
+    groups: dict[tuple[str, str], list[tuple[float, Interval]]] = {}
+    for j in judged:
+        ratio = ratio_of(j, of)
+        if ratio is None or j.place is None:
+            continue
+        span = interval_at(of, j.place, j.row.id if j.row.published else "")
+        for name in ("all", j.accelerator, j.framework):
+            groups.setdefault((name, j.row.text("split")), []).append((ratio, span))
+    sizes = Counter({name: 0 for name, _ in groups})
+    for (name, _), pairs in groups.items():
+        sizes[name] += len(pairs)
+    found = []
+    for name, split in sorted(groups, key=lambda key: (key[0] != "all", -sizes[key[0]], key[0], key[1] != "test")):
+        figures = coverage(groups[name, split])
+        if figures and (figures.rows >= FEW_ROWS or name == "all"):
+            found.append({"what": name, "split": split} | figures._asdict())
+    return found
+
+
+def source_left_out(judged: Sequence[Judgement], of: str) -> Coverage | None:
+    """Coverage where the interval knows no run of the row's source: what a new cluster or trainer may expect."""
+    known = measured(of)
+    source = {row.id: row.group for row in shipped()}
+    others = {
+        group: Measured((run for run in known.runs if source.get(run.id) != group), known.constants)
+        for group in {j.row.group for j in judged}
+    }
+    ratios = [(j, ratio_of(j, of)) for j in judged]
+    return coverage(
+        (ratio, interval(j.place, others[j.row.group])) for j, ratio in ratios if ratio is not None and j.place
+    )
+
+
+def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:
+    """The `intervals` of the summary of `3dtrn validate --json`."""
+    found = {of: lines(judged, of) for of in ("step", "memory")}
+    if any(j.row.published for j in judged) and (new := source_left_out(judged, "step")):
+        found["step"].append({"what": "all, their source left out", "split": "all"} | new._asdict())
+    return found

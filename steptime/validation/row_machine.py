@@ -1,0 +1,123 @@
+"""From the words of a measured row to a machine: the `gpu` column first, then what `machine` says of nodes and network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
+from steptime.hardware.machine import Machine, machine_names, normalise
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+
+
+class Found(NamedTuple):
+    """A `hardware` section and what was assumed for it."""
+
+    section: dict[str, Any]
+    assumed: list[str]
+
+
+_FAMILY = re.compile(r"(gb|gh|b|h|a|v|l|mi|rtx-?|tpu-?|gaudi-?|trn|trainium-?)\d+[a-z]{0,2}")
+_PER_NODE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] = (
+    (re.compile(r"inter-node (\d+) ?Gb/s"), lambda m: float(m[1])),
+    (re.compile(r"\b(\d+) ?x ?(?:[A-Za-z-]+ )?(\d+) Gb/s"), lambda m: float(m[1]) * float(m[2])),
+    (re.compile(r"\b(\d+) Gb/s [A-Za-z-]+ x(\d+)"), lambda m: float(m[1]) * float(m[2])),
+    (re.compile(r"\b(\d+) Gb/s ?(?:/| per )node"), lambda m: float(m[1])),
+)
+"""How sources write the network of a node, and its rate [Gbit/s]."""
+_PER_PAIR = re.compile(r"\b(\d+) Gb/s per GPU-pair")
+_DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
+
+
+def hardware_of(row: MeasuredRow) -> Found:
+    """The `hardware` section of a row.
+
+    Raises:
+        SkipRowError: the family of the accelerator is unknown.
+    """
+    gpu = row.text("gpu")
+    if not gpu:
+        raise SkipRowError("gpu: not stated" if row.published else "gpu: missing")
+    try:
+        name, exact = _machine(gpu)
+    except ConfigError as error:
+        raise SkipRowError(f"gpu: {error}") from None
+    name = name if Path(name).suffix else _load(name).name
+    place = normalise(re.sub(r"\(.*?\)", " ", row.text("machine")))
+    if place in known_names() and _load(place).accelerator.name == _load(name).accelerator.name:
+        name, exact = _load(place).name, True
+    assumed = [] if exact else [f"machine: {name} for gpu {gpu!r}"]
+    overrides = _stated(row.text("machine"), name)
+    assumed += [f"hardware.{key}: {value} from {row.text('machine')!r}" for key, value in overrides.items()]
+    return Found({"node_type": name, "overrides": overrides} if overrides else {"node_type": name}, assumed)
+
+
+@cache
+def machine(name: str, overrides: tuple[tuple[str, Any], ...]) -> Machine:
+    """A machine with overrides, built once however many rows ran on it."""
+    return Machine.load(name, dict(overrides))
+
+
+@cache
+def known_names() -> frozenset[str]:
+    """Names and aliases of the shipped machines, as `normalise` writes them."""
+    path = Path(__file__).parents[1] / "data" / "machine_aliases.yaml"
+    return frozenset((*machine_names(), *parse_mapping(*read_source(path))))
+
+
+@cache
+def _load(name: str) -> Machine:
+    return Machine.load(name)
+
+
+@cache
+def _machine(gpu: str) -> tuple[str, bool]:
+    """The machine of a `gpu` cell, and whether the cell names it.
+
+    Else family and form decide: parentheses are ignored, and the nearest capacity is taken.
+
+    Raises:
+        ConfigError: a machine file cannot be read, or the family is unknown.
+    """
+    if Path(gpu).suffix in {".yaml", ".yml", ".json"}:
+        _load(gpu)
+        return gpu, True
+    if normalise(gpu) in known_names():
+        return normalise(gpu), "power" not in gpu
+    words = normalise(re.sub(r"\(.*?\)", " ", gpu)).removeprefix("nvidia-")
+    if words in known_names():
+        return words, False
+    family = _FAMILY.search(words)
+    names = [n for n in known_names() if family and re.fullmatch(rf"{re.escape(family[0])}(-.*)?", n)]
+    if not family or not names:
+        raise ConfigError(f"unknown accelerator (got {gpu[:60]!r}); 3dtrn machines lists what there is")
+    stated = re.search(r"(\d+) ?-?g(?:i?b)?\b", words)
+
+    def distance(name: str) -> tuple[bool, float, int]:
+        accelerator = _load(name).accelerator
+        capacity = accelerator.memory_bytes / 2.0**30
+        other_form = ("pcie" in words) != ("pcie" in accelerator.name)
+        return other_form, abs(capacity - float(stated[1])) if stated else 0.0, len(name)
+
+    return min(names, key=distance), False
+
+
+def _stated(text: str, name: str) -> dict[str, Any]:
+    """Overrides for what a source says of its nodes: devices per node, network per node."""
+    known = _load(name)
+    per_node = known.devices_per_node
+    overrides: dict[str, Any] = {}
+    if (found := _DEVICES.search(text)) and int(found[1]) != per_node:
+        per_node = int(found[1])
+        overrides = {"devices_per_node": per_node, "tiers.0.size": per_node}
+    rate = next((read(found) for pattern, read in _PER_NODE if (found := pattern.search(text))), 0.0) / per_node
+    if found := _PER_PAIR.search(text):
+        rate = float(found[1]) / 2.0
+    outer = len(known.tiers) - 1
+    if rate and rate * 1e9 / 8.0 != known.tiers[outer].bytes_per_s:
+        overrides[f"tiers.{outer}.bytes_per_s"] = f"{rate / 8.0:g} GB/s"
+    return overrides

@@ -1,0 +1,246 @@
+"""A measured row as the config of a Job, through the door that every config takes; what it cannot say, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError, build
+from steptime.hardware.machine import Machine
+from steptime.job.job import Job
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.row_machine import hardware_of, machine
+from steptime.validation.row_software import RowFramework, framework_of, performance_of
+
+DROPOUT = 0.1
+"""Dropout of GPT on Megatron-LM of 2020-2022: its defaults (megatron/arguments.py, --hidden-dropout, --attention-dropout)."""
+
+
+class Mapped(NamedTuple):
+    """A row as a config: plain data that `3dtrn -` takes as it is."""
+
+    config: dict[str, Any]
+    assumed: list[str]
+    framework: RowFramework
+
+
+def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
+    """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
+
+    Raises:
+        SkipRowError: the row lacks something needed, or has something that is not modelled.
+    """
+    if row.surplus:
+        raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
+    if row.text("config").startswith("{"):
+        return _whole(row)
+    _refuse_what_is_not_modelled(row)
+    framework = framework_of(row, known=known_release)
+    assumed: list[str] = []
+    performance = performance_of(row, framework, assumed)
+    parallelism = _parallelism(row, framework, assumed)
+    data = {
+        "gbs": row.needed("global_batch_size"),
+        "seqlen": row.needed("seq_len"),
+        "microbatch_sz": row.needed("micro_batch_size"),
+    }
+    model = _model(row, framework, assumed)
+    hardware = hardware_of(row)
+    if replicas := _replicas(row, parallelism["dp"] * parallelism.get("cp", 1)):
+        parallelism["replicas"] = replicas
+    config = {
+        "model": model,
+        "parallelism": parallelism,
+        "performance": performance,
+        "data": data,
+        "hardware": hardware.section,
+    }
+    return Mapped(config, assumed + hardware.assumed, framework)
+
+
+def _whole(row: MeasuredRow) -> Mapped:
+    """A row that brings its whole plan as JSON in `config`, as `3dtrn validate --log --save-csv` and `3dtrn bench` write it.
+
+    Raises:
+        SkipRowError: it is no such plan, or its machine is unknown.
+    """
+    try:
+        config: dict[str, Any] = json.loads(row.text("config"))
+    except ValueError:
+        config = {}
+    hardware = config.get("hardware")
+    if not isinstance(hardware, dict) or not isinstance(hardware.get("node_type"), str | dict):
+        raise SkipRowError("config: expected a plan as JSON, with hardware.node_type")
+    try:
+        _machine(hardware)
+    except (ConfigError, ValueError, TypeError, AttributeError) as error:
+        raise SkipRowError(f"config.hardware: {' '.join(str(error).split())}") from None
+    return Mapped(config, [], framework_of(row, known=False))
+
+
+def to_job(mapped: Mapped) -> Job:
+    """The Job of a mapped row; machines are built once for all rows that ran on them.
+
+    Raises:
+        SkipRowError: the layout cannot run, or a part of it is not modelled; all problems on one line.
+    """
+    try:
+        return build(Job, mapped.config | {"hardware": {"node_type": _machine(mapped.config["hardware"])}})
+    except ConfigError as error:
+        raise SkipRowError("; ".join(error.problems)) from None
+
+
+def _machine(hardware: dict[str, Any]) -> Machine:
+    """The machine of a `hardware` section: by its name, with overrides, or a whole one as a benchmark writes it."""
+    if isinstance(hardware["node_type"], dict):
+        return build(Machine, hardware["node_type"])
+    return machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
+
+
+def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
+    """Raise for architectures, tasks and features that no config expresses yet."""
+    attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
+    precision = row.text("precision").lower()
+    refusals = (
+        (row.text("task").lower() == "lora", "LoRA"),
+        (bool(row.text("n_experts")) and row.text("n_experts") not in {"0", "1"}, "mixture of experts"),
+        (attention.startswith("mla"), "multi-head latent attention"),
+        ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
+        ("window" in attention, "sliding-window attention"),
+        ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
+        ("offload" in zero, "offloading"),
+        ("mcore" in zero, "Megatron-FSDP"),
+        ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
+        ("multimodal" in row.text("model_name").lower(), "multimodal models"),
+    )
+    for refused, what in refusals:
+        if refused:
+            raise SkipRowError(f"not modelled yet: {what}")
+
+
+def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
+    """Degrees, states and how layers are spread."""
+    tp, pp, n_gpus = row.needed("tp"), row.needed("pp"), row.needed("n_gpus")
+    cp = row.whole("cp") or 1
+    dp, rest = divmod(n_gpus, tp * pp * cp)
+    if rest or dp == 0 or dp != (row.whole("dp") or dp):
+        raise SkipRowError("n_gpus: not the product of tp, pp, cp and dp")
+    section: dict[str, Any] = {"tp": tp, "pp": pp, "dp": dp} | _context(row, framework, assumed, cp)
+    vpp = row.whole("vpp")
+    assumed += [f"{column}: 1" for column in ("vpp", "cp") if row.whole(column) is None]
+    if (vpp or 1) > 1:
+        section["vpp"] = vpp
+    sp = row.flag("sp")
+    if sp is not None:
+        section["sp"] = sp and tp > 1
+    elif tp > 1:
+        assumed.append(f"sp: as {framework.profile} has it")
+    section |= _sharding(row, framework, assumed, dp)
+    layers, chunks = row.needed("n_layers"), pp * (vpp or 1)
+    if layers % chunks and (layers + 2) % chunks == 0 and (vpp or 1) > 1:
+        section["embedding_and_loss_count_as_layers"] = True
+        assumed.append("embedding and loss count as layers, which makes the stages even")
+    elif layers % chunks:
+        section["layers_per_stage"] = "auto"
+        assumed.append("layers_per_stage: auto, as layers do not divide")
+    return section
+
+
+def _context(row: MeasuredRow, framework: RowFramework, assumed: list[str], cp: int) -> dict[str, Any]:
+    """Context parallelism, and its exchange where the notes state it ("CP a2a", "Ulysses")."""
+    if cp == 1:
+        return {}
+    notes = row.text("overlap_notes").lower()
+    found = re.search(r"\bcp[ :=]+(a2a|p2p|all_gather)\b", notes)
+    said = "a2a" if "ulysses" in notes else found[1] if found else ""
+    if not said:
+        assumed.append(f"cp_comm_type: as {framework.profile} has it")
+    return {"cp": cp, "cp_comm_type": said} if said else {"cp": cp}
+
+
+def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp: int) -> dict[str, Any]:
+    """ZeRO level or FSDP options."""
+    said = row.text("zero_or_fsdp").lower()
+    if not said:
+        if dp > 1:
+            assumed.append(f"zero_level: as {framework.profile} has it")
+        return {"fsdp": {}} if framework.sharded else {}
+    if framework.sharded:
+        notes = row.text("overlap_notes").lower()
+        fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
+        if "bf16 reduce" in notes:
+            fsdp["reduce_dtype"] = "bf16"
+        return {"fsdp": fsdp}
+    found = re.match(r"zero-?([0-3])", said)
+    if not found and said not in {"none", "ddp"}:
+        raise SkipRowError(f"not modelled yet: {said[:40]!r} with {framework.profile}")
+    return {"zero_level": int(found[1]) if found else 0}
+
+
+def _replicas(row: MeasuredRow, sharers: int) -> int:
+    """Copies of the shards among dp*cp ranks, where a source says over how many ranks the states are sharded."""
+    found = re.search(r"over (\d+) (?:ranks|in slice)|group (\d+)", row.text("zero_or_fsdp").lower())
+    ranks = int(found[1] or found[2]) if found else 0
+    return sharers // ranks if ranks and sharers % ranks == 0 else 0
+
+
+def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
+    """Dimensions, and what a family of models has beside them."""
+    hidden, inner, heads = row.needed("hidden"), row.needed("ffn_hidden"), row.needed("n_heads")
+    glu, name = row.flag("glu"), row.text("model_name")
+    if glu is None:
+        glu = inner != 4 * hidden
+        assumed.append(f"glu: {'yes' if glu else 'no'}, by the width of the MLP")
+    model: dict[str, Any] = {
+        "n_layers": row.needed("n_layers"),
+        "hidden_sz": hidden,
+        "inter_sz": inner,
+        "n_q_heads": heads,
+        "n_kv_heads": row.whole("n_kv_heads") or heads,
+        "glu": glu,
+    }
+    model |= {"name": name} if name else {}
+    if head_dim := row.whole("head_dim"):
+        model["head_dim"] = head_dim
+    else:
+        assumed.append(f"head_dim: {hidden / heads:g}")
+    if row.whole("n_kv_heads") is None:
+        assumed.append(f"n_kv_heads: {heads}")
+    vocab = row.whole("vocab")
+    if vocab is None:
+        vocab = _usual_vocabulary(name, glu=glu)
+        assumed.append(f"vocab: {vocab}")
+    if framework.base == "deepspeed" and "megatron" in row.text("framework").lower():
+        vocab = -(-vocab // (128 * row.needed("tp"))) * 128 * row.needed("tp")
+        assumed.append(f"vocab: padded to {vocab}, as Megatron-LM's model does")
+    model |= {"vocab_sz": vocab} | _family(row, framework, glu=glu)
+    tied = row.flag("tied_embeddings")
+    if tied is None:
+        tied = not glu
+        assumed.append(f"tied_embeddings: {'yes' if tied else 'no'}")
+    model["tie_embeddings"] = tied
+    return model
+
+
+def _usual_vocabulary(name: str, *, glu: bool) -> int:
+    """Vocabulary where the source is silent: GPT-2's as Megatron-LM pads it, Llama's of the third or first generation."""
+    if not glu:
+        return 51200
+    return 128256 if re.search(r"llama-?3", name.lower()) else 32000
+
+
+def _family(row: MeasuredRow, framework: RowFramework, *, glu: bool) -> dict[str, Any]:
+    """Norm, biases, positions: gated models are Llama's kin; Nemotron has squared ReLU; the rest is GPT's."""
+    name = row.text("model_name").lower()
+    if glu:
+        gelu = {"activation": "gelu"} if "gemma" in name else {}
+        return {"norm": "rmsnorm", "bias": False} | gelu
+    if "nemotron" in name:
+        return {"norm": "layernorm", "bias": False, "norm_bias": True, "activation": "relu2"}
+    family: dict[str, Any] = {"norm": "layernorm", "bias": True, "learned_positions": True}
+    if "alibi" in row.text("attention_kind").lower() or "bloom" in name:
+        family = {"norm": "layernorm", "bias": True, "rotary_embeds": False}
+    if framework.base == "megatron-2021":
+        family["dropout"] = DROPOUT
+    return family

@@ -1,0 +1,289 @@
+"""From the words of a measured row to the `performance` section: framework, precision, recomputation, overlap."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from steptime.software.performance import load_software, software_names
+from steptime.software.profiles import profile_releases
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.recipes import recipe_of
+
+_NO_PROFILE = (
+    "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
+    "gigatron", "sagemaker",
+)  # fmt: skip
+"""Frameworks whose kernels and schedules no profile describes."""
+
+
+class RowFramework(NamedTuple):
+    """A framework's words, the family it is reported under, and its profile."""
+
+    words: str
+    family: str
+    profile: str
+    own: bool = True
+    """False: the profile is the nearest, not its own."""
+    release: str = ""
+    """The release that the row names and the profile tells apart."""
+
+    @property
+    def base(self) -> str:
+        """The profile that its own starts from."""
+        return load_software(self.profile).family
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the profile takes torch FSDP's options."""
+        return self.base == "fsdp2"
+
+    @property
+    def software(self) -> str:
+        """The profile, with the release where it is known."""
+        return f"{self.profile}@{self.release}" if self.release else self.profile
+
+
+ROW_FRAMEWORKS = (
+    RowFramework(r"maxtext", "MaxText", "xla"),
+    RowFramework(r"paxml", "PaxML", "paxml"),
+    RowFramework(r"automodel", "NeMo AutoModel", "fsdp2"),
+    RowFramework(r"deepspeedexamples|^deepspeed zero-3$", "DeepSpeed", "deepspeed-2021"),
+    RowFramework(r"trainer \+ deepspeed|xtuner", "DeepSpeed", "deepspeed"),
+    RowFramework(r"bloom|bigscience|megatron-deepspeed \(zero-1\)", "Megatron-DeepSpeed", "bloom"),
+    RowFramework(r"vtrain|gpt-neox", "Megatron-DeepSpeed", "megatron-2021"),
+    RowFramework(
+        r"2021.*deepspeed|deepspeed.*2021|deepspeed off|old branch", "Megatron-DeepSpeed", "megatron-deepspeed-2021"
+    ),
+    RowFramework(r"may-jul 2021", "Megatron-LM 2020-2022", "megatron-deepspeed", own=False),
+    RowFramework(r"megatron.*deepspeed|deepspeed.*megatron", "Megatron-DeepSpeed", "megatron-deepspeed"),
+    RowFramework(r"deepspeed", "DeepSpeed", "deepspeed"),
+    RowFramework(r"megatron-bridge", "Megatron-Bridge", "megatron-bridge"),
+    RowFramework(r"nemo megatron", "NeMo Megatron 2022", "nemo-2022"),
+    RowFramework(r"nemo", "NeMo", "nemo"),
+    RowFramework(r"megatron-lm.*20(19|2[0-2])", "Megatron-LM 2020-2022", "megatron-2021"),
+    RowFramework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
+    RowFramework(r"megatron|primus", "Megatron-LM", "megatron-core"),
+    RowFramework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
+    RowFramework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
+    RowFramework(r"litgpt", "LitGPT", "torch"),
+    RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
+    RowFramework(r"internevo", "InternEvo", "internevo"),
+    RowFramework(r"nanotron", "nanotron", "nanotron"),
+    RowFramework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
+)
+"""First match wins."""
+
+_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
+
+
+def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
+    """The framework of a row, with its release unless that is to count as unknown.
+
+    Raises:
+        SkipRowError: no profile describes it.
+    """
+    found = _framework(row)
+    return found._replace(release=release_of(found, row.text("framework"))) if known else found
+
+
+def _framework(row: MeasuredRow) -> RowFramework:
+    said = row.text("framework").lower()
+    if found := next((word for word in _NO_PROFILE if word in said), ""):
+        raise SkipRowError(f"not modelled yet: framework {_title(found)}")
+    if said in software_names():
+        return RowFramework(said, said, said)
+    found_one = next((framework for framework in ROW_FRAMEWORKS if re.search(framework.words, said)), None)
+    if found_one is None:
+        profile = "fsdp2" if row.text("zero_or_fsdp").lower().startswith("fsdp") else "megatron-core"
+        return RowFramework("", said or "not stated", profile, own=False)
+    if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
+        return RowFramework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
+    if not found_one.sharded and row.text("zero_or_fsdp").lower().startswith("fsdp"):
+        return found_one._replace(profile="fsdp2", own=False)
+    return found_one
+
+
+def release_of(framework: RowFramework, words: str) -> str:
+    """The release in a framework's words, as far as its profile tells releases apart: 24.12 of "NeMo 24.12.01"."""
+    said = re.findall(r"\d+\.\d+", words)
+    return next((release for release in profile_releases(framework.profile) if release in said), "")
+
+
+def _title(word: str) -> str:
+    return "XLA (Levanter, T5X)" if word in {"levanter", "t5x"} else word
+
+
+def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
+    """The `performance` section of a row; what was unsaid is added to `assumed`.
+
+    Raises:
+        SkipRowError: something in it is not modelled.
+    """
+    notes = row.text("overlap_notes").lower()
+    section: dict[str, Any] = {"software": framework.software}
+    section |= low_precision(row, framework, assumed) or {"precision": precision_of(row, assumed)}
+    if framework.own and profile_releases(framework.profile) and not framework.release:
+        assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
+    if not framework.own:
+        assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
+    section |= recompute_of(row, framework, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
+    if overlap and not framework.sharded:
+        section["overlap"] = overlap
+    if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
+        section["attention_impl"] = "unfused"
+        assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
+    return section
+
+
+def _before_flash(row: MeasuredRow) -> bool:
+    """FlashAttention needs Ampere (Dao-AILab/flash-attention README); fp16 on DeepSpeed is of 2020 and 2021, before it."""
+    framework = row.text("framework").lower()
+    old = "deepspeed" in framework and "flash" not in framework and row.text("precision").lower() == "fp16"
+    return old or "v100" in row.text("gpu").lower()
+
+
+def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
+    """The recipe of a row; nothing where it has none.
+
+    Raises:
+        SkipRowError: a framework whose low-precision kernels no profile describes.
+    """
+    section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
+    if section and framework.base != "megatron-core":
+        raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
+    return section
+
+
+def precision_of(row: MeasuredRow, assumed: list[str]) -> str:
+    """bf16, fp16 or fp32.
+
+    Raises:
+        SkipRowError: any other precision.
+    """
+    said = row.text("precision").lower()
+    if not said:
+        assumed.append("precision: bf16")
+        return "bf16"
+    if "ambiguous" in said:
+        raise SkipRowError("precision: ambiguous in the source")
+    word = re.split(r"[^a-z0-9]", said)[0]
+    if word not in _PRECISIONS:
+        raise SkipRowError(f"not modelled yet: {precision_family(said)}")
+    if "/" in said:
+        assumed.append(f"precision: {word} of {said!r}")
+    return _PRECISIONS[word]
+
+
+def precision_family(said: str) -> str:
+    """fp8, mxfp8, nvfp4, int8, bf16 ...: the precision without its recipe."""
+    said = said.lower()
+    if "mxfp8" in said:
+        return "mxfp8"
+    return re.split(r"[^a-z0-9]", said)[0] or "bf16"
+
+
+def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
+    """The keys that say what is recomputed.
+
+    Raises:
+        SkipRowError: a policy that cannot be expressed, or offloading.
+    """
+    said = row.text("recompute").lower()
+    if "offload" in said:
+        raise SkipRowError("not modelled yet: activation offloading")
+    if not said:
+        assumed.append("recompute: none")
+        return {}
+    if re.fullmatch(r"none( \(.*\))?", said):
+        return {"activation_checkpointing_type": "none"}
+    if framework.profile in {"xla", "paxml"} and (policy := xla_policy(said)):
+        assumed.append(f"policy {said!r}: runs {', '.join(policy)} again")
+        return {"recompute": {"granularity": "selective", "modules": policy}}
+    if re.fullmatch(r"full( ?\(.*\))?", said):
+        return {"activation_checkpointing_type": "full"}
+    if said == "selective" and framework.base.startswith("megatron"):
+        return {"activation_checkpointing_type": "selective"}
+    if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
+        chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
+        if int(found[1]) % chunks == 0:
+            return {"recompute": {"granularity": "full", "method": "block", "n_layers": int(found[1]) // chunks}}
+    if found := re.fullmatch(r"selective ?\(\[?([a-z_ ,+]+)\]?\)", said):
+        modules = re.split(r"[ ,+]+", found[1].strip())
+        if set(modules) <= _MODULES:
+            return {"recompute": {"granularity": "selective", "modules": modules}}
+    raise SkipRowError(f"not modelled yet: recompute {said[:60]!r}")
+
+
+def xla_policy(said: str) -> list[str]:
+    """The modules that a rematerialisation policy of MaxText or PaxML runs again; empty for one that cannot be expressed.
+
+    A policy names what it keeps (maxtext MaxText/layers/decoders.py, get_remat_policy): the projections of attention, or every
+    matrix product with weights.
+    """
+    if said == "remat policy save_qkv_proj":
+        return ["after_qkv"]
+    if re.fullmatch(r"custom remat: save q,k,v,qkv,out_proj(,mlpwo)?|save_qkv_out_proj", said):
+        return ["layernorm", "mlp"]
+    return ["act", "core_attn", "layernorm"] if said in {"minimal", "save_dot_only"} else []
+
+
+def _dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """Dtypes of gradients and states where the source names them."""
+    said = row.text("precision").lower()
+    section: dict[str, Any] = {}
+    if "fp32 grad" in said:
+        section["main_grad_dtype"] = "fp32"
+    if "bf16 grad" in said or "bf16 grad reduce" in notes:
+        section["main_grad_dtype"] = "bf16"
+    return section
+
+
+def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """Attention, norm and loss kernels where the source names them."""
+    section: dict[str, Any] = {}
+    if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:
+        section["attention_impl"] = "unfused"
+    elif "flash_attentionv1" in notes:
+        section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
+    elif "flash_attention" in notes or "flashattention" in notes:
+        section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
+    elif "flash attention" in row.text("framework").lower():
+        section["attention_impl"] = "flash"
+    if "kernel torch" in notes:
+        section["softmax_impl"] = "composite"
+    if "; kernel " in notes and "rms kernel" not in notes:
+        section["norm_impl"] = "composite"
+    if re.search(r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)", notes):
+        section["cuda_graphs"] = True
+    if "ce fusion" in notes:
+        section["loss_impl"] = "fused"
+    return section
+
+
+_NO_DP_OVERLAP = re.compile(
+    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
+)
+
+
+def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
+    """What the source says to be hidden, or not to be; the profile speaks for the rest.
+
+    Raises:
+        SkipRowError: the notes name a schedule that is not modelled.
+    """
+    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
+        raise SkipRowError(f"not modelled yet: schedule {found[1]}")
+    overlap: dict[str, bool] = {}
+    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
+        overlap["tp"] = True
+    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
+        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
+        overlap["tp"] = False
+    if _NO_DP_OVERLAP.search(notes):
+        overlap["dp"] = False
+    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
+        overlap["dp"] = True
+    return overlap

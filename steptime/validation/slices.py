@@ -1,0 +1,105 @@
+"""Which judged rows count, which of them lead, and errors by slice.
+
+The leading rows are the headline: runs of NVIDIA's own frameworks (nvidia.csv) with the dense 8 x B200 runs of SimuMax, which are
+Megatron-LM's; a user's own rows always lead. Everything else of the shipped collection is another trainer, told by source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from steptime.validation.judgement import Judgement
+from steptime.validation.stats import Errors, Stats, plain, stats
+
+ENOUGH = 10
+"""Rows of quality A or B from which a source's figures are told against `WORSE_THAN`."""
+WORSE_THAN = 0.15
+"""Median |error| of a source that asks for an explanation."""
+
+
+def headline(judged: Iterable[Judgement]) -> list[Judgement]:
+    """The rows that count: judged, and not apart."""
+    return [j for j in judged if j.skipped is None and j.excluded is None]
+
+
+def leads(j: Judgement) -> bool:
+    """Whether a row belongs to the headline group."""
+    return j.row.file in {"", "nvidia"} or j.row.group == "simumax"
+
+
+def split_of(j: Judgement) -> str:
+    """fit, test, or a user's own word; "none" where there is none."""
+    return j.row.text("split") or "none"
+
+
+def unfitted(judged: Iterable[Judgement]) -> list[Judgement]:
+    """The rows that no constant may be fitted on."""
+    return [j for j in judged if split_of(j) == "test"]
+
+
+def model_kind(j: Judgement) -> str:
+    """Dense or moe, and mha, gqa, mqa or mla, by what the row says of experts and heads."""
+    row = j.row
+    experts = "dense" if row.text("n_experts") in {"", "0", "1"} else "moe"
+    if row.text("attention_kind").lower().startswith("mla"):
+        return f"{experts} mla"
+    heads, kv_heads = row.text("n_heads"), row.text("n_kv_heads") or row.text("n_heads")
+    grouped = "mqa" if kv_heads == "1" else "gqa"
+    return f"{experts} {'mha' if kv_heads == heads else grouped}"
+
+
+def step_errors(judged: Iterable[Judgement]) -> Errors:
+    """(cell, signed error of the step time) of the rows that have one."""
+    return [(j.cell, error) for j in judged if (error := j.step_error) is not None]
+
+
+def memory_errors(judged: Iterable[Judgement]) -> Errors:
+    """(cell, signed error of the peak memory) of the rows that have one."""
+    return [(j.cell, error) for j in judged if (error := j.memory_error) is not None]
+
+
+SLICES: dict[str, Callable[[Judgement], str]] = {
+    "split": split_of,
+    "accelerator": lambda j: j.accelerator,
+    "source": lambda j: j.row.group,
+    "precision": lambda j: j.precision,
+    "framework": lambda j: j.framework,
+    "model_kind": model_kind,
+}
+
+
+def sliced(
+    judged: Iterable[Judgement],
+    key: Callable[[Judgement], str],
+    errors: Callable[[Iterable[Judgement]], Errors] = step_errors,
+) -> dict[str, Stats]:
+    """Stats by a key, most rows first."""
+    groups: dict[str, list[Judgement]] = {}
+    for j in judged:
+        groups.setdefault(key(j), []).append(j)
+    found = {name: stats(errors(group)) for name, group in groups.items()}
+    kept = {name: figures for name, figures in found.items() if figures is not None}
+    return dict(sorted(kept.items(), key=lambda item: (-item[1].rows, item[0])))
+
+
+def other_trainers(counted: Sequence[Judgement]) -> dict[str, Any]:
+    """Rows outside the headline group by source, so that a source with many rows has one voice.
+
+    Returns: `sources` (stats of each), `median_over_sources` (of each source's median), the same of test rows alone
+    (`test_sources`, `test_median_over_sources`), and `worse_than_15_percent`: sources with `ENOUGH` rows of quality A or B whose
+    median is above `WORSE_THAN`.
+    """
+    found: dict[str, Any] = {}
+    others = [j for j in counted if not leads(j)]
+    for prefix, rows in (("", others), ("test_", unfitted(others))):
+        by_source = sliced(rows, SLICES["source"])
+        medians = [figures.median for figures in by_source.values()]
+        found[f"{prefix}sources"] = {name: plain(figures) for name, figures in by_source.items()}
+        found[f"{prefix}median_over_sources"] = median(medians) if medians else None
+    stated = sliced((j for j in others if j.row.text("quality").upper() in {"A", "B"}), SLICES["source"])
+    found["worse_than_15_percent"] = [
+        name for name, figures in stated.items() if figures.rows >= ENOUGH and figures.median > WORSE_THAN
+    ]
+    return found

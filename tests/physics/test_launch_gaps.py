@@ -1,0 +1,52 @@
+"""Gaps between the kernels of a layer: on a device where all else is free, 3 seconds a layer and micro-batch."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+
+LAYERS, MICROBATCHES = 2, 4
+WHOLE_LAYERS = {"activation_checkpointing_type": "full", "recompute_stops_early": False}
+
+
+def parts(performance=None, **said) -> dict[str, float]:
+    of = job(
+        "torch", on=machine(kernels={"layer_gap_s": 3.0}), performance=performance, microbatches=MICROBATCHES, **said
+    )
+    return estimate(of).time.parts_s
+
+
+def test_a_layers_gaps_are_counted_once_a_micro_batch():
+    """3 s * 2 layers * 4 micro-batches = 24 s; embedding and head have none."""
+    assert parts()["launch"] == pytest.approx(24.0)
+
+
+def test_a_third_of_the_gaps_is_forwards():
+    """A forward run again waits 1 s a layer: of a layer's kernels a third are forward's, two thirds backward's."""
+    again = parts(WHOLE_LAYERS)
+    assert again["launch"] == pytest.approx(24.0)
+    assert again["recompute"] == pytest.approx(1.0 * LAYERS * MICROBATCHES)
+
+
+def test_forward_and_backward_of_a_pipeline():
+    """GPipe on two stages, one layer each: all forwards, then all backwards. (4 + 2 - 1) * (1 + 2) s, of which 3 s are bubble."""
+    found = parts(pp=2, schedule="gpipe")
+    assert found["launch"] == pytest.approx(12.0)
+    assert found["bubble"] == pytest.approx(3.0)
+
+
+def test_a_part_of_a_layer_run_again_waits_for_its_share_of_the_kernels():
+    """Of the 15 ops of an eager layer core attention is one: 1 s / 15.
+
+    Norm, q, k, v, rope, core, projection, residual; norm, gate, up, SiLU, product, down, residual. (A kernel that keeps what it
+    makes runs again even where a replay stops early.)
+    """
+    found = parts({"activation_checkpointing_type": "selective"})
+    assert found["recompute"] == pytest.approx(LAYERS * MICROBATCHES / 15)
+
+
+def test_graphs_leave_half_of_the_gaps():
+    """The host no longer holds the device up; pauses between dependent kernels stay (assumed: 0.5)."""
+    assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)

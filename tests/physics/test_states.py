@@ -1,0 +1,70 @@
+"""Model states and overhead of one device, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.answer.result import estimate
+
+PARAMS = 590_464
+
+
+def states(software: str, **said) -> tuple[float, float, float]:
+    stage = estimate(job(software, **said)).memory.stages[0]
+    return stage.params_bytes, stage.gradients_bytes, stage.optimizer_bytes
+
+
+@pytest.mark.parametrize(
+    ("level", "dp", "shards"),
+    [
+        (1, 3, (590_464, 590_464, 196_822)),  # 590,464 / 3 = 196,821.33
+        (2, 3, (590_464, 196_822, 196_822)),
+        (1, 5, (590_464, 590_464, 118_093)),  # 118,092.8
+        (1, 2, (590_464, 590_464, 295_232)),
+        (0, 3, (590_464, 590_464, 590_464)),
+    ],
+)
+def test_a_shard_is_rounded_up(level, dp, shards):
+    """DeepSpeed pads its flat buffer to a multiple of the ranks: bf16 parameters and gradients, 12 bytes of fp32 states."""
+    found = states("deepspeed", zero_level=level, dp=dp, microbatches=2)
+    params, gradients, owned = shards
+    assert found == (2 * params, 2 * gradients, 12 * owned)
+
+
+def test_megatrons_buffers_are_padded_and_cut_evenly():
+    """Buckets end at a multiple of lcm(3, 128) = 384, and the distributed optimizer holds parameters in a buffer of that length.
+
+    590,464 = 1,537.67 * 384, so one bucket of 1,538 * 384 = 590,592 elements, a third of which is 196,864.
+    """
+    found = states("megatron-core", dp=3, n_param_buckets=1)
+    assert found == (2 * 590_592, 4 * 590_592, 12 * 196_864)
+
+
+def test_torchs_reducer_holds_copies():
+    """Buckets lie beside the gradients (DistributedDataParallel, gradient_as_bucket_view False): 2 + 2 bytes; alone, none."""
+    assert states("torch", dp=2, microbatches=2)[1] == 4 * PARAMS
+    assert states("torch", dp=1, microbatches=2)[1] == 2 * PARAMS
+
+
+@pytest.mark.parametrize(
+    ("layout", "communicators"),
+    [
+        ({}, 0),
+        ({"tp": 2}, 1),
+        ({"dp": 2}, 1),
+        ({"pp": 2}, 1),
+        ({"pp": 2, "model": {"tie_embeddings": True}}, 2),  # and the first and last stage's group
+        ({"tp": 2, "model": {"tie_embeddings": True}}, 1),
+        ({"cp": 2}, 2),  # the ring, and gradients over dp*cp
+        ({"cp": 2, "dp": 2}, 2),
+        ({"tp": 2, "pp": 2, "dp": 2, "cp": 2, "model": {"tie_embeddings": True}}, 5),
+    ],
+)
+def test_a_communicator_for_every_group_in_use(layout, communicators):
+    """A quarter of a GiB each (assumed; NVIDIA/nccl#964 reports 544 to 688 MB with every protocol buffered), beside 0.5 GiB of
+    context."""
+    model = {"n_q_heads": 2} | layout.get("model", {})
+    found = estimate(job(**(layout | {"model": model}))).memory.overhead_bytes
+    assert found.communicators == communicators * 2**28
+    assert found.context == 2**29
