@@ -17,7 +17,7 @@ from steptime.cost.parts import CommCall, PartTime, Work
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Move, Op
-from steptime.report.error_cells import percent
+from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.timing.data_parallel import worst_stage
 from steptime.timing.part_times import PartTimes, part_times, pricing

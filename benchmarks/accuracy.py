@@ -18,10 +18,11 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
 from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells, percent
+from steptime.report.error_cells import HEADER, cells
+from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
-from steptime.software.efficiency import FILE, NOTHING_FITTED, efficiency, using
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarise
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
@@ -170,7 +171,7 @@ def eight_b200() -> Table:
 
 def cross_validation() -> Table:
     """Rows marked fit, each judged with constants that were fitted without its kind; the release unknown."""
-    document = parse_mapping(*read_source(FILE))["cross_validation_percent"]
+    document = parse_mapping(*read_source(EFFICIENCY_FILE))["cross_validation_percent"]
     rows = []
     for name, found in document.items():
         if name != "rows":

@@ -26,7 +26,7 @@ import yaml
 from steptime.answer.result import estimate
 from steptime.cost.rates import peak_dtype
 from steptime.job.job import Job
-from steptime.software.efficiency import FILE, NOTHING_FITTED, Efficiency, share_family, using
+from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, Efficiency, share_family, using
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
@@ -270,8 +270,8 @@ def main() -> int:
     shares = fit([run for run in rows if run.nvidia], {})
     text = document(rows, fit([run for run in rows if not run.nvidia], shares), asked.date)
     if asked.check:
-        return int(Path(FILE).read_text(encoding="utf-8") != text)
-    Path(FILE).write_text(text, encoding="utf-8")
+        return int(Path(EFFICIENCY_FILE).read_text(encoding="utf-8") != text)
+    Path(EFFICIENCY_FILE).write_text(text, encoding="utf-8")
     print(text)
     return 0
 

@@ -26,13 +26,13 @@ from math import log, sqrt
 from typing import Any
 
 from steptime.answer.interval import beyond, interval, quantile, weigh
-from steptime.answer.measured import AXES, FILE, Kind, Measured, Run, distances, place_of, scaled
+from steptime.answer.measured import AXES, INTERVALS_FILE, FitRun, Measured, RunKind, distances, place_of, scaled
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
-COLUMNS = ("id", "cell", "metric", *Kind._fields, *AXES, "vote", "log_ratio")
+COLUMNS = ("id", "cell", "metric", *RunKind._fields, *AXES, "vote", "log_ratio")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 """Not 0, which scores alike: a run on another machine is never as near as one on the same."""
@@ -43,7 +43,7 @@ FLOOR = 0.02
 Constants = dict[str, Any]
 
 
-def runs_of(judged: Iterable[Judgement], kind: str) -> list[Run]:
+def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
     """Runs with a measured step time or peak memory, cells numbered in the order of their keys."""
     pairs: list[tuple[Judgement, float]] = []
     for j in judged:
@@ -58,11 +58,11 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[Run]:
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
         vote = round(1.0 / sizes[j.cell], 4)
-        runs.append(Run(j.row.id, number[j.cell], metric, place, scaled(place.at), vote, ratio))
+        runs.append(FitRun(j.row.id, number[j.cell], metric, place, scaled(place.at), vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 
-def left_out(runs: list[Run], constants: Constants) -> list[tuple[Run, Measured, list[float]]]:
+def left_out(runs: list[FitRun], constants: Constants) -> list[tuple[FitRun, Measured, list[float]]]:
     """Every run with the runs of other cells, and its distances to them."""
     others = {cell: Measured((run for run in runs if run.cell != cell), constants) for cell in {r.cell for r in runs}}
     return [(run, others[run.cell], distances(run.place, others[run.cell])) for run in runs]
@@ -89,7 +89,7 @@ def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
     return 0.0
 
 
-def tails_of(ranks: list[tuple[Run, float]]) -> dict[str, float]:
+def tails_of(ranks: list[tuple[FitRun, float]]) -> dict[str, float]:
     """Tails, for all accelerators ("") and for each that was measured."""
     depth = [(run, -min(share, 1.0 - share)) for run, share in ranks]
     found = {"": -upper(((d, run.vote) for run, d in depth), COVERED)}
@@ -100,7 +100,7 @@ def tails_of(ranks: list[tuple[Run, float]]) -> dict[str, float]:
     return {name: round(max(value, 0.005), 4) for name, value in found.items()}
 
 
-def fit(runs: list[Run]) -> Constants:
+def fit(runs: list[FitRun]) -> Constants:
     """All constants of one list."""
     best: tuple[float, Constants] | None = None
     margins = dict.fromkeys(("machine", "software", "model", "sequence", "scale"), 0.0)
@@ -133,7 +133,7 @@ def fit(runs: list[Run]) -> Constants:
     }
 
 
-def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
+def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
     machine = [
         needs(runs, "machine", constants, lambda r, n=name: r.place.kind.accelerator == n)
@@ -155,12 +155,14 @@ def margins_of(runs: list[Run], constants: Constants) -> dict[str, float]:
     return found
 
 
-def accelerators(runs: list[Run]) -> list[str]:
+def accelerators(runs: list[FitRun]) -> list[str]:
     """Names of the accelerators, sorted."""
     return sorted({run.place.kind.accelerator for run in runs})
 
 
-def needs(runs: list[Run], name: str, constants: Constants, out: Callable[[Run], bool]) -> list[tuple[float, float]]:
+def needs(
+    runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool]
+) -> list[tuple[float, float]]:
     """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote."""
     found = Measured((run for run in runs if not out(run)), constants)
     pairs = []
@@ -199,7 +201,9 @@ def main(date: str) -> None:
         "source": "steptime/data/measurements, rows of the split fit that 3dtrn validate counts",
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
-    FILE.write_text(f"{lead},\n{section(judged, 'step')},\n{section(judged, 'memory')}\n}}\n", encoding="utf-8")
+    INTERVALS_FILE.write_text(
+        f"{lead},\n{section(judged, 'step')},\n{section(judged, 'memory')}\n}}\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ def rows() -> list[tuple[str, str, str]]:
         key, _, word = path.partition("=")
         found.append((key, word, told))
     for rule in MODELLED:
-        key, _, told = rule.text.partition(": ")
-        got = GOT.search(told)
-        found.append((key, got[2] if got and got[2] else "", GOT.sub("", told)))
+        got = GOT.search(rule.text)
+        found.append((rule.path, got[2] if got and got[2] else "", GOT.sub("", rule.text)))
     return sorted(found)
 
 

@@ -43,9 +43,9 @@ _HOMES = {
     "Model": "steptime.model.model",
     "Parallelism": "steptime.job.mesh",
     "Performance": "steptime.software.performance",
-    "Summary": "steptime.checkpoint",
+    "Summary": "steptime.report.checkpoint_summary",
     "estimate": "steptime.report.notebook",
-    "summarize_checkpoint": "steptime.checkpoint",
+    "summarize_checkpoint": "steptime.report.checkpoint_summary",
 }
 
 

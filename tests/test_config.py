@@ -199,6 +199,29 @@ def test_a_typo_hides_no_broken_rule():
     ]
 
 
+def test_a_value_that_reads_like_a_hint_is_none():
+    """Unknown keys are dropped or renamed by what the error knows, not by its words."""
+    text = PLAN.replace("dp: 64", "dp: 64, colour: \"did you mean 'vpp'?\"")
+    [line] = problems(text)
+    assert line.startswith("""parallelism.colour: unknown key (got "did you mean 'vpp'?"); valid: """)
+
+
+def test_problems_say_where_they_are():
+    with pytest.raises(ConfigError) as error:
+        Job.load(PLAN, ["parallelism.tpp=8", "performance.compile=true", "data.gbs=0"])
+    found = [(p.path, p.unknown, p.meant) for p in error.value.details]
+    assert found == [
+        ("parallelism.tpp", True, "tp"),
+        ("performance.compile", True, ""),
+        ("data.gbs", False, ""),
+    ]
+    assert [p.line for p in error.value.details] == error.value.problems
+
+
+def test_a_machine_file_with_a_line_end_in_its_name_is_told_in_one_line():
+    assert problems(PLAN, 'hardware.node_type="a\\nb.yaml"') == ["hardware.node_type: a b.yaml: no such file"]
+
+
 @pytest.mark.parametrize("text", ["1e12", "'1e12'", "1.0e+12", "1_000_000_000_000", "1000000000000"])
 def test_numbers_as_people_write_them(text):
     assert Job.load(PLAN, [f"run.tokens={text}"]).run.tokens == 1e12

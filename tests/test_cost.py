@@ -10,7 +10,7 @@ from rates import RATES
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
-from steptime.cost.overlap import beside_s, exposed_after, hidden_s
+from steptime.cost.overlap import Stream, hidden_s, in_pieces_s
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.model.ops import Attention, Gemm, Move, Param, Tensor
@@ -148,20 +148,24 @@ def test_seconds_of_the_optimizer():
 
 
 def test_what_hides():
-    """Seven of eight pieces, of which 15 % come back as slower compute: NVLink collectives take 15 % of an A100's processor
-    (calculon-ai/calculon@caa4b11 systems/a100_80g.json). 7 x 0.85 = 5.95; beside 4 s of compute at most 3.5 x 0.85 = 2.975."""
-    assert hidden_s(8.0, 100.0, share=True, pieces=8.0) == pytest.approx(5.95)
-    assert hidden_s(8.0, 4.0, share=True, pieces=8.0) == pytest.approx(2.975)
-    assert hidden_s(8.0, 0.0, share=0.25) == 2.0
-    assert hidden_s(8.0, 100.0, share=False) == hidden_s(8.0, 100.0, share=None) == 0.0
-    assert beside_s(8.0, 4.0) == pytest.approx(3.4)
+    """15 % of what is hidden comes back (calculon, a100_80g.json, processor_usage of NVLink): of 4 s at once, 3.4 are gained."""
+    assert hidden_s(8.0, 4.0, share=True) == pytest.approx(3.4)
+    assert hidden_s(8.0, 4.0, share=True, slowed=0.02) == pytest.approx(3.92)
+    assert hidden_s(8.0, 4.0, share=0.25) == 2.0
+    assert hidden_s(8.0, 4.0, share=False) == hidden_s(8.0, 4.0, share=None) == 0.0
 
 
-def test_a_queue_outlasts_the_end():
-    """Ready at 1 and 4, two and three seconds long: done at 7, two after the end; the first alone would be done at 3."""
-    assert exposed_after([1.0, 4.0], [2.0, 3.0], 5.0) == 2.0
-    assert exposed_after([1.0], [2.0], 5.0) == 0.0
-    assert exposed_after([0.0, 0.0], [2.0, 3.0], 0.0) == 5.0
+def test_a_kernel_in_pieces_leaves_the_first_of_the_collective_alone():
+    """Eight pieces: 8 s beside a long kernel run at once but for the first piece, 7 s; beside 4 s of compute 7/8 of that."""
+    assert in_pieces_s(8.0, 100.0, 8.0) == 7.0
+    assert in_pieces_s(8.0, 4.0, 8.0) == 3.5
+
+
+def test_work_on_a_stream_runs_in_order():
+    """Ready at 1 and 4, two and three seconds long: done at 3 and 7; both ready at 0: at 2 and 5."""
+    late, at_once = Stream("dp"), Stream("dp")
+    assert [late.run(2.0, 1.0), late.run(3.0, 4.0)] == [3.0, 7.0]
+    assert [at_once.run(2.0), at_once.run(3.0)] == [2.0, 5.0]
 
 
 # --- one layer, whole ---

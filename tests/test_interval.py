@@ -16,13 +16,24 @@ from hypothesis import strategies as st
 from steptime import Job, Machine, estimate
 from steptime.answer import interval
 from steptime.answer.interval import beyond, interval_at, quantile, step_interval, weigh
-from steptime.answer.measured import AXES, FILE, Kind, Measured, Place, Run, distances, measured, place_of, scaled
+from steptime.answer.measured import (
+    AXES,
+    INTERVALS_FILE,
+    FitRun,
+    Measured,
+    RunKind,
+    RunPlace,
+    distances,
+    measured,
+    place_of,
+    scaled,
+)
 from steptime.validation import interval_coverage, judgement
 from steptime.validation.error_summary import headline
 
 ROOT = Path(__file__).parents[1]
 PLAN = ROOT / "configs" / "llama3_70b.yaml"
-KIND = Kind("h100-sxm5-80", "bf16", "megatron-core", "megatron-core", "none")
+KIND = RunKind("h100-sxm5-80", "bf16", "megatron-core", "megatron-core", "none")
 AT = dict(zip(AXES, (8192.0, 80.0, 4096.0, 1024.0, 8.0, 4.0, 1.0, 1.0), strict=True))
 CONSTANTS = {
     "bandwidth": 0.5,
@@ -33,12 +44,12 @@ CONSTANTS = {
 
 
 def place(kind=KIND, **at):
-    return Place(kind, tuple((AT | at).values()))
+    return RunPlace(kind, tuple((AT | at).values()))
 
 
 def run(cell, ratio, where=None, vote=1.0):
     where = where or place()
-    return Run(f"r{cell}", cell, "step", where, scaled(where.at), vote, log(ratio))
+    return FitRun(f"r{cell}", cell, "step", where, scaled(where.at), vote, log(ratio))
 
 
 def job(*sets):
@@ -170,7 +181,7 @@ def test_farther_is_wider(axis, doublings, down, where):
     def at(steps):
         values = list(where.at)
         values[index] = end * factor**steps
-        return interval_at("step", Place(where.kind, tuple(values)))
+        return interval_at("step", RunPlace(where.kind, tuple(values)))
 
     near, far = at(doublings), at(doublings + 1)
     assert far.high > near.high
@@ -226,7 +237,7 @@ def test_memory_of_test_rows_is_covered(judged):
 
 def test_the_file_holds_the_fit_rows_and_none_else(judged):
     """Ids, kinds and votes; not the residuals, which move with the model."""
-    document = json.loads(FILE.read_bytes())
+    document = json.loads(INTERVALS_FILE.read_bytes())
     for of, counted in (("step", "measured_step_s"), ("memory", "measured_bytes")):
         fit = [j for j in judged if j.row.text("split") == "fit" and getattr(j, counted) and j.place]
         ids = {j.row.id for j in fit if of == "step" or j.metric != "unstated"}

@@ -18,7 +18,7 @@ from steptime.job.job import Job
 from steptime.job.mesh import Parallelism
 from steptime.model.model import Model
 from steptime.software.performance import Performance
-from steptime.software.recomputation import RecomputePlan
+from steptime.software.recomputation import Recomputation
 
 DLCALC = Path(__file__).parent / "data" / "dlcalc"
 
@@ -95,7 +95,7 @@ def test_forms_of_the_hardware_section():
 def test_resolved_values():
     plain = job()
     assert (plain.sp, plain.zero_level, plain.schedule, plain.microbatches) == (True, 1, "1f1b", 64)
-    assert plain.recompute == RecomputePlan()
+    assert plain.recompute == Recomputation()
     assert plain.software.states.param_dtype == "bf16"
     assert not plain.software.overlap.pp
     alone = job(parallelism={"tp": 1, "pp": 1, "dp": 1, "sp": True})
@@ -135,31 +135,31 @@ def test_one_chunk_holds_all_layers():
 @pytest.mark.parametrize(
     ("performance", "plan"),
     [
-        ({}, RecomputePlan()),
-        ({"activation_checkpointing_type": "none"}, RecomputePlan()),
-        ({"activation_checkpointing_type": "selective"}, RecomputePlan("selective", modules=frozenset({"core_attn"}))),
+        ({}, Recomputation()),
+        ({"activation_checkpointing_type": "none"}, Recomputation()),
+        ({"activation_checkpointing_type": "selective"}, Recomputation("selective", modules=frozenset({"core_attn"}))),
         (
             {"activation_checkpointing_type": "super-selective"},
-            RecomputePlan("selective", modules=frozenset({"core_attn", "layernorm", "act", "dropout"})),
+            Recomputation("selective", modules=frozenset({"core_attn", "layernorm", "act", "dropout"})),
         ),
-        ({"activation_checkpointing_type": "full"}, RecomputePlan("full", "uniform", (1,) * 8)),
-        ({"recompute": {"granularity": "selective"}}, RecomputePlan("selective", modules=frozenset({"core_attn"}))),
+        ({"activation_checkpointing_type": "full"}, Recomputation("full", "uniform", (1,) * 8)),
+        ({"recompute": {"granularity": "selective"}}, Recomputation("selective", modules=frozenset({"core_attn"}))),
         (
             {"recompute": {"granularity": "selective", "modules": ["mlp"]}},
-            RecomputePlan("selective", modules=frozenset({"mlp"})),
+            Recomputation("selective", modules=frozenset({"mlp"})),
         ),
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": 2}},
-            RecomputePlan("full", "block", (2,) * 8),
+            Recomputation("full", "block", (2,) * 8),
         ),
         # one number per stage: chunk c of stage r is entry c*pp + r
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": [4, 3, 2, 0]}},
-            RecomputePlan("full", "block", (4, 3, 2, 0, 4, 3, 2, 0)),
+            Recomputation("full", "block", (4, 3, 2, 0, 4, 3, 2, 0)),
         ),
         (
             {"recompute": {"granularity": "full", "method": "block", "n_layers": [8, 7, 6, 5, 4, 3, 2, 1]}},
-            RecomputePlan("full", "block", (8, 7, 6, 5, 4, 3, 2, 1)),
+            Recomputation("full", "block", (8, 7, 6, 5, 4, 3, 2, 1)),
         ),
     ],
 )
@@ -186,7 +186,7 @@ def test_the_last_of_two_ways_to_say_one_thing_wins():
     full = job(performance=Performance(activation_checkpointing_type="full"))
     block = full.replace(**{"performance.recompute": {"granularity": "full", "method": "block", "n_layers": 2}})
     assert block.recompute.method == "block"
-    assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == RecomputePlan()
+    assert block.replace(**{"performance.activation_checkpointing_type": "none"}).recompute == Recomputation()
     assert (
         full.replace(
             **{"parallelism.n_param_buckets": 3, "parallelism.bucket_size_mb": 50.0}

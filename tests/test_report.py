@@ -29,10 +29,10 @@ from steptime.base.rows import (
 )
 from steptime.model.ops import Gemm, Param
 from steptime.report import breakdown, details, diff_tables, explain
-from steptime.report import notebook as html
 from steptime.report.estimate_text import report, sections
 from steptime.report.format import BINARY, COUNT, SI, TIME, column, number, quantity, seconds, unit_for, whole
 from steptime.report.headline import layout_words
+from steptime.report.notebook import estimate_html
 from steptime.report.table import Fact, FactList, Style, Table, layout, wants_color
 
 GIB = 2.0**30
@@ -412,7 +412,7 @@ def test_json_speaks_the_contract():
 
 def test_html_holds_every_section_and_escapes():
     estimate = made(assumptions=["a <b> & c"])
-    page = html.estimate_html(estimate)
+    page = estimate_html(estimate)
     for section in sections(estimate):
         assert section.title in page
     assert "a &lt;b&gt; &amp; c" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from steptime.schedule import (
@@ -21,9 +21,10 @@ from steptime.schedule import (
     in_flight,
     order,
     peaks,
+    placement,
     walk,
 )
-from steptime.schedule.orders import looped
+from steptime.schedule.orders import Place, Repeat, first_backward, looped, shortened
 
 CSV = Path(__file__).parent / "data" / "pipeline_schedules.csv"
 TORCH_NAMES = {"GPipe": "gpipe", "1F1B": "1f1b", "Interleaved1F1B": "interleaved", "LoopedBFS": "gpipe"}
@@ -46,6 +47,20 @@ def timed(draw):
     table = st.lists(st.lists(eighths, min_size=vpp, max_size=vpp), min_size=pp, max_size=pp)
     sends = st.lists(eighths, min_size=pp, max_size=pp)
     return shape, draw(table), draw(table), draw(sends), draw(sends)
+
+
+@st.composite
+def long_steps(draw):
+    """As `timed`, with enough micro-batches that the middle of the step repeats, whole groups or not; or groups of one's own."""
+    schedule, pp, vpp = draw(st.sampled_from(tuple(SCHEDULES))), draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    microbatches, group = draw(st.integers(1, 100)), draw(st.none() | st.integers(pp, 2 * pp))
+    if group is not None and 0 < microbatches % group < pp:
+        microbatches -= microbatches % group  # a short last group deadlocks
+    usual = st.lists(st.lists(eighths, min_size=vpp, max_size=vpp), min_size=pp, max_size=pp)
+    alike = st.tuples(eighths, eighths).map(lambda t: [[t[0]] * vpp] * (pp - 1) + [[t[0]] * (vpp - 1) + [t[0] + t[1]]])
+    sends = st.lists(eighths, min_size=pp, max_size=pp) | st.just([0.0] * pp)
+    table = usual | alike
+    return (schedule, pp, vpp, microbatches or group), group, draw(table), draw(table), draw(sends), draw(sends)
 
 
 def equal(value, pp, vpp):
@@ -196,26 +211,29 @@ def test_lists_of_the_wrong_length(forward, send, message):
         walk("interleaved", 2, 2, 4, forward, equal(2.0, 2, 2), send)
 
 
-def starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking):
+def sent(shape, stage, action, send_s, send_back_s):
+    """Seconds of the send that follows an action, 0 where nothing is sent."""
+    _, pp, vpp, _ = shape
+    model_chunk = action.chunk * pp + stage
+    if pp == 1 or model_chunk == (pp * vpp - 1 if action.kind == "F" else 0):
+        return 0.0
+    return send_s[stage] if action.kind == "F" else send_back_s[(stage - 1) % pp]
+
+
+def starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking, group=None):
     """Start of every action from the precedence rules alone, sorted by the standard library."""
     _, pp, vpp, _ = shape
     cost = {"F": forward_s, "B": backward_s}
-
-    def sent(stage, action):
-        """Seconds of the send that follows an action, 0 where nothing is sent."""
-        model_chunk = action.chunk * pp + stage
-        if pp == 1 or model_chunk == (pp * vpp - 1 if action.kind == "F" else 0):
-            return 0.0
-        return send_s[stage] if action.kind == "F" else send_back_s[(stage - 1) % pp]
-
+    sends = {"F": send_s, "B": send_back_s}
     waits = {}
-    for stage, row in enumerate(order(*shape)):
+    for stage, row in enumerate(order(*shape, group)):
         for before, action in zip((None, *row), row, strict=False):
-            waits[stage, action] = {} if before is None else {(stage, before): sent(stage, before) * blocking}
+            own = 0.0 if before is None else sent(shape, stage, before, *sends.values()) * blocking
+            waits[stage, action] = {} if before is None else {(stage, before): own}
             model_chunk = action.chunk * pp + stage + (-1 if action.kind == "F" else 1)
             if 0 <= model_chunk < pp * vpp:
                 source = model_chunk % pp, action._replace(chunk=model_chunk // pp)
-                waits[stage, action][source] = sent(*source)
+                waits[stage, action][source] = sent(shape, *source, *sends.values())
     start = {}
     for node in TopologicalSorter(waits).static_order():
         ends = [start[s, a] + cost[a.kind][s][a.chunk] + extra for (s, a), extra in waits[node].items()]
@@ -234,6 +252,57 @@ def test_every_action_starts_as_soon_as_the_rules_allow(case, blocking):
             assert start == expected[stage, action]
             assert end == start + cost[action.kind][stage][action.chunk]
     assert done.makespan_s == max(span.end_s for spans in done.spans() for span in spans)
+
+
+@settings(deadline=None, max_examples=60)
+@given(long_steps(), st.booleans())
+def test_a_step_whose_middle_repeats_comes_out_as_if_walked_in_full(case, blocking):
+    """To the last bit: makespan, idle time and every time that is asked of a chunk, against starts from the rules alone."""
+    shape, group, forward_s, backward_s, send_s, send_back_s = case
+    _, pp, vpp, microbatches = shape
+    start = starts_by_definition(shape, forward_s, backward_s, send_s, send_back_s, blocking, group)
+    done = walk(*shape, forward_s, backward_s, send_s, send_back_s, blocking=blocking, group=group)
+    cost = {"F": forward_s, "B": backward_s}
+    end = {(s, a): at + cost[a.kind][s][a.chunk] for (s, a), at in start.items()}
+    held = {(s, a): at + sent(shape, s, a, send_s, send_back_s) * blocking for (s, a), at in end.items()}
+    assert done.makespan_s == max(held.values())
+    assert done.stage_end == [max(at for (s, _), at in end.items() if s == stage) for stage in range(pp)]
+    busy = [microbatches * (sum(forward_s[stage]) + sum(backward_s[stage])) for stage in range(pp)]
+    assert done.busy_s == busy
+    assert done.idle_s == [done.makespan_s - seconds for seconds in busy]
+    for stage, chunk in product(range(pp), range(vpp)):
+        last = max(range(microbatches), key=lambda m: start[stage, Action("B", m, chunk)])
+        assert done.last_backward_start[stage][chunk] == start[stage, Action("B", last, chunk)]
+        assert done.last_backward_end[stage][chunk] == end[stage, Action("B", last, chunk)]
+        first = min(start[stage, Action("F", m, chunk)] for m in range(microbatches))
+        assert done.first_forward_start[stage][chunk] == first
+
+
+@settings(deadline=None)
+@given(long_steps())
+def test_the_middle_of_a_long_step_repeats(case):
+    """Whatever the times: taking a period out of the middle leaves every stage's other actions as they are, and in order."""
+    (schedule, pp, vpp, microbatches), group, *_ = case
+    short, period, fewer = shortened(schedule, pp, vpp, microbatches, group, 1)
+    assume(fewer)
+    for long, less in zip(
+        order(schedule, pp, vpp, microbatches, group), order(schedule, pp, vpp, short, period), strict=True
+    ):
+        at = first_backward(less) - 1
+        length = 2 * vpp * period
+        later = [a._replace(microbatch=a.microbatch + fewer * period) for a in less[at:]]
+        assert long[:at] == less[:at]
+        assert list(long[at + fewer * length :]) == later
+        for i in range(at, at + fewer * length):
+            assert long[i + length] == long[i]._replace(microbatch=long[i].microbatch + period)
+
+
+def test_equal_stages_are_walked_through_three_repeats_only():
+    """64 stages, 512 micro-batches: (m + p - 1)(1 + 2), from a graph of 66 micro-batches."""
+    done = walk("1f1b", 64, 1, 512, equal(1.0, 64, 1), equal(2.0, 64, 1), [0.0] * 64)
+    assert done.makespan_s == (512 + 63) * 3.0
+    assert len(done._run.free) == 2 * 64 * 66 + 1
+    assert sum(map(len, done.spans())) == 2 * 64 * 512
 
 
 @given(timed())
@@ -339,12 +408,14 @@ def replay(actions, weights, fwd_extra, bwd_extra):
     return worst
 
 
-@given(timed())
+@settings(deadline=None)
+@given(timed().map(lambda case: (case[0], None, *case[1:])) | long_steps())
 def test_peaks_equal_a_replay_of_every_action(case):
     """The cases' tables serve as bytes here: weights, and one table of extras used both ways."""
-    shape, weights, extra, *_ = case
+    shape, group, weights, extra, *_ = case
     extra_back = extra[::-1]
-    for stage, (peak, actions) in enumerate(zip(peaks(*shape, weights, extra, extra_back), order(*shape), strict=True)):
+    found = peaks(*shape, weights, extra, extra_back, group)
+    for stage, (peak, actions) in enumerate(zip(found, order(*shape, group), strict=True)):
         total, _ = replay(actions, weights[stage], extra[stage], extra_back[stage])
         assert peak.bytes == total
         at = actions.index(peak.action)
@@ -376,3 +447,97 @@ def test_in_flight_of_interleaved_chunks(pp, vpp, microbatches):
     assert in_flight("interleaved", pp, vpp, microbatches) == expected
     if microbatches % pp == 0:
         assert expected[0] == pytest.approx(min(microbatches, pp + (pp - 1) / vpp), rel=1e-15)
+
+
+# --- backward in two, and a placement that turns round
+
+
+def zero_bubble_h1(pp, vpp, microbatches, group):
+    """Qi et al. 2024 (arXiv 2401.10241), figure 3: 1F1B whose stage r runs the gradients of the weights r micro-batches late."""
+    rows = []
+    for stage in range(pp):
+        warmup = min(pp - 1 - stage, microbatches)
+        row = [Action("F", m, 0) for m in range(warmup)]
+        for m in range(microbatches):
+            row += [Action("F", m + warmup, 0)] * (m + warmup < microbatches) + [Action("B", m, 0)]
+            row += [Action("W", m - stage, 0)] * (m >= stage)
+        rows.append((*row, *(Action("W", m, 0) for m in range(max(0, microbatches - stage), microbatches))))
+    return tuple(rows)
+
+
+def v_shaped(pp, vpp):
+    """Down the stages, up again, and so on: the first stage holds the first and, of two, the last chunk."""
+    return tuple(Place(s if v % 2 == 0 else pp - 1 - s, v) for v in range(vpp) for s in range(pp))
+
+
+def v_of_one(pp, vpp, microbatches, group):
+    """One micro-batch through two stages of two chunks in a V, the weights' gradients where the stage would wait."""
+    rows = [
+        [("F", 0), ("F", 1), ("B", 1), ("W", 1), ("B", 0), ("W", 0)],
+        [("F", 0), ("F", 1), ("B", 1), ("B", 0), ("W", 1), ("W", 0)],
+    ]
+    return tuple(tuple(Action(kind, 0, chunk) for kind, chunk in row) for row in rows)
+
+
+@pytest.fixture
+def split_schedules(monkeypatch):
+    monkeypatch.setitem(
+        SCHEDULES, "h1", Schedule(zero_bubble_h1, looped, True, lambda pp, vpp, group: Repeat(2 * pp, 1))
+    )
+    monkeypatch.setitem(SCHEDULES, "v", Schedule(v_of_one, v_shaped, split=True))
+
+
+@pytest.mark.usefixtures("split_schedules")
+def test_a_v_with_split_backward_by_hand():
+    """Forward 1, input gradients 2, weight gradients 3, a send 0.5 down and 0.25 for gradients; drawn on paper.
+
+    Depth order: 0a, 1a, 1b, 0b. Between 1a and 1b nothing is sent: one stage holds both.
+    """
+    assert placement("v", 2, 2) == ((0, 0), (1, 0), (1, 1), (0, 1))
+    times = [equal(t, 2, 2) for t in (1.0, 2.0)]
+    done = walk("v", 2, 2, 1, *times, [0.5, 0.5], [0.25, 0.25], weight_s=equal(3.0, 2, 2))
+    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in done.spans()]
+    # 0a 0-1; 1a arrives 1.5, 1b follows at once; 0b arrives 3.5 + 0.5; B of 1b arrives 7 + 0.25; B of 0a 11.25 + 0.25
+    assert second[:3] == [("F0a", 1.5, 2.5), ("F0b", 2.5, 3.5), ("B0b", 7.25, 9.25)]
+    assert second[3:] == [("B0a", 9.25, 11.25), ("W0b", 11.25, 14.25), ("W0a", 14.25, 17.25)]
+    assert first[:3] == [("F0a", 0.0, 1.0), ("F0b", 4.0, 5.0), ("B0b", 5.0, 7.0)]
+    assert first[3:] == [("W0b", 7.0, 10.0), ("B0a", 11.5, 13.5), ("W0a", 13.5, 16.5)]
+    assert done.makespan_s == 17.25
+    assert done.busy_s == [12.0, 12.0]
+    assert done.last_backward_end == [[16.5, 10.0], [17.25, 14.25]]  # gradients are complete once W has run
+
+
+@pytest.mark.usefixtures("split_schedules")
+@given(pp=st.integers(1, 6), more=st.integers(0, 30), f=eighths, b=eighths, w=eighths)
+def test_zero_bubble_h1_leaves_the_bubble_of_its_paper(pp, more, f, b, w):
+    """(p - 1)(F + B - W) where W <= B and W <= F (Qi et al. 2024, table 1), and 1F1B's (p - 1)(F + B + W) with the same work."""
+    w = min(f, b, w)
+    m = 2 * pp + more
+    times = equal(f, pp, 1), equal(b, pp, 1), [0.0] * pp
+    h1 = walk("h1", pp, 1, m, *times, weight_s=equal(w, pp, 1))
+    plain = walk("1f1b", pp, 1, m, *times, weight_s=equal(w, pp, 1))
+    assert h1.makespan_s - m * (f + b + w) == (pp - 1) * (f + b - w)
+    assert plain.makespan_s - m * (f + b + w) == (pp - 1) * (f + b + w)
+
+
+@pytest.mark.usefixtures("split_schedules")
+def test_what_a_split_backward_holds_by_hand():
+    """H1 on two stages, three micro-batches of 10 bytes, 4 of them held until W; 1 more in B, 2 in W.
+
+    Stage 0: F0 F1 B0 W0 F2 B1 W1 B2 W2: two micro-batches when B0 starts, 20 + 1.
+    Stage 1: F0 B0 F1 B1 W0 F2 B2 W1 W2: at B1 one whole and one half, 10 + 4 + 1; at W0 two halves only.
+    """
+    assert text(order("h1", 2, 1, 3)[1]) == "F0a B0a F1a B1a W0a F2a B2a W1a W2a"
+    table = [equal(t, 2, 1) for t in (10.0, 0.0, 1.0)]
+    found = peaks("h1", 2, 1, 3, *table, kept=equal(4.0, 2, 1), weight_extra=equal(2.0, 2, 1))
+    assert [(p.bytes, p.saved_bytes, text([p.action])) for p in found] == [(21.0, 20.0, "B0a"), (15.0, 14.0, "B1a")]
+    assert in_flight("h1", 2, 1, 3) == [2.0, 2.0]
+
+
+@pytest.mark.usefixtures("split_schedules")
+def test_a_split_schedule_needs_the_weights_own_figures():
+    times = equal(1.0, 2, 1), equal(1.0, 2, 1)
+    with pytest.raises(ValueError, match="h1 runs the weights' gradients apart: it needs weight_s"):
+        walk("h1", 2, 1, 4, *times, [0.0])
+    with pytest.raises(ValueError, match="h1 runs the weights' gradients apart: it needs kept and weight_extra"):
+        peaks("h1", 2, 1, 4, *times, times[0])

@@ -3,7 +3,7 @@
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.software.performance import GROUPS, Performance, Software, load_software, resolve, software_names
+from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
 from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
 
@@ -36,7 +36,7 @@ def test_every_switch_says_where_it_comes_from(name):
 def test_every_switch_is_set_in_the_file_itself(name):
     profile = load_software(name)
     assert profile.model_fields_set == set(Software.model_fields) - {"any_layout"}
-    for group, cls in GROUPS.items():
+    for group, cls in SETTING_GROUPS.items():
         assert getattr(profile, group).model_fields_set == set(cls.model_fields) - {"measured"}
 
 

@@ -10,7 +10,7 @@ from validation_rows import judged
 
 from steptime.validation import bands, mechanisms, noise, ratios, regret
 
-KINDS = {kind.name: kind for kind in ratios.KINDS}
+KINDS = {kind.name: kind for kind in ratios.RATIO_KINDS}
 
 
 # --- noise floor ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import exp, hypot, log2, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.answer.measured import FEW, SIZES, Kind, Measured, Place, distances, measured, place_of
+from steptime.answer.measured import FEW_RUNS, SIZES, Measured, RunKind, RunPlace, distances, measured, place_of
 from steptime.job.job import Job
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ def memory_interval(job: Job) -> Interval:
 
 
 @lru_cache(maxsize=256)
-def interval_at(of: str, place: Place, without: str = "") -> Interval:
+def interval_at(of: str, place: RunPlace, without: str = "") -> Interval:
     """The interval of `step` or `memory` at a place; `without` leaves out the cell of one measured run."""
     found = measured(of)
     return interval(place, found.without(without) if without else found)
 
 
-def interval(place: Place, found: Measured) -> Interval:
+def interval(place: RunPlace, found: Measured) -> Interval:
     """Quantiles over `found`, widened for what lies beyond it."""
     away = distances(place, found)
     weights = weigh(place, found, away)
@@ -100,19 +100,19 @@ def interval(place: Place, found: Measured) -> Interval:
     return Interval(low - margin, high + margin, outside, found, away, weights)
 
 
-def tail(place: Place, found: Measured) -> float:
+def tail(place: RunPlace, found: Measured) -> float:
     """The share left out at each end so that left-out cells are covered at 80 %: fitted, by accelerator where it has runs."""
     tails: dict[str, float] = found.constants["tails"]
     return tails.get(place.kind.accelerator, tails[""])
 
 
-def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
+def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float]:
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
     levels = {kind: level(place.kind, kind) for kind in found.votes}
     totals = [0.0, 0.0, 0.0]
     for kind, votes in found.votes.items():
         totals[levels[kind]] += votes
-    shares = [votes / (total + FEW) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
+    shares = [votes / (total + FEW_RUNS) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
     pooled = [sum(shares), shares[1] + shares[2], shares[2]]
     bandwidth: float = found.constants["bandwidth"]
     return [
@@ -121,7 +121,7 @@ def weigh(place: Place, found: Measured, away: Sequence[float]) -> list[float]:
     ]
 
 
-def level(a: Kind, b: Kind) -> int:
+def level(a: RunKind, b: RunKind) -> int:
     """The narrowest of `GROUPS` that holds both."""
     if a.family != b.family:
         return 2
@@ -171,14 +171,14 @@ def nearest(found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
     return out
 
 
-def beyond(place: Place, found: Measured, away: Sequence[float]) -> list[Beyond]:
+def beyond(place: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
     """Everything in which the job lies outside of what was measured."""
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
     kinds = found.votes.keys()
     return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
 
 
-def _machine(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
+def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:
     """The accelerator, or its precision: half a step where a sibling was measured, one where none of its architecture was."""
     same = [other for other in kinds if other.accelerator == kind.accelerator]
     if same:
@@ -190,7 +190,7 @@ def _machine(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 
-def _software(kind: Kind, kinds: AbstractSet[Kind], near: Kind) -> list[Beyond]:
+def _software(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:
     """The profile: half a step where its family was measured, or the profile on another architecture only."""
     same = [other for other in kinds if other.profile == kind.profile]
     if not same:
@@ -211,7 +211,7 @@ _WORDS = (
 )
 
 
-def _sizes(place: Place, found: Measured) -> list[Beyond]:
+def _sizes(place: RunPlace, found: Measured) -> list[Beyond]:
     """Width, sequence and devices outside of the range that the software family was measured in."""
     out: list[Beyond] = []
     for axis, (low, high), (margin, lead, unit) in zip(SIZES, found.spans(place.kind.family), _WORDS, strict=True):

@@ -19,7 +19,7 @@ from steptime.job.job import Job
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-FILE = Path(__file__).parents[1] / "data" / "intervals.json"
+INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
 
 AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch")
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
@@ -27,7 +27,7 @@ PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 cells of the fit rows) by at most 2 %."""
 SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
 """Axes that a job may lie beyond the measured range of."""
-FEW = 10
+FEW_RUNS = 10
 """Fewer runs of a software family have no measured range of their own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 ARCHITECTURES = {
@@ -42,7 +42,7 @@ ARCHITECTURES = {
 """Chip, the first word of an accelerator's name, to the architecture that it shares with others."""
 
 
-class Kind(NamedTuple):
+class RunKind(NamedTuple):
     """What a job runs on and with."""
 
     accelerator: str
@@ -76,23 +76,23 @@ class Kind(NamedTuple):
         return self.software.partition("@")[0]
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """Where a job stands among measured ones: its kind, and its values on `AXES`."""
 
-    kind: Kind
+    kind: RunKind
     at: tuple[float, ...]
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> RunPlace:
     """Where a job stands."""
     p, software = job.parallelism, job.software
     name = job.machine.accelerator.name
-    kind = Kind(name, software.precision, software.name, software.family, job.recompute.granularity)
+    kind = RunKind(name, software.precision, software.name, software.family, job.recompute.granularity)
     at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
-    return Place(kind, tuple(map(float, at)))
+    return RunPlace(kind, tuple(map(float, at)))
 
 
-class Run(NamedTuple):
+class FitRun(NamedTuple):
     """One measured run."""
 
     id: str
@@ -100,7 +100,7 @@ class Run(NamedTuple):
     """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
     metric: str
     """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
-    place: Place
+    place: RunPlace
     spot: list[float]
     """`scaled` values of the place."""
     vote: float
@@ -116,11 +116,11 @@ def scaled(values: Iterable[float]) -> list[float]:
 class Measured:
     """Runs in the order of their log ratio, and the constants of the intervals made of them."""
 
-    def __init__(self, runs: Iterable[Run], constants: Mapping[str, Any]) -> None:
+    def __init__(self, runs: Iterable[FitRun], constants: Mapping[str, Any]) -> None:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.ratios = [run.log_ratio for run in self.runs]
-        self.votes: dict[Kind, float] = {}
+        self.votes: dict[RunKind, float] = {}
         """Votes of all runs of a kind."""
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
@@ -134,23 +134,23 @@ class Measured:
         return Measured((run for run in self.runs if run.cell != cell), self.constants)
 
     def spans(self, family: str) -> list[tuple[float, float]]:
-        """Least and largest value on each of `SIZES`, of a software family's runs, or of all where it has fewer than `FEW`."""
+        """Least and largest value on each of `SIZES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
         if family not in self._spans:
             own = [run.place.at for run in self.runs if run.place.kind.family == family]
-            columns = list(zip(*(own if len(own) >= FEW else (run.place.at for run in self.runs)), strict=True))
+            columns = list(zip(*(own if len(own) >= FEW_RUNS else (run.place.at for run in self.runs)), strict=True))
             self._spans[family] = [(min(columns[axis]), max(columns[axis])) for axis in SIZES]
         return self._spans[family]
 
 
-def read_runs(document: Mapping[str, Any]) -> list[Run]:
+def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     """The runs of one list of the data file; runs of one kind share it."""
-    width = len(Kind._fields)
-    kinds: dict[Kind, Kind] = {}
-    runs: list[Run] = []
+    width = len(RunKind._fields)
+    kinds: dict[RunKind, RunKind] = {}
+    runs: list[FitRun] = []
     for run_id, cell, metric, *rest in document["runs"]:
-        kind = Kind(*rest[:width])
-        place = Place(kinds.setdefault(kind, kind), tuple(rest[width:-2]))
-        runs.append(Run(run_id, cell, metric, place, scaled(place.at), *rest[-2:]))
+        kind = RunKind(*rest[:width])
+        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-2]))
+        runs.append(FitRun(run_id, cell, metric, place, scaled(place.at), *rest[-2:]))
     return runs
 
 
@@ -163,10 +163,10 @@ def measured(of: str) -> Measured:
 
 @cache
 def _document() -> Any:
-    return json.loads(FILE.read_bytes())
+    return json.loads(INTERVALS_FILE.read_bytes())
 
 
-def distances(place: Place, found: Measured) -> list[float]:
+def distances(place: RunPlace, found: Measured) -> list[float]:
     """How far every run is from a place.
 
     A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
@@ -174,7 +174,7 @@ def distances(place: Place, found: Measured) -> list[float]:
     """
     spot = scaled(clipped(place, found))
     machine: float = found.constants["machine_step"]
-    steps: dict[Kind, float] = {}
+    steps: dict[RunKind, float] = {}
     out: list[float] = []
     for run in found.runs:
         kind = run.place.kind
@@ -184,7 +184,7 @@ def distances(place: Place, found: Measured) -> list[float]:
     return out
 
 
-def steps_between(a: Kind, b: Kind, machine: float) -> float:
+def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
     """The distance of two kinds; `machine` scales that of accelerators."""
     d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
     if a.accelerator != b.accelerator:
@@ -196,7 +196,7 @@ def steps_between(a: Kind, b: Kind, machine: float) -> float:
     return d
 
 
-def clipped(place: Place, found: Measured) -> list[float]:
+def clipped(place: RunPlace, found: Measured) -> list[float]:
     """The values of a place, those of size and scale within what was measured."""
     values = list(place.at)
     for axis, (low, high) in zip(SIZES, found.spans(place.kind.family), strict=True):

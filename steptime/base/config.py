@@ -1,7 +1,7 @@
 """The base of every class a config file is read into, and the words in which its problems are told.
 
 Every problem is one line, `path: what is wrong (got VALUE); what to write instead`, and all problems of a config are told
-at once: `ConfigError.problems`.
+at once: `ConfigError.problems`. What a program needs to mend one stands beside its line: `ConfigProblem`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
-class ConfigError(ValueError):
-    """Bad input: one line per problem in `problems`."""
+class ConfigProblem(NamedTuple):
+    """One problem of bad input."""
 
-    def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems: list[str] = [problems] if isinstance(problems, str) else list(problems)
+    line: str
+    """What a user reads."""
+    path: str = ""
+    """The dotted key of the config that it is at, where that is known."""
+    unknown: bool = False
+    """There is no such key: it is to be renamed or dropped, whatever its value."""
+    meant: str = ""
+    """The key that was probably meant by an unknown one."""
+
+
+class ConfigError(ValueError):
+    """Bad input: one line per problem in `problems`, and the same with their places in `details`."""
+
+    def __init__(self, problems: str | ConfigProblem | Iterable[str | ConfigProblem]) -> None:
+        found = [problems] if isinstance(problems, str | ConfigProblem) else problems
+        self.details = [ConfigProblem(problem) if isinstance(problem, str) else problem for problem in found]
+        self.problems = [problem.line for problem in self.details]
         super().__init__("\n".join(self.problems))
 
 
-class Flag(str):
+class MisplacedBool(str):
     """A bool where a number is meant: text that no number parser takes."""
 
     __slots__ = ()
@@ -57,11 +72,11 @@ class Config(BaseModel):
     def _read_scalars(cls, data: Any) -> Any:
         if type(data) is not dict:
             return data
-        changed: dict[str, float | Flag] = {}
+        changed: dict[str, float | MisplacedBool] = {}
         for key, value in data.items():
             if value is True or value is False:
                 if key in _numeric_fields(cls):
-                    changed[key] = Flag(str(value).lower())
+                    changed[key] = MisplacedBool(str(value).lower())
             elif type(value) is str and _NUMBER.fullmatch(value) and key not in _text_fields(cls):
                 changed[key] = float(value)
         return data | changed if changed else data
@@ -137,7 +152,7 @@ _BOUNDS = {
 
 def show(value: Any) -> str:
     """A value as an error line shows it: short, whatever it is."""
-    if isinstance(value, bool | Flag):
+    if isinstance(value, bool | MisplacedBool):
         return str(value).lower()
     if value is None:
         return "nothing"
@@ -154,74 +169,96 @@ def show(value: Any) -> str:
     return type(value).__name__
 
 
+def closest(word: object, words: Iterable[str]) -> str:
+    """The word that is probably meant, whatever its case; "" where none is close.
+
+    >>> closest("TPP", ["tp", "pp", "dp"]), closest("x", ["tp", "dp"])
+    ('tp', '')
+    """
+    from difflib import get_close_matches
+
+    folded = {name.lower(): name for name in sorted(words)}
+    close = get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else ""
+
+
 def near(word: object, words: Iterable[str]) -> str:
     """How an error line ends: the word that is close, else all of them, else nothing.
 
     >>> near("tpp", ["tp", "pp", "dp"]), near("x", ["tp", "dp"])
     ("; did you mean 'tp'?", '; valid: dp, tp')
     """
-    from difflib import get_close_matches
-
     known = sorted(words)
-    folded = {name.lower(): name for name in known}
-    close = get_close_matches(str(word).lower(), folded, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {folded[close[0]]!r}?"
+    if meant := closest(word, known):
+        return f"; did you mean {meant!r}?"
     return f"; valid: {', '.join(known)}" if known else ""
 
 
-def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "") -> list[str]:
-    """The problems of a validation of `data` as `cls`, one line each; `at` is the dotted path of `data`."""
+def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "") -> list[ConfigProblem]:
+    """The problems of a validation of `data` as `cls`; `at` is the dotted path of `data`."""
     groups: dict[str, list[tuple[Any, list[type[BaseModel]]]]] = {}
     for item in error.errors(include_url=False):
         if item["type"] == "default_factory_not_called":
             continue  # follows from another problem
         path, owners = _locate(cls, data, item["loc"])
         groups.setdefault(".".join(part for part in (at, path) if part), []).append((item, owners))
-    lines: list[str] = []
+    found: list[ConfigProblem] = []
     for path, items in groups.items():
         if path and any(other.startswith((path + "[", path + ".")) for other in groups):
             continue  # one arm of a union; the arm that fits better tells what is wrong inside
-        lines += _lines(path, items, cls.not_modelled)
-    return lines
+        found += _problems(path, items, cls.not_modelled)
+    return found
 
 
-def _lines(path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]) -> list[str]:
+def _problems(
+    path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]
+) -> list[ConfigProblem]:
+    """What pydantic says of one path; a ConfigError that a validator raised holds its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
-    for key in (path, f"{path}={got}"):
-        if key in not_modelled:
-            return [f"{path}: {not_modelled[key]}" + (f" (got {show(got)})" if key != path else "")]
+    if path in not_modelled:
+        return [ConfigProblem(f"{path}: {not_modelled[path]}", path, unknown=True)]
+    if (word := f"{path}={got}") in not_modelled:
+        return [ConfigProblem(f"{path}: {not_modelled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
-        return [f"{path}: unknown key (got {show(got)}){near(path.rpartition('.')[2], known)}"]
+        key = path.rpartition(".")[2]
+        line = f"{path}: unknown key (got {show(got)}){near(key, known)}"
+        return [ConfigProblem(line, path, unknown=True, meant=closest(key, known))]
     if kind == "missing":
-        return [f"{path}: missing, and required"]
+        return [ConfigProblem(f"{path}: missing, and required", path)]
     if kind == "value_error":
         cause = first["ctx"]["error"]
-        if isinstance(cause, ConfigError):  # its lines are whole
-            return cause.problems
-        return (
-            [f"{path}: {cause}" if path else str(cause)]
-            if isinstance(got, dict)
-            else [f"{path}: {cause} (got {show(got)})"]
-        )
-    bounds = [f"{words} {show(first['ctx'][key])}" for key, words in [_BOUNDS.get(kind, ("", ""))] if key]
-    if bounds:
-        return [f"{path}: {bounds[0]} (got {show(got)})"]
-    expected, words = [], []
+        if isinstance(cause, ConfigError):
+            return cause.details
+        line = f"{path}: {cause}" if path or not isinstance(got, dict) else str(cause)
+        return [ConfigProblem(line if isinstance(got, dict) else f"{line} (got {show(got)})", path)]
+    return [ConfigProblem(f"{path}: {_wrong(items)}", path)]
+
+
+def _wrong(items: list[tuple[Any, list[type[BaseModel]]]]) -> str:
+    """What is wrong with a value that is of no expected type, bound or word; several items are the arms of a union."""
+    first = items[0][0]
+    got, kind = first["input"], first["type"]
+    if kind in _BOUNDS:
+        key, phrase = _BOUNDS[kind]
+        return f"{phrase} {show(first['ctx'][key])} (got {show(got)})"
+    expected: list[str] = []
+    words: list[str] = []
     for item, _ in items:
         if item["type"] == "literal_error":
-            found = re.findall(r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"])
+            found = re.findall(
+                r"'([^']*)'|(-?[0-9]+)", item["ctx"]["expected"]
+            )  # pydantic tells its words as text only
             words += [word or number for word, number in found]
-        elif (phrase := _EXPECTED.get(item["type"])) is None:
-            return [f"{path}: {item['msg']} (got {show(got)})"]
-        elif phrase not in expected:
-            expected.append(phrase)
+        elif item["type"] not in _EXPECTED:
+            return f"{item['msg']} (got {show(got)})"
+        elif _EXPECTED[item["type"]] not in expected:
+            expected.append(_EXPECTED[item["type"]])
     if words:
         expected.append(("one of " if len(words) > 1 else "") + ", ".join(words))
-    hint = near(got, words) if isinstance(got, str) and words else ""
-    return [f"{path}: expected {' or '.join(expected)} (got {show(got)})" + (hint if "did you mean" in hint else "")]
+    meant = closest(got, words) if isinstance(got, str) else ""
+    return f"expected {' or '.join(expected)} (got {show(got)})" + (f"; did you mean {meant!r}?" if meant else "")
 
 
 def _locate(cls: type[BaseModel], data: Any, loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:

@@ -63,13 +63,20 @@ def where(condition: Num, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
-def every(condition: Num) -> bool:
-    """Whether it holds, for every row of a column.
+def same(condition: Num) -> bool:
+    """Whether it holds, for all rows of a column alike: what the choice of ops may turn on.
 
-    >>> every(2 > 1)
+    >>> same(2 > 1)
     True
+
+    Raises:
+        ValueError: it holds for some rows only, which want other ops than the rest (`Candidates.alike` takes them apart).
     """
-    return bool(condition.all()) if is_column(condition) else bool(condition)
+    if not is_column(condition):
+        return bool(condition)
+    if condition.any() != condition.all():
+        raise ValueError("rows of a column want different ops")
+    return bool(condition.all())
 
 
 def ceil(x: Num) -> Num:

@@ -11,6 +11,7 @@ from math import exp, log
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from steptime.bench.timings import ITEMSIZE
 from steptime.cost import compute
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Accelerator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from steptime.bench import timings
 
 Statistic = Literal["min_s", "median_s"]
-ITEMSIZE = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 RESULT_ITEMSIZE = 2.0
 """Bytes per element of a product's result at least."""
 STREAMING = ("residual", "add", "rmsnorm", "silu_mul")
@@ -159,7 +159,7 @@ def gemm_pass(
     `overhead`: in place of the model's K_OVERHEAD.
     """
     quantised = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
-    size = ITEMSIZE[row.dtype]
+    size = float(ITEMSIZE[row.dtype])
     op = ops.Gemm(
         row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantised
     )
@@ -230,7 +230,8 @@ def attention_pass(row: timings.AttentionTiming, flops: float, ramp_tokens: floa
     """What the model says of a measured call that runs at `flops` at RATED_LENGTH: `compute.attention_pass`, with this ramp."""
     op = ops.Attention(
         "attention", batch=row.batch, q_len=row.seqlen, kv_len=row.seqlen,
-        n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim, itemsize=ITEMSIZE[row.dtype],
+        n_q_heads=row.n_q_heads, n_kv_heads=row.n_kv_heads, d_qk=row.head_dim, d_v=row.head_dim,
+        itemsize=float(ITEMSIZE[row.dtype]),
     )  # fmt: skip
     rates = replace(device.rates(flops), attention_ramp_tokens=ramp_tokens)
     return compute.attention_pass(op, rates, row.flops, flops, 1.0 if row.direction == "forward" else 2.0)

@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple
 from steptime.bench.runs.clock import Timing
 
 SCHEMA = "3dtrn-bench/1"
+ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of an element."""
 Direction = Literal["forward", "dgrad", "wgrad", "backward"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptime.checkpoint import directory, html, jsonable, smalljson
+from steptime.checkpoint import directory, jsonable, smalljson
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.records import Contents, UnreadableError
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class Summary(Inventory):
     """What `summarize_checkpoint` returns: the inventory, as a document and as a table of a notebook."""
 
+    draw: ClassVar[Callable[..., str] | None] = None
+    """Draws the table; set by the room that lays out reports."""
+
     def to_dict(self, tensors: list[StoredTensor] | None = None) -> dict[str, Any]:
         """The `--json` document (schema summarize-ckpt/1), with the listed `tensors`."""
         return jsonable.document(self, tensors)
@@ -31,8 +34,9 @@ class Summary(Inventory):
         name = self.counted[0].format if self.counted else "nothing"
         return f"<Summary of {self.path!r}: {name}, {self.params:,} parameters, {len(self.all_problems)} problems>"
 
-    def _repr_html_(self) -> str:
-        return html.table(self)
+    def _repr_html_(self) -> str | None:
+        draw = type(self).draw
+        return draw(self) if draw else None
 
 
 def summarize_checkpoint(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
-from steptime.report.table import Section, Style, to_text, wants_color
+from steptime.report.table import ReportSection, style_of, to_text
 
 if TYPE_CHECKING:
     from steptime.job.job import Job
@@ -18,9 +18,7 @@ class Printer:
     """Standard output with its style: never a character that the terminal's encoding cannot hold, quiet when closed."""
 
     def __init__(self, color: str, *, ascii_only: bool) -> None:
-        encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "")
-        tty = bool(getattr(sys.stdout, "isatty", bool)())
-        self.style = Style(wants_color(color, tty=tty), ascii_only or not encoding.startswith("utf"))
+        self.style = style_of(sys.stdout, color, ascii_only=ascii_only)
 
     def text(self, text: str) -> None:
         """Print text that brings its own line end."""
@@ -33,7 +31,7 @@ class Printer:
             _abandon_stdout()
             raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
 
-    def sections(self, sections: list[Section]) -> None:
+    def sections(self, sections: list[ReportSection]) -> None:
         """Print sections with an empty line between."""
         self.text(to_text(sections, self.style))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
@@ -88,6 +89,6 @@ def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
     judged = judge(row)
     out.sections(view.published(judged))
     if judged.config is not None:
-        out.text(f"\nthe config it became\n{view.indented(view.config_yaml(row))}\n")
+        out.text(f"\nthe config it became\n{indent(view.config_yaml(row), '  ')}\n")
         out.sections(view.predicted(judged, estimate(_row_job(row))))
     return 0

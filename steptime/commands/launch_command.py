@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
 from steptime.job.edit import read_setting
+from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import to_job
-from steptime.launch.save import plan_yaml
 
 if TYPE_CHECKING:
     from argparse import Namespace

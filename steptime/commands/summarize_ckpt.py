@@ -5,29 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from steptime.checkpoint import against_plan, identity, model_yaml, summary_text
+from steptime.checkpoint import against_plan, identity, model_yaml
 from steptime.checkpoint.api import summarize_checkpoint
+from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.records import Problem
-from steptime.checkpoint.size_units import Units
-from steptime.checkpoint.textparts import tensor_line
+from steptime.report.checkpoint_summary import report
+from steptime.report.format import BINARY, DECIMAL
+from steptime.report.table import style_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from steptime.checkpoint.api import Summary
     from steptime.checkpoint.records import StoredTensor
 
 EPILOG = """exit codes: 0 summarised, 1 summarised with problems (with --diff: the structures differ, with --model: they
 disagree), 2 nothing could be summarised. Only headers and metadata are read; nothing in the checkpoint is executed."""
-_COLOURS = {"red": "31", "yellow": "33", "bold": "1"}
 MAX_DIFF = 200
 
 
@@ -105,8 +103,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.tensors:
         _list(_matching(summary, options.tensors))
     else:
-        width = min(shutil.get_terminal_size((80, 24)).columns, 100)
-        _say(summary_text.report(summary, options.depth, Units(options.units), width, _paint(sys.stdout)))
+        units = BINARY if options.units == "iec" else DECIMAL
+        _say(report(summary, options.depth, units, style_of(sys.stdout)), end="")
     _emit(summary, options)
     return max(summary.exit_code, _plan(summary, options))
 
@@ -122,12 +120,6 @@ def _summarize(options: argparse.Namespace, path: str) -> Summary:
 def _progress(done: int, total: int) -> None:
     if total > 64 and done % 32 == 0:
         _say(f"\r{done} of {total} files", sys.stderr, end="")
-
-
-def _paint(stream: object) -> Callable[[str, str], str]:
-    terminal = bool(getattr(stream, "isatty", bool)()) and os.environ.get("TERM") != "dumb"
-    wanted = not os.environ.get("NO_COLOR") and (terminal or bool(os.environ.get("FORCE_COLOR")))
-    return (lambda words, colour: f"\x1b[{_COLOURS[colour]}m{words}\x1b[0m") if wanted else (lambda words, _: words)
 
 
 def _print_failure(summary: Summary) -> None:
@@ -147,7 +139,8 @@ def _list(tensors: list[StoredTensor]) -> None:
         notes.append(f"= {tensor.alias_of}" if tensor.alias_of else "")
         notes.append(tensor.file)
         note = "  ".join(part for part in notes if part)
-        _say(tensor_line(tensor.name, f"{list(tensor.shape)}{whole}", tensor.dtype, note))
+        shape = f"{list(tensor.shape)}{whole}"
+        _say(f"{escaped(tensor.name)}  {short(tensor.dtype)} {shape}{'  ' + escaped(note) if note else ''}")
 
 
 def _json(summary: Summary, options: argparse.Namespace) -> int:

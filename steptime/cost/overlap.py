@@ -1,8 +1,15 @@
-"""How much of a collective hides under the compute beside it."""
+"""How communication hides under compute: one mechanism for every axis.
+
+Compute is one stream, the collectives of each axis (tp, cp, ep, dp, pp, the link to the host) are another. Work on one stream
+runs in order, work on two runs at once: a walk of `Stream`s finds how much, or its closed form where all pieces are alike. Of
+that the plan's `overlap` hides all, nothing or a share, and what is hidden slows the compute that it hides under (`hidden_s`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from steptime.base.num import Num, minimum, where
 from steptime.hardware.machine import Tier
@@ -17,53 +24,52 @@ NIC_CONTENTION = 0.02
 """The same of InfiniBand, 2 % (calculon-ai/calculon@caa4b11 systems/a100_80g.json)."""
 
 
-def hidden_s(comm_s: Num, compute_s: Num, share: Share | None, pieces: Num = 1.0) -> Num:
-    """Seconds of a collective that run beside `compute_s` seconds of compute.
+@dataclass(slots=True)
+class Stream:
+    """Work that runs in order: compute, or the collectives of one axis.
 
-    A share hides that part of the collective. True pipelines the two in `pieces` (one per rank of the ring, as
-    TransformerEngine's userbuffers do, transformer_engine/common/comm_gemm_overlap): the first piece of the collective has
-    nothing to hide under, the others hide under as many pieces of compute. False hides nothing.
-
-    >>> hidden_s(8.0, 100.0, True, 8), hidden_s(8.0, 4.0, True, 8), hidden_s(8.0, 4.0, 0.25), hidden_s(8.0, 4.0, False)
-    (5.95, 2.975, 2.0, 0.0)
+    >>> compute, dp = Stream("compute"), Stream("dp")
+    >>> gathered = dp.run(2.0)
+    >>> compute.run(10.0, gathered), dp.run(3.0), dp.run(3.0, ready_s=9.0)
+    (12.0, 5.0, 12.0)
     """
-    if share is None or share is False:
-        return 0.0 * comm_s
-    if share is True:
-        return beside_s(comm_s, compute_s) * (pieces - 1.0) / pieces
-    return comm_s * share
+
+    name: Literal["compute", "tp", "cp", "ep", "dp", "pp", "host"]
+    free_s: float = 0.0
+    """When it is done with all that it has been given."""
+
+    def run(self, seconds: float, ready_s: float = 0.0) -> float:
+        """Put work on it that can start at `ready_s`; when that ends."""
+        self.free_s = (ready_s if ready_s > self.free_s else self.free_s) + seconds  # noqa: FURB136  (max() takes twice as long)
+        return self.free_s
 
 
-def beside_s(comm_s: Num, compute_s: Num) -> Num:
-    """Seconds of an asynchronous collective that run beside one kernel, as far as that lasts, less what they slow it down."""
-    return minimum(comm_s, compute_s) * (1.0 - CONTENTION)
+def hidden_s(comm_s: Num, at_once_s: Num, share: Share | None, slowed: Num = CONTENTION) -> Num:
+    """Seconds of communication that compute hides.
 
+    True hides what runs at once with compute, `at_once_s`, less the share of it, `slowed`, by which it slows that compute. A
+    share hides that part of `comm_s`; false, or nothing said, hides nothing.
 
-def exchanges_hidden_s(comm_s: Num, count: Num, beside_s: Num, share: Share | None, slowed: Num) -> Num:
-    """Seconds of `count` alike calls of which each runs beside `beside_s` of compute, less what they slow it down.
-
-    A share hides that part of them; True hides each as far as its compute lasts.
-
-    >>> exchanges_hidden_s(2.0, 3, 1.0, True, 0.0), exchanges_hidden_s(2.0, 3, 0.0, 0.5, 0.0)
-    (3.0, 3.0)
+    >>> hidden_s(8.0, 4.0, True), hidden_s(8.0, 4.0, 0.25), hidden_s(8.0, 4.0, False)
+    (3.4, 2.0, 0.0)
     """
     if share is True:
-        return count * minimum(comm_s, beside_s) * (1.0 - slowed)
-    return hidden_s(comm_s * count, beside_s, share)
+        return at_once_s * (1.0 - slowed)
+    return comm_s * float(share or 0.0)
+
+
+def in_pieces_s(comm_s: Num, compute_s: Num, pieces: Num) -> Num:
+    """Seconds of a collective that run at once with a kernel, both cut into `pieces`, one per rank of the ring.
+
+    The first piece of the collective has nothing to run beside; each other one runs beside a piece of the kernel
+    (TransformerEngine's userbuffers, transformer_engine/common/comm_gemm_overlap).
+
+    >>> in_pieces_s(8.0, 100.0, 8), in_pieces_s(8.0, 4.0, 8)
+    (7.0, 3.5)
+    """
+    return minimum(comm_s, compute_s) * (pieces - 1.0) / pieces
 
 
 def contention(group: Group, tiers: Sequence[Tier]) -> Num:
     """Share of a hidden collective that comes back as slower compute: a NIC's where a node holds one rank of the group."""
     return where(members_per_domain(group, tiers[0].size) > 1, CONTENTION, NIC_CONTENTION)
-
-
-def exposed_after(ready_s: list[float], comm_s: list[float], end_s: float) -> float:
-    """Seconds by which collectives on one stream outlast `end_s`, each starting once ready and after the one before.
-
-    >>> exposed_after([1.0, 4.0], [2.0, 3.0], 5.0)
-    2.0
-    """
-    over = 0.0
-    for ready, seconds in zip(ready_s, comm_s, strict=True):
-        over = max(over, ready) + seconds
-    return max(0.0, over - end_s)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum
+from steptime.base.num import Num, is_column, maximum, minimum
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
-from steptime.cost.overlap import beside_s, contention, exchanges_hidden_s, hidden_s
+from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
@@ -106,9 +106,10 @@ class Context:
         """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""
         overlap = self.software.overlap
         if op.axis != "cp":
-            return hidden_s(cost.time_s, beside, overlap.tp, self.tp)
+            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, beside, self.tp), overlap.tp)
         slowed = contention(self.groups[op.axis], self.tiers)
-        return exchanges_hidden_s(cost.time_s, op.count, beside * op.beside, overlap.cp, slowed)
+        at_once_s = op.count * minimum(cost.time_s, beside * op.beside)
+        return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 
 
 class PartTime(NamedTuple):
@@ -211,10 +212,13 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
     asynchronous = context.software.comm.tp_backward_overlap and op.region == "enter"
     if op.regather:
         cost = context.price(op, "all_gather")
-        hidden = beside_s(cost.time_s, dgrad_s) if asynchronous else 0.0 * dgrad_s
+        hidden = hidden_s(cost.time_s, minimum(cost.time_s, dgrad_s), asynchronous)
         hidden = context.hidden(op, cost, dgrad_s) if op.axis == "cp" else hidden
         calls.append(CommCall(f"{op.name}.again", "all_gather", op.bytes, cost, hidden, op.axis))
     sent = op.bytes if op.backward_bytes is None else op.backward_bytes
     cost = context.price(op, kind, sent)
-    hidden = beside_s(cost.time_s, wgrad_s) if asynchronous else context.hidden(op, cost, dgrad_s)
+    if asynchronous:
+        hidden = hidden_s(cost.time_s, minimum(cost.time_s, wgrad_s), share=True)
+    else:
+        hidden = context.hidden(op, cost, dgrad_s)
     return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden, op.axis, op.count)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import collective
-from steptime.cost.overlap import contention
+from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
@@ -36,24 +36,18 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
     >>> exposed_s([CommSeconds(2.0, 10.0), CommSeconds(2.0, 10.0, 3.0)], 1)
     5.0
     """
-    network = clock = 0.0
+    compute, network = Stream("compute"), Stream("dp")
     arrived: list[float] = []
-
-    def gather(gate: float) -> None:
-        nonlocal network
-        network = max(network, gate) + groups_s[len(arrived)].gather_s
-        arrived.append(network)
-
     for i, of in enumerate(groups_s):
         if len(arrived) == i:
-            gather(clock)
-        start = max(clock, arrived[i])
-        while len(arrived) < min(i + 1 + prefetch, len(groups_s)):
-            gather(start)
-        clock = start + of.compute_s + of.copy_s
+            arrived.append(network.run(of.gather_s, compute.free_s))
+        start = max(compute.free_s, arrived[i])
+        arrived += [network.run(ahead.gather_s, start) for ahead in groups_s[len(arrived) : i + 1 + prefetch]]
+        compute.run(of.compute_s, start)
+        done = compute.run(of.copy_s)
         if of.reduce_s:
-            network = max(network, clock) + of.reduce_s
-    return max(clock, network) - sum(of.compute_s for of in groups_s)
+            network.run(of.reduce_s, done)
+    return max(compute.free_s, network.free_s) - sum(of.compute_s for of in groups_s)
 
 
 def micro_batch_exposed(
@@ -66,10 +60,12 @@ def micro_batch_exposed(
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]
     network, copies = sum(of.gather_s + of.reduce_s for of in every), sum(of.copy_s for of in every)
+    outlasts = at_once = 0.0
     if share is True:
-        walked = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions)
-        return walked + float(contention(shard_group(assembly.job), tiers)) * max(0.0, network - (walked - copies))
-    return copies + network * (1.0 - float(share or 0.0))
+        outlasts = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions) - copies
+        at_once = max(0.0, network - outlasts)
+    slowed = contention(shard_group(assembly.job), tiers)
+    return copies + max(network, outlasts) - float(hidden_s(network, at_once, share, slowed))
 
 
 def shard_group(job: Job) -> Group:

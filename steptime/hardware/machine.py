@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import Field, model_validator
 
-from steptime.base.config import Config, ConfigError, build, near
+from steptime.base.config import Config, ConfigError, ConfigProblem, build, near
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -219,27 +219,37 @@ def _same_rates(machine: Machine, peaks: dict[str, Any]) -> Machine:
     device = machine.accelerator
     sustained = dict(device.sustained_flops)
     for dtype, peak in peaks.items():
-        before = read_quantity(peak, FLOP_UNITS, "989 TFLOP/s")
-        if dtype in sustained and isinstance(before, int | float) and before > 0:
+        before = _figure(peak, FLOP_UNITS)
+        if dtype in sustained and before > 0:
             sustained[dtype] *= device.peak_flops[dtype] / before
     return machine.model_copy(update={"accelerator": device.model_copy(update={"sustained_flops": sustained})})
 
 
 def _same_share(machine: Machine, memory: Any) -> Machine:
     """`machine`, whose memory was `memory`, with the same share of the new memory usable."""
-    before = read_quantity(memory, BYTE_UNITS, "80 GiB")
-    if not isinstance(before, int | float) or before <= 0:  # the file itself has no sound figure
+    before = _figure(memory, BYTE_UNITS)
+    if before <= 0:
         return machine
     device = machine.accelerator
     usable = device.usable_memory_bytes * device.memory_bytes / before
     return machine.model_copy(update={"accelerator": device.model_copy(update={"usable_memory_bytes": usable})})
 
 
+def _figure(said: Any, units: dict[str, float]) -> float:
+    """A figure of a machine's file that an override takes the place of; 0 where it is none, which then is no problem."""
+    try:
+        value = read_quantity(said, units, "")
+    except ValueError:
+        return 0.0
+    return value if isinstance(value, int | float) else 0.0
+
+
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
     path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
     if "/" in name or not path.is_file():
         known = (file.stem for file in path.parent.glob("*.yaml"))
-        raise ConfigError(f"accelerator: {name!r} is unknown{near(name, known)}; or give its figures inline")
+        line = f"accelerator: {name!r} is unknown{near(name, known)}; or give its figures inline"
+        raise ConfigError(ConfigProblem(line, "accelerator"))
     return dict(_plain(_shipped(path), "accelerator", provenance))
 
 
@@ -266,18 +276,16 @@ def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
 def _override(plain: dict[str, Any], key: str, value: object) -> None:
     """Put `value` at a dotted key; whether there is such a key the check of the whole tells."""
     node: Any = plain
-    parts = key.split(".")
+    parts, at = key.split("."), f"hardware.overrides.{key}"
     for depth, part in enumerate(parts):
         if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
-            raise ConfigError(
-                f"hardware.overrides.{key}: {part!r} is no index here; valid: {', '.join(map(str, range(len(node))))}"
-            )
+            valid = ", ".join(map(str, range(len(node))))
+            raise ConfigError(ConfigProblem(f"{at}: {part!r} is no index here; valid: {valid}", at))
         if not isinstance(node, dict | list):
-            raise ConfigError(
-                f"hardware.overrides.{key}: {'.'.join(parts[:depth])} is a single figure; nothing lies below it"
-            )
-        at: Any = int(part) if isinstance(node, list) else part
+            line = f"{at}: {'.'.join(parts[:depth])} is a single figure; nothing lies below it"
+            raise ConfigError(ConfigProblem(line, at))
+        step: Any = int(part) if isinstance(node, list) else part
         if depth == len(parts) - 1:
-            node[at] = value
+            node[step] = value
         else:
-            node = node.setdefault(at, {}) if isinstance(node, dict) else node[at]
+            node = node.setdefault(step, {}) if isinstance(node, dict) else node[step]

@@ -15,11 +15,11 @@ from steptime.job import rules
 from steptime.job.job import Job, facts
 from steptime.model.blocks import layers
 
-LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "replicas")
-BATCH = ("gbs", "microbatch_sz")
+LAYOUT_COLUMNS = ("tp", "pp", "dp", "vpp", "cp", "replicas")
+BATCH_COLUMNS = ("gbs", "microbatch_sz")
 
 
-class Section:
+class SectionColumns:
     """A section of a plan with columns in place of some numbers."""
 
     def __init__(self, said: Any, columns: Mapping[str, Num]) -> None:
@@ -52,12 +52,16 @@ class Candidates:
         Raises:
             ValueError: a name that is no column.
         """
-        if unknown := columns.keys() - {*LAYOUT, *BATCH}:
-            raise ValueError(f"no columns: {', '.join(sorted(unknown))}; valid: {', '.join((*LAYOUT, *BATCH))}")
+        if unknown := columns.keys() - {*LAYOUT_COLUMNS, *BATCH_COLUMNS}:
+            raise ValueError(
+                f"no columns: {', '.join(sorted(unknown))}; valid: {', '.join((*LAYOUT_COLUMNS, *BATCH_COLUMNS))}"
+            )
         self.job = job
         self.columns = columns
-        self.parallelism = Section(job.parallelism, {key: columns[key] for key in LAYOUT if key in columns})
-        self.data = Section(job.data, {key: columns[key] for key in BATCH if key in columns})
+        self.parallelism = SectionColumns(
+            job.parallelism, {key: columns[key] for key in LAYOUT_COLUMNS if key in columns}
+        )
+        self.data = SectionColumns(job.data, {key: columns[key] for key in BATCH_COLUMNS if key in columns})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.job, name)
@@ -113,4 +117,4 @@ class Candidates:
 
 
 def _path(key: str) -> str:
-    return f"data.{key}" if key in BATCH else f"parallelism.{key}"
+    return f"data.{key}" if key in BATCH_COLUMNS else f"parallelism.{key}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import Config, ConfigError, show
+from steptime.base.config import Config, ConfigError, ConfigProblem, show
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.model.model import Model
@@ -143,30 +142,27 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
             data[section].pop(name, None)
 
 
-def mend(data: dict[str, Any], problems: list[str]) -> dict[str, Any] | None:
+def mend(data: dict[str, Any], problems: list[ConfigProblem]) -> dict[str, Any] | None:
     """A copy of `data` without its problems, or None where a required value is bad.
 
     Unknown keys are renamed as suggested or dropped, bad optional values dropped, an unknown machine is any machine.
     """
     mended = {key: dict(section) if isinstance(section, dict) else section for key, section in data.items()}
     for problem in problems:
-        path, _, text = problem.partition(": ")
-        if path.startswith("hardware."):
+        if problem.path.startswith("hardware."):
             mended["hardware"] = "dgx-h100"
             continue
-        *parents, key = path.split(".")
+        *parents, key = problem.path.split(".")
         node: Any = mended
         for part in parents:
             node = node[part] if isinstance(node, dict) and part in node else None
-        unknown = text.startswith(("unknown key", "not modelled yet; remove"))
-        if not unknown and dropped(mended, path):
+        if not problem.unknown and dropped(mended, problem.path):
             continue
-        if not unknown or not isinstance(node, dict):
+        if not problem.unknown or not isinstance(node, dict):
             return None
         value = node.pop(key, None)
-        suggestion = re.search(r"did you mean '([^']+)'", text)
-        if suggestion:
-            node.setdefault(suggestion[1], value)
+        if problem.meant:
+            node.setdefault(problem.meant, value)
     return mended
 
 

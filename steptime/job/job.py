@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, ConfigError, build
+from steptime.base.config import Config, ConfigError, ConfigProblem, build
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
@@ -26,7 +26,7 @@ from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
 from steptime.software.precision import precisions
-from steptime.software.recomputation import RecomputePlan, plan_recompute
+from steptime.software.recomputation import Recomputation, resolve_recompute
 
 
 class Job(Config):
@@ -84,12 +84,12 @@ class Job(Config):
         data = parse_mapping(text, name)
         is_file = isinstance(source, Path) or name == source
         anchor(data, Path(name).parent if is_file else Path())
-        problems: list[str] = []
+        problems: list[ConfigProblem] = []
         for setting in sets:
             try:
                 apply_setting(data, setting)
             except ConfigError as error:
-                problems += error.problems
+                problems += error.details
         return _build(data, problems)
 
     def replace(self, **changes: Any) -> Job:
@@ -207,9 +207,9 @@ class Job(Config):
         return layers_per_chunk(facts(self))
 
     @cached_property
-    def recompute(self) -> RecomputePlan:
+    def recompute(self) -> Recomputation:
         """Recomputation in its one normal form."""
-        return plan_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
+        return resolve_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
@@ -264,24 +264,24 @@ def facts(job: Job) -> Facts:
     )
 
 
-def _build(data: dict[str, Any], problems: list[str]) -> Job:
+def _build(data: dict[str, Any], problems: list[ConfigProblem]) -> Job:
     """The job, or all problems: those found before, those of the sections, and those that a typo would hide."""
     try:
         job = build(Job, data)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems, *_hidden_problems(data, error.problems)]) from None
+        raise ConfigError([*problems, *error.details, *_hidden_problems(data, error)]) from None
     if problems:
         raise ConfigError(problems)
     return job
 
 
-def _hidden_problems(data: dict[str, Any], problems: list[str]) -> list[str]:
+def _hidden_problems(data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
     """What else is wrong once unknown keys and an unknown machine are mended: the rules look at sound sections only."""
-    mended = mend(data, problems)
+    mended = mend(data, told.details)
     if mended is None:
         return []
     try:
         build(Job, mended)
     except ConfigError as error:
-        return [problem for problem in error.problems if problem not in problems]
+        return [problem for problem in error.details if problem.line not in told.problems]
     return []

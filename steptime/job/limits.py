@@ -9,10 +9,13 @@ from steptime.job.facts import Facts
 
 
 class Rule(NamedTuple):
-    """`holds` is true where a job is fine; `text` is `path: what is wrong; what to do`, with facts as {f.tp}."""
+    """`holds` is true where a job is fine."""
 
     name: str
+    path: str
+    """The key that is wrong, or its section where several keys are."""
     text: str
+    """What is wrong and what to do, with facts as {f.tp}."""
     holds: Callable[[Facts], Any]
 
 
@@ -45,73 +48,57 @@ SANE = [
     *(
         Rule(
             f"{name} is absurd",
-            f"{path}: must be at most {limit:,} (got {{f.{name}}})",
+            path,
+            f"must be at most {limit:,} (got {{f.{name}}})",
             _at_most(name, limit),
         )
         for name, (path, limit) in BOUNDS.items()
     ),
     Rule(
         "too many devices",
-        "parallelism: tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices})",
+        "parallelism",
+        "tp*cp*pp*dp must be at most 10,000,000 devices (got {f.devices})",
         lambda f: (f.devices <= 1e7) | (f.tp > 1e4) | (f.pp > 1e4) | (f.dp > 1e6) | (f.cp > 1e4),
     ),
     Rule(
         "too many micro-batches",
-        "data.gbs: more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
+        "data.gbs",
+        "more than 100,000 micro-batches per step (got {f.microbatches}); raise microbatch_sz or dp",
         lambda f: (f.microbatches <= 100_000) | (f.gbs > BOUNDS["gbs"][1]),
     ),
     Rule(
         "schedule too long",
-        "parallelism: pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
+        "parallelism",
+        "pp*vpp*micro-batches must be at most 10,000,000 (got {f.chunks} chunks, {f.microbatches} micro-batches)",
         lambda f: (f.chunks * f.microbatches <= 1e7) | (f.chunks > 1e5) | (f.microbatches > 100_000),
     ),
 ]
 
 MODELLED = [
-    Rule("moe", "model.moe: not modelled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
-    Rule("mla", "model.attention.kind: not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
+    Rule("moe", "model.moe", "not modelled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
+    Rule("mla", "model.attention.kind", "not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
     Rule(
         "window",
-        "model.attention.window: not modelled yet (got {f.window}); remove it to count full causal attention",
+        "model.attention.window",
+        "not modelled yet (got {f.window}); remove it to count full causal attention",
         lambda f: f.window is None,
     ),
-    Rule("mtp", "model.mtp: not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
+    Rule("mtp", "model.mtp", "not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
     Rule(
         "recipe with ZeRO",
-        "performance.precision: a low-precision recipe is not modelled yet with zero_level 2 or 3 "
+        "performance.precision",
+        "a low-precision recipe is not modelled yet with zero_level 2 or 3 "
         "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
         lambda f: (not f.recipe) | (f.zero_level < 2),
     ),
     Rule(
         "fsdp with pipeline",
-        "parallelism.pp: not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
+        "parallelism.pp",
+        "not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
         lambda f: (f.family != "fsdp2") | (f.pp == 1),
     ),
 ]
 """What is read but not computed yet."""
-
-LOW_PRECISION = [
-    Rule(
-        "framework has the recipe",
-        "performance.precision: {f.precision} is TransformerEngine's, which {f.software} does not run; "
-        "use software megatron-core",
-        lambda f: (not f.recipe) | f.framework.recipes,
-    ),
-    # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
-    Rule(
-        "norms under delayed scaling",
-        "performance: Megatron-Core does not recompute layernorm under {f.precision}; use fp8_current, or other modules",
-        lambda f: (
-            f.precision != "fp8_delayed" or not (f.checkpoint_word == "super-selective" or "layernorm" in f.modules)
-        ),
-    ),
-    Rule(
-        "fp8_params",
-        "performance.fp8_params: needs a low-precision recipe (got precision {f.precision}); remove it",
-        lambda f: (not f.fp8_params) | f.recipe,
-    ),
-]
-"""What recipes need; told with the layout rules."""
 
 NOT_MODELLED = {
     **{

@@ -9,73 +9,86 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.base.config import ConfigProblem
 from steptime.base.num import maximum
 from steptime.job.facts import Facts
-from steptime.job.limits import LOW_PRECISION, MODELLED, SANE, Rule
+from steptime.job.limits import MODELLED, SANE, Rule
+from steptime.job.performance_rules import PERFORMANCE_RULES
 
-LAYOUT = [
+LAYOUT_RULES = [
     Rule(
         "tp divides n_q_heads",
-        "parallelism.tp: must divide n_q_heads {f.n_q_heads} (got {f.tp}); possible: {f.tp_choices}",
+        "parallelism.tp",
+        "must divide n_q_heads {f.n_q_heads} (got {f.tp}); possible: {f.tp_choices}",
         lambda f: f.n_q_heads % f.tp == 0,
     ),
     Rule(
         "tp against n_kv_heads",
-        "parallelism.tp: must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp})",
+        "parallelism.tp",
+        "must divide n_kv_heads {f.n_kv_heads} or be a multiple of it (got {f.tp})",
         lambda f: (f.n_kv_heads % f.tp == 0) | (f.tp % f.n_kv_heads == 0),
     ),
     Rule(
         "tp over n_kv_heads",
-        "parallelism.tp: {f.software} does not copy key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} "
-        "(got {f.tp})",
+        "parallelism.tp",
+        "{f.software} does not copy key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp})",
         lambda f: (f.n_kv_heads % f.tp == 0) | f.framework.replicates_kv,
     ),
     Rule(
         "tp divides inter_sz",
-        "parallelism.tp: must divide inter_sz {f.inter_sz} (got {f.tp}); possible: {f.tp_choices}",
+        "parallelism.tp",
+        "must divide inter_sz {f.inter_sz} (got {f.tp}); possible: {f.tp_choices}",
         lambda f: f.inter_sz % f.tp == 0,
     ),
     Rule(
         "tp divides vocab_sz",
-        "parallelism.tp: must divide vocab_sz {f.vocab_sz}, which {f.software} does not pad (got {f.tp})",
+        "parallelism.tp",
+        "must divide vocab_sz {f.vocab_sz}, which {f.software} does not pad (got {f.tp})",
         lambda f: (f.vocab_multiple > 1) | (f.vocab_sz % f.tp == 0),
     ),
     Rule(
         "tp divides seqlen",
-        "data.seqlen: sequence parallelism needs a multiple of tp {f.tp} (got {f.seqlen})",
+        "data.seqlen",
+        "sequence parallelism needs a multiple of tp {f.tp} (got {f.seqlen})",
         lambda f: (not f.sp) | (f.seqlen % f.tp == 0),
     ),
     Rule(
         "framework has cp",
-        "parallelism.cp: {f.software} has no context parallelism (got {f.cp}); use 1",
+        "parallelism.cp",
+        "{f.software} has no context parallelism (got {f.cp}); use 1",
         lambda f: (f.cp == 1) | bool(f.framework.context),
     ),
     Rule(
         "framework has cp_comm_type",
-        "parallelism.cp_comm_type: {f.software} has {f.context_words} (got {f.cp_comm_type})",
+        "parallelism.cp_comm_type",
+        "{f.software} has {f.context_words} (got {f.cp_comm_type})",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
     ),
     # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
     Rule(
         "cp needs flash",
-        "parallelism.cp: unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
+        "parallelism.cp",
+        "unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.attention_impl == "flash"),
     ),
     # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
     Rule(
         "cp divides seqlen",
-        "data.seqlen: cp {f.cp} needs a multiple of {f.chunks_of_cp} (got {f.seqlen})",
+        "data.seqlen",
+        "cp {f.cp} needs a multiple of {f.chunks_of_cp} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
     ),
     Rule(
         "tp divides seqlen of cp",
-        "data.seqlen: sequence parallelism with cp needs a multiple of tp*cp = {f.head_ranks} (got {f.seqlen})",
+        "data.seqlen",
+        "sequence parallelism with cp needs a multiple of tp*cp = {f.head_ranks} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (not f.sp) | (f.seqlen % f.head_ranks == 0),
     ),
     # TransformerEngine AttnFuncWithCPAndQKVOA2A: q and k heads of a tensor-parallel rank divide by cp
     Rule(
         "a2a divides heads",
-        "parallelism.cp: a2a needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of "
+        "parallelism.cp",
+        "a2a needs n_q_heads {f.n_q_heads} and n_kv_heads {f.n_kv_heads} to be multiples of "
         "tp*cp = {f.head_ranks}; lower cp",
         lambda f: (
             (f.cp == 1)
@@ -85,206 +98,181 @@ LAYOUT = [
     ),
     Rule(
         "n_kv_heads divides n_q_heads",
-        "model.n_kv_heads: must divide n_q_heads {f.n_q_heads} (got {f.n_kv_heads})",
+        "model.n_kv_heads",
+        "must divide n_q_heads {f.n_q_heads} (got {f.n_kv_heads})",
         lambda f: f.n_q_heads % f.n_kv_heads == 0,
     ),
     Rule(
         "head_dim",
-        "model.hidden_sz: {f.hidden_sz} is no multiple of n_q_heads {f.n_q_heads}; give model.head_dim",
+        "model.hidden_sz",
+        "{f.hidden_sz} is no multiple of n_q_heads {f.n_q_heads}; give model.head_dim",
         lambda f: f.head_dim_said | (f.hidden_sz % f.n_q_heads == 0),
     ),
     Rule(
         "seqlen within positions",
-        "data.seqlen: must be at most model.max_positions {f.max_positions} (got {f.seqlen})",
+        "data.seqlen",
+        "must be at most model.max_positions {f.max_positions} (got {f.seqlen})",
         lambda f: (f.max_positions == 0) | (f.seqlen <= f.max_positions),
     ),
     Rule(
         "layers listed",
-        "model.layers: must list n_layers {f.n_layers} layers, repeats included (got {f.layers_listed})",
+        "model.layers",
+        "must list n_layers {f.n_layers} layers, repeats included (got {f.layers_listed})",
         lambda f: (f.layers_listed is None) | (f.layers_listed == f.n_layers),
     ),
     Rule(
         "layers divide",
-        "model.n_layers: must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
+        "model.n_layers",
+        "must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
         "or set parallelism.layers_per_stage to auto or to {f.chunks} counts",
         lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0),
     ),
     Rule(
         "layers and ends divide",
-        "model.n_layers: with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of "
+        "model.n_layers",
+        "with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of "
         "pp*vpp = {f.chunks} (got {f.n_layers} + 2); or set parallelism.layers_per_stage to auto",
         lambda f: (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0),
     ),
     Rule(
         "enough layers",
-        "parallelism.layers_per_stage: {f.n_layers} layers do not fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
+        "parallelism.layers_per_stage",
+        "{f.n_layers} layers do not fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
         lambda f: (f.layers_per_stage != "auto") | (f.units >= f.chunks),
     ),
     Rule(
         "layers_per_stage has a count per chunk",
-        "parallelism.layers_per_stage: expected pp*vpp = {f.chunks} counts (got {f.split_words})",
+        "parallelism.layers_per_stage",
+        "expected pp*vpp = {f.chunks} counts (got {f.split_words})",
         lambda f: f.layers_per_stage in {None, "auto"} or (len(f.stage_counts) == f.chunks),
     ),
     Rule(
         "layers_per_stage sums to n_layers",
-        "parallelism.layers_per_stage: counts must sum to n_layers {f.n_layers} and be 0 or more (got {f.split_words})",
+        "parallelism.layers_per_stage",
+        "counts must sum to n_layers {f.n_layers} and be 0 or more (got {f.split_words})",
         lambda f: (not f.stage_counts) | ((sum(f.stage_counts) == f.n_layers) & (min(f.stage_counts, default=0) >= 0)),
     ),
     Rule(
         "layers_per_stage or ends",
-        "parallelism.embedding_and_loss_count_as_layers: has no meaning beside layers_per_stage counts; remove one",
+        "parallelism.embedding_and_loss_count_as_layers",
+        "has no meaning beside layers_per_stage counts; remove one",
         lambda f: not (f.stage_counts and f.ends_count),
     ),
     Rule(
         "gbs divides",
-        "data.gbs: must be a multiple of dp*microbatch_sz = {f.batch} (got {f.gbs}); near: {f.gbs_choices}",
+        "data.gbs",
+        "must be a multiple of dp*microbatch_sz = {f.batch} (got {f.gbs}); near: {f.gbs_choices}",
         lambda f: f.gbs % f.batch == 0,
     ),
     Rule(
         "vpp needs pp",
-        "parallelism.vpp: virtual stages need pp > 1 (got {f.vpp} with pp {f.pp}); use 1",
+        "parallelism.vpp",
+        "virtual stages need pp > 1 (got {f.vpp} with pp {f.pp}); use 1",
         lambda f: (f.vpp == 1) | (f.pp > 1),
     ),
     Rule(
         "interleaving framework",
-        "parallelism.vpp: {f.software} has no interleaved schedule (got {f.vpp}); use 1",
+        "parallelism.vpp",
+        "{f.software} has no interleaved schedule (got {f.vpp}); use 1",
         lambda f: (f.vpp == 1) | f.framework.interleaves,
     ),
     Rule(
         "schedule with vpp",
-        "parallelism.schedule: vpp {f.vpp} needs interleaved (got {f.schedule_said!r}); remove schedule or use vpp 1",
+        "parallelism.schedule",
+        "vpp {f.vpp} needs interleaved (got {f.schedule_said!r}); remove schedule or use vpp 1",
         lambda f: (f.vpp == 1) | (f.schedule_said in {None, "interleaved"}),
     ),
     Rule(
         "interleaved needs vpp",
-        "parallelism.schedule: interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
+        "parallelism.schedule",
+        "interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
         lambda f: (f.vpp > 1) | (f.schedule_said != "interleaved"),
     ),
     # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: groups of pp micro-batches
     Rule(
         "interleaving in groups of pp",
-        "data.gbs: an interleaved pipeline takes micro-batches in groups of pp {f.pp} "
+        "data.gbs",
+        "an interleaved pipeline takes micro-batches in groups of pp {f.pp} "
         "(got {f.microbatches}); near: gbs {f.gbs_choices}",
         lambda f: (f.vpp == 1) | f.framework.rounds | (f.microbatches % f.pp == 0) | (f.gbs % f.batch != 0),
     ),
     # torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B: rounds = max(1, microbatches // pp)
     Rule(
         "interleaving in rounds",
-        "data.gbs: torch's interleaved schedule needs micro-batches that divide into "
+        "data.gbs",
+        "torch's interleaved schedule needs micro-batches that divide into "
         "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); near: gbs {f.gbs_choices}",
         lambda f: (f.vpp == 1) | (not f.framework.rounds) | (f.microbatches % maximum(1, f.microbatches // f.pp) == 0),
     ),
     Rule(
         "replicas divide dp",
-        "parallelism.replicas: must divide {f.copied_words} (got {f.replicas})",
+        "parallelism.replicas",
+        "must divide {f.copied_words} (got {f.replicas})",
         lambda f: f.copied_ranks % f.replicas == 0,
     ),
     Rule(
         "replicas need sharding",
-        "parallelism.replicas: shards are replicated only where states are sharded, so zero_level 1 or more "
+        "parallelism.replicas",
+        "shards are replicated only where states are sharded, so zero_level 1 or more "
         "is needed (got {f.replicas} with zero_level {f.zero_level})",
         lambda f: (f.replicas == 1) | (f.zero_level >= 1),
     ),
     Rule(
         "fsdp against zero_level",
-        "parallelism.zero_level: fsdp as given is level {f.fsdp} (got {f.zero_said}); remove zero_level, "
-        "or set fsdp.reshard_after_forward",
+        "parallelism.zero_level",
+        "fsdp as given is level {f.fsdp} (got {f.zero_said}); remove zero_level, or set fsdp.reshard_after_forward",
         lambda f: (f.fsdp is None) | (f.zero_said is None) | (f.zero_said == f.fsdp),
     ),
     Rule(
         "fsdp framework",
-        "parallelism.fsdp: torch FSDP2 options, which {f.software} does not take; use software fsdp2",
+        "parallelism.fsdp",
+        "torch FSDP2 options, which {f.software} does not take; use software fsdp2",
         lambda f: (f.fsdp is None) | (f.family == "fsdp2"),
     ),
     Rule(
         "zero framework",
-        "parallelism.zero_level: {f.software} runs levels {f.zero_words} (got {f.zero_level})",
+        "parallelism.zero_level",
+        "{f.software} runs levels {f.zero_words} (got {f.zero_level})",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
         "zero with pipeline",
-        "parallelism.zero_level: {f.software} runs only levels {f.pipeline_zero_words} with pp > 1 "
+        "parallelism.zero_level",
+        "{f.software} runs only levels {f.pipeline_zero_words} with pp > 1 "
         "(got {f.zero_level} with pp {f.pp}); use zero_level 1 or pp 1",
         lambda f: (
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)
         ),
     ),
-    Rule("ep needs moe", "parallelism.ep: must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
+    Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
     Rule(
         "one bucket size",
-        "parallelism: bucket_size_mb and n_param_buckets are both given; keep one",
+        "parallelism",
+        "bucket_size_mb and n_param_buckets are both given; keep one",
         lambda f: not f.both_buckets,
     ),
-    Rule("n_dcs divides dp", "cross_dc.n_dcs: must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
-    Rule(
-        "machine has the precision",
-        "performance.precision: {f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
-        lambda f: f.precision in f.machine_dtypes,
-    ),
-    *LOW_PRECISION,
-    Rule(
-        "remainder of bf16",
-        "performance.master_dtype: remainder is what bf16 drops of fp32, so param_dtype must be bf16 "
-        "(got {f.param_dtype})",
-        lambda f: (f.master_dtype != "remainder") | (f.param_dtype == "bf16"),
-    ),
-    Rule("shares", "performance.overlap: shares lie between 0 and 1 (got {f.bad_shares})", lambda f: not f.bad_shares),
-    Rule(
-        "one recompute",
-        "performance.recompute: given beside activation_checkpointing_type {f.checkpoint_word!r}; keep one",
-        lambda f: (f.recompute is None) | (f.checkpoint_word is None),
-    ),
-    Rule(
-        "selective keys",
-        "performance.recompute: method and n_layers belong to granularity full; selective takes modules",
-        lambda f: not (f.granularity == "selective" and (f.recompute_method or f.recompute_counts)),
-    ),
-    Rule(
-        "full keys",
-        "performance.recompute.modules: belong to granularity selective (got granularity full)",
-        lambda f: not (f.granularity == "full" and f.modules),
-    ),
-    Rule(
-        "recompute counts",
-        "performance.recompute.n_layers: expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) "
-        "(got {f.recompute_words})",
-        lambda f: (
-            (f.recompute is None or f.recompute.n_layers is None or len(f.recompute_counts) == 1)
-            | (len(f.recompute_counts) == f.pp)
-            | (len(f.recompute_counts) == f.chunks)
-        ),
-    ),
-    Rule(
-        "recompute counts positive",
-        "performance.recompute.n_layers: must be at least 1, or 0 with method block (got {f.recompute_words})",
-        lambda f: min(f.recompute_counts, default=1) >= (0 if f.block else 1),
-    ),
-    Rule(
-        "recompute of experts",
-        "performance.recompute.modules: need model.moe (got {f.module_words})",
-        lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
-    ),
-    Rule(
-        "recompute of mla",
-        "performance.recompute.modules: mla_up_proj needs attention kind mla",
-        lambda f: f.attention == "mla" or "mla_up_proj" not in f.modules,
-    ),
+    Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
+    *PERFORMANCE_RULES,
 ]
 
-RULES = [*SANE, *MODELLED, *LAYOUT]
+RULES = [*SANE, *MODELLED, *LAYOUT_RULES]
 
 
-def problems(facts: Facts) -> list[str]:
-    """One line per broken rule. Absurd numbers and models that are not modelled are told alone: the rest would be noise."""
+def problems(facts: Facts) -> list[ConfigProblem]:
+    """One per broken rule. Absurd numbers and models that are not modelled are told alone: the rest would be noise."""
 
-    def broken(stage: list[Rule]) -> list[str]:
-        return [rule.text.format(f=facts) for rule in stage if not rule.holds(facts)]
+    def broken(stage: list[Rule]) -> list[ConfigProblem]:
+        return [
+            ConfigProblem(f"{rule.path}: {rule.text.format(f=facts)}", rule.path)
+            for rule in stage
+            if not rule.holds(facts)
+        ]
 
     absurd, unmodelled = broken(SANE), broken(MODELLED)
     if absurd:
         return absurd
-    strange = any(line.startswith("model.") for line in unmodelled)
-    return unmodelled if strange else [*unmodelled, *broken(LAYOUT)]
+    strange = any(problem.path.startswith("model.") for problem in unmodelled)
+    return unmodelled if strange else [*unmodelled, *broken(LAYOUT_RULES)]
 
 
 def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:

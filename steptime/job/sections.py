@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from steptime.base.config import Config, ConfigError
+from steptime.base.config import Config, ConfigError, ConfigProblem
 from steptime.base.units import BytesPerS, Seconds
 from steptime.hardware.machine import Machine
 
@@ -35,22 +35,23 @@ class Hardware(Config):
         """
         if isinstance(self.node_type, Machine):
             if self.overrides:
-                raise ConfigError(
-                    "hardware.overrides: only for a machine given by name or path; change the machine itself"
-                )
+                line = "hardware.overrides: only for a machine given by name or path; change the machine itself"
+                raise ConfigError(ConfigProblem(line, "hardware.overrides"))
             return self.node_type
         try:
             return Machine.load(self.node_type, self.overrides)
-        except ValueError as error:
-            raise ConfigError(self._located(line) for line in str(error).splitlines()) from None
+        except ConfigError as error:
+            raise ConfigError(self._located(problem) for problem in error.details) from None
 
-    def _located(self, line: str) -> str:
+    def _located(self, problem: ConfigProblem) -> ConfigProblem:
         """A machine's problem under the key of this section that it comes from."""
-        if line.startswith("hardware."):
-            return line
-        path = line.partition(":")[0]
-        overridden = any(key == path or key.startswith(f"{path}.") for key in self.overrides)
-        return f"hardware.overrides.{line}" if overridden else f"hardware.node_type: {line}"
+        path = problem.path
+        if path.startswith("hardware."):
+            return problem
+        line = " ".join(problem.line.splitlines())  # names of files are told as they are
+        if any(key == path or key.startswith(f"{path}.") for key in self.overrides):
+            return ConfigProblem(f"hardware.overrides.{line}", f"hardware.overrides.{path}")
+        return ConfigProblem(f"hardware.node_type: {line}", "hardware.node_type")
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.settings import Settings
+from steptime.launch.job_keys import JobKeys
 
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
 _NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")
@@ -67,26 +67,26 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
     return value
 
 
-def data_parallel(s: Settings, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
+def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
     """Data-parallel ranks that the other degrees leave of the devices; None where nothing says how many there are."""
-    if (dp := told_whole(s.sets, "parallelism.dp")) is not None or devices is None:
+    if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or devices is None:
         return dp
     ranks = prod(degrees.values())
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-        s.problems.append(f"{s.source}: world size {devices} is no multiple of {words} = {ranks}{fix}")
+        keys.problems.append(f"{keys.source}: world size {devices} is no multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)
 
 
-def required_data_parallel(s: Settings, degrees: Mapping[str, int], devices: int | None) -> int:
+def required_data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None) -> int:
     """The same for a framework whose batch follows from it.
 
     Raises:
         ConfigError: nothing says how many devices there are.
     """
-    if (dp := data_parallel(s, degrees, devices)) is None:
+    if (dp := data_parallel(keys, degrees, devices)) is None:
         raise ConfigError(
-            f"{s.source}: does not say how many devices there are; add --set parallelism.dp=N (devices / "
+            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N (devices / "
             f"{prod(degrees.values())}), or set WORLD_SIZE"
         )
     return dp

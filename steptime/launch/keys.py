@@ -47,7 +47,7 @@ class KeyTable(NamedTuple):
     """The whole file, for what only one framework has."""
 
 
-class Given(NamedTuple):
+class GivenKey(NamedTuple):
     """One key as a source gives it."""
 
     name: str
@@ -131,7 +131,7 @@ def spelled(name: str, table: KeyTable) -> str:
     return found if found in table.rules or not _section_rule(name, table) else name
 
 
-def read_keys(said: Mapping[str, Any], table: KeyTable, source: str, *, dump: bool = False) -> list[Given]:
+def read_keys(said: Mapping[str, Any], table: KeyTable, source: str, *, dump: bool = False) -> list[GivenKey]:
     """The dotted keys of a file as the table spells them, those of its upper `layers` last: they are put over the others.
 
     `dump`: written by the framework, maybe of a later release: keys that are unknown but switched off (null, false, empty) pass.
@@ -141,7 +141,7 @@ def read_keys(said: Mapping[str, Any], table: KeyTable, source: str, *, dump: bo
     """
     layers = table.raw.get("layers") or []
     height = {name: max((i for i, layer in enumerate(layers, 1) if name.startswith(layer)), default=0) for name in said}
-    found = [Given(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
+    found = [GivenKey(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
     problems = [
         f"{source}: {name}: unknown key of {table.framework} (got {show(value)}){_near(name, table)}"
         for name, key, value, _ in found
@@ -167,7 +167,7 @@ def _near(name: str, table: KeyTable) -> str:
 
 __all__ = [
     "FOLDER",
-    "Given",
+    "GivenKey",
     "KeyRule",
     "KeyTable",
     "flatten",

@@ -6,20 +6,20 @@ import os
 import re
 import shlex
 import sys
-import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
-from steptime.launch.log import PRINTED, open_log
-from steptime.launch.pyconfig import split_path
+from steptime.launch.logs.files import open_plain
+from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading
+from steptime.launch.torchtitan.config_functions import split_path
 
 KINDS = {
-    "megatron": ("steptime.launch.megatron.reader", "read_megatron"),
-    "torchtitan": ("steptime.launch.torchtitan", "read_torchtitan"),
-    "nemo": ("steptime.launch.nemo", "read_nemo"),
+    "megatron": ("steptime.launch.megatron.sources", "read_megatron"),
+    "torchtitan": ("steptime.launch.torchtitan.job_config", "read_torchtitan"),
+    "nemo": ("steptime.launch.nemo.formats", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
 """Kind of launch file -> module and function (path, text, env, sets) that read it; a module is imported when it is asked for."""
@@ -124,16 +124,10 @@ def read_text(path: str) -> str:
             raise ConfigError("standard input: is closed; pipe a launch file into it")
         return _decoded(_beginning(sys.stdin.buffer))
     try:
-        with open_log(path) as file:
+        with open_plain(path) as file:
             return _decoded(_beginning(file))
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory; give a file") from None
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (EOFError, zlib.error):
+    except EOFError:
         raise ConfigError(f"{path}: damaged gzip file") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _beginning(file: BinaryIO) -> bytes:

@@ -13,7 +13,7 @@ from steptime.job.job import Job
 Status = Literal["used", "irrelevant", "default", "unmodelled"]
 
 
-class Flag(NamedTuple):
+class LaunchFlag(NamedTuple):
     """One flag or key of the framework, and what became of it."""
 
     name: str
@@ -35,11 +35,11 @@ class Reading(NamedTuple):
     """Framework and the release whose defaults fill in: "Megatron-LM (megatron-core 0.16.1)"."""
     config: dict[str, Any]
     """Plain data, as a YAML would hold it: complete and runnable, `hardware` included."""
-    flags: list[Flag]
+    flags: list[LaunchFlag]
     left_open: Mapping[str, str] | None = None
     """Config keys that the file leaves open, and why, as an error says it: for where no setting gives them."""
 
-    def of(self, status: Status) -> list[Flag]:
+    def of(self, status: Status) -> list[LaunchFlag]:
         """The flags of one status."""
         return [flag for flag in self.flags if flag.status == status]
 

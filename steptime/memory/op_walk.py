@@ -121,9 +121,9 @@ class BackwardWalk:
         """Start with what forward kept."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.saved = set(kept)
-        own = (t for op in ops for t in op.made if t.grad_itemsize and not (t.pooled and autograd.pool))
-        self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
+        own = (t for op in ops for t in op.made if t.grad_itemsize or t.name in self.regathers)
+        self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
         self.ledger = Ledger(sum([sizes[name] for name in kept]))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}

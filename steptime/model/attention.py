@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from steptime.base.num import every, maximum
+from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
@@ -80,7 +80,8 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     made: list[Op] = [gemm, *gathered]
     if not views:
         return made, own
-    if model.n_q_heads == model.n_kv_heads or one_group(n_kv):
+    # a single key-value head's queries lie together: no copy splits them off
+    if model.n_q_heads == model.n_kv_heads or same(n_kv == 1):
         return made, (qkv, qkv, qkv)
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
@@ -95,17 +96,12 @@ def spread(model: Model, shard: Shard, qkv: str) -> Made:
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
     """
-    if every(shard.tp <= model.n_kv_heads):
+    if same(shard.tp <= model.n_kv_heads):
         return [], qkv
     elements = shard.tokens * (model.n_q_heads + 2 * model.n_kv_heads) * model.head_dim
     whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
     gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
     return [gather], whole.name
-
-
-def one_group(n_kv: Num) -> bool:
-    """Whether a device holds a single key-value head, whose queries lie together: no copy splits them off."""
-    return every(n_kv == 1)
 
 
 def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
@@ -135,8 +131,9 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     own = shard.software.kernels.rope_impl == "own_tables"
     fused = shard.software.kernels.rope_impl == "fused"
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
-    # eager: rotate half (2 passes), two products (2 each), their sum (3)
-    moved = (2.0 if fused else 9.0) * (out_q.bytes + out_k.bytes)
+    rotate_half, products, their_sum = 2.0, 2.0 * 2.0, 3.0  # accesses of every element
+    accesses = 2.0 if fused else rotate_half + products + their_sum
+    moved = accesses * (out_q.bytes + out_k.bytes)
     saves = tuple(t.name for t in tables)
     op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)
     return [op], out_q.name, out_k.name

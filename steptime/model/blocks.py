@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
 from steptime.model.embedding_and_head import head_ops
@@ -53,7 +54,7 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     """Token ids to the first block's "x"; without `max_positions` the position table has one row per token of a sequence."""
-    return embedding_and_head.embedding_ops(model, shard, model.max_positions or int(shard.kv_seq))
+    return embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
 
 
 def params_of(ops: list[Op]) -> list[Param]:

@@ -9,6 +9,7 @@ from steptime.model.quantize import Operand
 from steptime.model.sublayers import FP32, dropout, enter_tp, norm
 
 if TYPE_CHECKING:
+    from steptime.base.num import Num
     from steptime.model.model import Model
     from steptime.model.shard import Shard
 
@@ -18,7 +19,7 @@ BOOL = 1.0
 """Bytes of one bool."""
 
 
-def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
+def embedding_ops(model: Model, shard: Shard, positions: Num) -> list[Op]:
     """Token (and position) table look-up to the first block's "x"; rows of the vocabulary split by tp.
 
     A split table gives partial rows, summed by reduce-scatter (sp) or all-reduce (megatron/core/tensor_parallel/layers.py,
@@ -30,13 +31,22 @@ def embedding_ops(model: Model, shard: Shard, positions: int) -> list[Op]:
     kept: tuple[Tensor, ...] = (Tensor("embedding.ids", shard.tokens, TOKEN_ID),)
     if shard.split and shard.software.kernels.vocab_parallel:
         kept += (Tensor("embedding.mask", shard.tokens, BOOL),)
-    moved = found.bytes * 2.0
+    rows_moved = 2.0 * found.bytes  # read and written
     main = shard.software.bytes_of(shard.software.states.main_grad_dtype)
-    # a dense gradient of the table: zeroed, scattered into, read and added to the main one
-    dense = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
+    # a dense gradient of the table in the compute dtype, zeroed and read; the main one read and written
+    dense_gradient = shard.vocab / shard.tp * hidden * (2.0 * size + 2.0 * main)
     names = tuple(t.name for t in kept)
     ops: list[Op] = [
-        Move("embedding", (), (found,), names, kept, (table,), forward_bytes=moved, backward_bytes=moved + dense)
+        Move(
+            "embedding",
+            (),
+            (found,),
+            names,
+            kept,
+            (table,),
+            forward_bytes=rows_moved,
+            backward_bytes=rows_moved + dense_gradient,
+        )
     ]
     x = found.name
     if shard.split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.base.num import Num, is_column
+from steptime.base.num import Num, same
 from steptime.software.performance import Software
 
 
@@ -15,6 +15,7 @@ class Shard:
     `batch` sequences of which this device holds `seq` tokens each (s/cp) and attends to `kv_seq`. `vocab` is the padded
     vocabulary, whole. `cp` ranks share a sequence and exchange as `cp_comm_type` says.
     `sp`: norms, dropouts and residuals hold 1/tp of the tokens (Korthikanti et al. 2022, section 4.2.2).
+    Numbers may be columns whose rows have the same ops (`num.same`), such as those of tp 2 and 4 but not of tp 1.
     """
 
     batch: Num
@@ -39,13 +40,13 @@ class Shard:
 
     @property
     def split(self) -> bool:
-        """Whether tensor parallelism communicates at all (a column of tp always states its collectives)."""
-        return is_column(self.tp) or self.tp != 1
+        """Whether tensor parallelism communicates at all."""
+        return same(self.tp != 1)
 
     @property
     def context_split(self) -> bool:
-        """Whether a sequence lies on several devices (a column of cp always states its exchanges)."""
-        return is_column(self.cp) or self.cp != 1
+        """Whether a sequence lies on several devices."""
+        return same(self.cp != 1)
 
     @property
     def itemsize(self) -> float:

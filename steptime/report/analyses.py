@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.error_cells import HEADER, cells, percent, rows_of
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import percent
 from steptime.report.table import Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from steptime.bench.logs.samples import MIB
 from steptime.bench.timings import SCHEMA
 from steptime.report import bench_startup
 from steptime.report.format import GIB, TIME, column, number, percent, seconds, unit_for
-from steptime.report.table import Section, Table
+from steptime.report.table import ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-LogReport = tuple[dict[str, Any], list[Section]]
+LogReport = tuple[dict[str, Any], list[ReportSection]]
 
 _SMI = (
     "nvidia-smi counts all that the device holds (contexts, communicators, what the allocator reserves), not tensors:"

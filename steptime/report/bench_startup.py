@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from steptime.bench.logs.startup import PHASES, by_world_size, quantiles
 from steptime.report.format import whole
-from steptime.report.table import Fact, FactList, Section, Table
+from steptime.report.table import Fact, FactList, ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +18,9 @@ _NO_LAW = (
 )
 
 
-def sections(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> list[Section]:
+def sections(started: list[Startup], never: list[NeverStarted], unclear: list[Unclear]) -> list[ReportSection]:
     """The answer, then the tables that have rows."""
-    told: list[Section] = [_answer(started, never, unclear)]
+    told: list[ReportSection] = [_answer(started, never, unclear)]
     if started:
         told += [_sizes(started), _rows(started)]
     if any(row.phases_s for row in started):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steptime.report.error_cells import percent
-from steptime.report.format import BINARY, COUNT, SI, Unit, number, quantity, seconds
+from steptime.report.format import BINARY, COUNT, SI, Unit, number, percent, quantity, seconds
 from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from steptime.bench.machine_file import Figure
     from steptime.bench.timings import CollectiveTiming
     from steptime.bench.write import BenchResults
-    from steptime.report.table import Section
+    from steptime.report.table import ReportSection
 
 TITLES = {
     "step": "whole steps",
@@ -34,13 +33,13 @@ _EACH = ("step", "block", "memory", "attention")
 """Kinds of figures of which every one is shown; of the others the errors, and the widest."""
 
 
-def sections(run: BenchResults) -> list[Section]:
+def sections(run: BenchResults) -> list[ReportSection]:
     """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
     from steptime.bench.comparison import summarise
 
     found = run.found
     notes = [*run.raw.notes, *found.notes]
-    blocks: list[Section] = [
+    blocks: list[ReportSection] = [
         head(run),
         each([row for row in found.comparisons if row.what in _EACH]),
         errors(summarise(row for row in found.comparisons if row.what not in {*_EACH, "exact"})),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
 from steptime.report.table import Table
-from steptime.software.efficiency import FILE, compute_factor, efficiency
+from steptime.software.efficiency import EFFICIENCY_FILE, compute_factor, efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from steptime.job.job import Job
 
 PACKAGE = Path(__file__).parents[1]
-ROOMS = ("cost", "software/precision.py", "model", "fsdp", "memory", "timing", "answer/flops.py")
-"""Modules and folders whose constants enter an estimate."""
+PHYSICS = ("cost", "software/precision", "model", "fsdp", "memory", "timing", "answer/flops")
+"""Folders and modules whose constants enter an estimate."""
 _NO_PHYSICS = {"hf", "hf_families", "presets"}
 
 
@@ -36,11 +36,12 @@ class Constant(NamedTuple):
 
 @cache
 def shared_constants() -> list[Constant]:
-    """Numbers in capitals at the top of the modules of `ROOMS`, in the order of the rooms."""
+    """Numbers in capitals at the top of the modules of `PHYSICS`, in their order."""
     found: list[Constant] = []
-    for room in ROOMS:
-        where = PACKAGE / room
-        for path in sorted(where.glob("*.py")) if where.is_dir() else [where]:
+    for place in PHYSICS:
+        folder = PACKAGE / place
+        paths = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+        for path in paths:
             if path.stem not in _NO_PHYSICS:
                 found += _constants(path)
     return found
@@ -116,7 +117,7 @@ def fitted(job: Job) -> Table:
     rows += [[f"default_share = {found.default_share:g}: GEMMs where no measured run has the accelerator or dtype"]]
     rows += [[f"recipe_gap = {found.recipe_gap:g}: launch gaps of a layer in a low-precision recipe over bf16"]]
     rows += [[f"compute_factor of {job.software.name} = {compute_factor(job.software.name):g}"]]
-    source = parse_mapping(*read_source(FILE)).get("source", "")
+    source = parse_mapping(*read_source(EFFICIENCY_FILE)).get("source", "")
     return Table(
         "constants fitted on rows marked fit (data/efficiency.yaml)", [], rows, [str(source)] if source else []
     )

@@ -8,6 +8,7 @@ from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Table
+from steptime.validation.setting_costs import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,9 @@ _CELL = 17
 def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) -> list[Table]:
     """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`."""
     rows = [
-        [path, *(value if len(value) <= _CELL else value[: _CELL - 1] + "…" for value in both)]
-        for path, *both in settings(a.job.to_config(), b.job.to_config())
-        if not path.endswith(".source") and path != "notes"
+        [one.path, _cell(one.a), _cell(one.b)]
+        for one in settings(a.job.to_config(), b.job.to_config())
+        if not one.path.endswith(".source") and one.path != "notes"
     ]
     changed = Table(
         "settings that differ" if rows else "no setting differs", ["", *labels] if rows else [], rows, notes
@@ -33,16 +34,10 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) ->
     return [changed, _answer(a, b, labels), _parts(a, b, labels), _memory(a, b, labels)]
 
 
-def settings(a: Any, b: Any, path: str = "") -> list[tuple[str, str, str]]:
-    """Dotted paths and both values where two configs differ; "-" where one has none.
-
-    >>> settings({"tp": 8, "pp": 1}, {"tp": 4, "pp": 1}, "parallelism")
-    [('parallelism.tp', '8', '4')]
-    """
-    if isinstance(a, dict) and isinstance(b, dict):
-        prefix = path + "." if path else ""
-        return [row for key in {**a, **b} for row in settings(a.get(key), b.get(key), f"{prefix}{key}")]
-    return [] if a == b else [(path, "-" if a is None else str(a), "-" if b is None else str(b))]
+def _cell(value: Any) -> str:
+    """A setting as text; "-" where a config has none."""
+    text = "-" if value is None else str(value)
+    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 
 def change(a: float, b: float) -> str:

@@ -1,20 +1,15 @@
-"""Figures of errors as text: shares in per cent, and rows of tables."""
+"""Figures of errors as cells and rows of tables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.report.format import percent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HEADER = ["rows", "cells", "median", "mean", "p90", "bias"]
-
-
-def percent(share: float | None, *, signed: bool = False) -> str:
-    """A share in per cent with one decimal."""
-    if share is None:
-        return "-"
-    return f"{100.0 * share:+.1f} %" if signed else f"{100.0 * share:.1f} %"
 
 
 def cells(figures: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from steptime.report import breakdown, details, headline
-from steptime.report.table import PLAIN, WIDTH, Section, Style, layout
+from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -21,9 +21,9 @@ def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> 
     return "\n\n".join("\n".join(block) for block in out if block) + "\n"
 
 
-def sections(estimate: Estimate, *, brief: bool = False) -> list[Section]:
+def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
     """What the report consists of, in order. Tables of a brief report leave the lazy parts of an estimate alone."""
-    found: list[Section | None] = [
+    found: list[ReportSection | None] = [
         headline.answer(estimate),
         headline.fixes(estimate),
         breakdown.step_parts(estimate),
@@ -36,7 +36,7 @@ def sections(estimate: Estimate, *, brief: bool = False) -> list[Section]:
     return [section for section in found if section is not None and not _empty(section)]
 
 
-def _empty(section: Section) -> bool:
+def _empty(section: ReportSection) -> bool:
     """Whether a table has a header and nothing under it (one device has no collectives)."""
     return bool(getattr(section, "header", None)) and not getattr(section, "rows", None)
 

@@ -22,6 +22,7 @@ class Unit(NamedTuple):
 
 TIME = (Unit("ns", 1e-9), Unit("us", 1e-6), Unit("ms", 1e-3), Unit("s", 1.0))
 BINARY = (Unit("B", 1.0), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", GIB), Unit("TiB", 2.0**40))
+DECIMAL = (Unit("B", 1.0), Unit("kB", 1e3), Unit("MB", 1e6), Unit("GB", 1e9), Unit("TB", 1e12))
 SI = tuple(Unit(prefix, 1e3**power) for power, prefix in enumerate(("", "k", "M", "G", "T", "P", "E", "Z", "Y")))
 COUNT = (Unit("", 1.0), Unit("k", 1e3), Unit("M", 1e6), Unit("B", 1e9), Unit("T", 1e12))
 LONG_TIME = (*TIME, Unit("min", 60.0), Unit("h", 3600.0), Unit("days", 86400.0))
@@ -95,13 +96,22 @@ def gib(value: float) -> str:
     return number(value / GIB)
 
 
-def percent(share: float) -> str:
+def bytes_in(nbytes: float, unit: Unit) -> str:
+    """Bytes in a unit with two decimals, whole ones as such.
+
+    >>> bytes_in(1536, BINARY[1]), bytes_in(1536, BINARY[0])
+    ('1.50', '1,536')
+    """
+    return f"{nbytes:,.0f}" if unit.size == 1.0 else f"{nbytes / unit.size:,.2f}"
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
     """A share of one, in percent.
 
-    >>> percent(0.4187)
-    '41.9 %'
+    >>> percent(0.4187), percent(0.4187, signed=True), percent(None)
+    ('41.9 %', '+41.9 %', '-')
     """
-    return f"{100.0 * share:,.1f} %"
+    return "-" if share is None else f"{100.0 * share:{'+' if signed else ''},.1f} %"
 
 
 def whole(value: float) -> str:

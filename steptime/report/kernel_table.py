@@ -134,7 +134,7 @@ def formulas(estimate: Estimate) -> Table:
         (comm.collective, bool(estimate.collectives)),
         (comm.algorithm_cost, bool(estimate.collectives)),
         (overlap.hidden_s, bool(estimate.collectives)),
-        (overlap.beside_s, bool(estimate.collectives)),
+        (overlap.in_pieces_s, bool(estimate.collectives)),
         (walk, estimate.pipeline.stages > 1),
         (data_parallel.data_parallel, estimate.timing.dp is not None),
         (fsdp.group_seconds, estimate.timing.fsdp is not None),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
-    from steptime.launch.reading import Flag, Reading
-    from steptime.report.table import Section
+    from steptime.launch.reading import LaunchFlag, Reading
+    from steptime.report.table import ReportSection
 
 _VALUE = 8
 """Longer values do not widen their column."""
@@ -16,7 +16,7 @@ _LONGEST = 40
 """Longer values are cut."""
 
 
-def sections(reading: Reading) -> list[Section]:
+def sections(reading: Reading) -> list[ReportSection]:
     """Every flag, the ones that made the plan first."""
     return [found for found in (_used(reading), _others(reading)) if found is not None]
 
@@ -54,9 +54,9 @@ def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"
 
 
-def _with_value(flag: Flag) -> str:
+def _with_value(flag: LaunchFlag) -> str:
     return f"{flag.name} {flag.value}".strip()
 
 
-def _with_note(flag: Flag) -> str:
+def _with_note(flag: LaunchFlag) -> str:
     return f"{_with_value(flag)} ({flag.note})" if flag.note else _with_value(flag)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from steptime.launch.steady import RULE
-from steptime.report.error_cells import percent
+from steptime.launch.logs.steady import RULE
 from steptime.report.estimate_text import assumptions
-from steptime.report.format import COUNT, GIB, number, quantity, seconds
+from steptime.report.format import COUNT, GIB, number, percent, quantity, seconds
 from steptime.report.headline import headline
-from steptime.report.row_tables import indented
-from steptime.report.table import PLAIN, Fact, FactList, Section, Style, Table, layout
+from steptime.report.table import PLAIN, Fact, FactList, ReportSection, Style, Table, layout
 
 if TYPE_CHECKING:
-    from steptime.launch.steady import Steady
+    from steptime.launch.logs.steady import Steady
     from steptime.validation.logged import Compared, RankMemory
 
 FEW = 5
@@ -30,14 +29,14 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
     out = ["\n".join(style.fold(line) for line in lines)]
     out += ["\n".join(layout(section, style)) for section in sections(compared)]
     plan = yaml.safe_dump(compared.run.config, sort_keys=False, allow_unicode=True, width=76)
-    out.append(style.paint("the plan", "head") + "\n" + style.fold(indented(plan)).rstrip("\n"))
+    out.append(style.paint("the plan", "head") + "\n" + style.fold(indent(plan, "  ")).rstrip("\n"))
     out.append("\n".join(assumptions(compared.estimate.assumptions, style)))
     return "\n\n".join(block for block in out if block) + "\n"
 
 
-def sections(compared: Compared) -> list[Section]:
+def sections(compared: Compared) -> list[ReportSection]:
     """The whole comparison: the answer, how it was measured, memory, conventions, and what it rests on."""
-    found: list[Section | None] = [
+    found: list[ReportSection | None] = [
         answer(compared),
         measured(compared),
         memory(compared),

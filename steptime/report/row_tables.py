@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import breakdown, constants, details, explain, kernel_table
-from steptime.report.format import GIB, number, seconds
-from steptime.report.table import Fact, FactList, Section, Table
-from steptime.report.validation_tables import percent
+from steptime.report.format import GIB, number, percent, seconds
+from steptime.report.table import Fact, FactList, ReportSection, Table
 from steptime.validation.row_plan import to_config
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _GROUPS = {
 """Columns as they are read together; the model's, and any others, follow."""
 
 
-def published(judged: Judgement) -> list[Section]:
+def published(judged: Judgement) -> list[ReportSection]:
     """Every cell of the row, and what was assumed for it or why it is skipped."""
     row = judged.row
     known = {"id", *(column for group in _GROUPS.values() for column in group)}
@@ -51,11 +50,11 @@ def published(judged: Judgement) -> list[Section]:
     return [FactList(title, facts), *_standing(judged)]
 
 
-def _standing(judged: Judgement) -> list[Section]:
+def _standing(judged: Judgement) -> list[ReportSection]:
     """Skipped, or judged apart, and why; what was assumed."""
     if judged.skipped:
         return [Table("skipped", [], [[judged.skipped]])]
-    found: list[Section] = []
+    found: list[ReportSection] = []
     if judged.excluded:
         found.append(Table("judged beside the headline figures", [], [[judged.excluded]]))
     if judged.assumed:
@@ -74,14 +73,9 @@ def config_yaml(row: MeasuredRow) -> str:
     return str(yaml.safe_dump(to_config(row).config, sort_keys=False, allow_unicode=True, width=78))
 
 
-def indented(text: str) -> str:
-    """Lines under a title."""
-    return "".join(f"  {line}\n" for line in text.splitlines())
-
-
-def predicted(judged: Judgement, estimate: Estimate) -> list[Section]:
+def predicted(judged: Judgement, estimate: Estimate) -> list[ReportSection]:
     """The errors, where the step goes, and every formula and constant behind it."""
-    found: list[Section | None] = [
+    found: list[ReportSection | None] = [
         _errors(judged, estimate),
         Table("assumed by the estimate", [], [[text] for text in estimate.assumptions]),
         breakdown.step_parts(estimate),
@@ -122,7 +116,7 @@ def _row(name: str, pair: tuple[float | None, float | None], error: float | None
     return [name, *("-" if value is None else show(value) for value in pair), percent(error, signed=True)]
 
 
-def written_out(estimate: Estimate) -> list[Section]:
+def written_out(estimate: Estimate) -> list[ReportSection]:
     """The projections that take longest and the collectives that show most, each as formula and numbers."""
     spent: dict[str, float] = {}
     for gemm in estimate.gemms:

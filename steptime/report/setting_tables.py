@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.diff_tables import change
-from steptime.report.error_cells import percent
-from steptime.report.format import GIB, seconds
-from steptime.report.table import Section, Table
+from steptime.report.format import GIB, percent, seconds
+from steptime.report.table import ReportSection, Table
 from steptime.validation.setting_costs import rate_of
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute
 
 def sections(
     found: Differences, measured: tuple[Compared | None, Compared | None], labels: tuple[str, str]
-) -> list[Section]:
+) -> list[ReportSection]:
     """The change as measured beside the change as predicted, then the cost of each difference if there are any."""
     return [outcome(found, measured, labels), *([costs(found, labels)] if found.each else [])]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.report.breakdown import part_name
 from steptime.report.format import TIME, column, percent, seconds, unit_for
-from steptime.report.table import Fact, FactList, Section, Table
+from steptime.report.table import Fact, FactList, ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,9 @@ _WORDS = {
 }
 
 
-def sections(found: Attribution, predicted: Time) -> list[Section]:
+def sections(found: Attribution, predicted: Time) -> list[ReportSection]:
     """Predicted beside measured, widest difference first; then communication, ranks, kernels and what it all rests on."""
-    tables: list[Section] = [_parts(found, predicted)]
+    tables: list[ReportSection] = [_parts(found, predicted)]
     if found.busiest.collectives:
         tables.append(_communication(found))
     if len(found.ranks) > 1:

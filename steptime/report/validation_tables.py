@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report import analyses, interval_tables
-from steptime.report.error_cells import HEADER, cells, percent, rows_of
-from steptime.report.format import number
-from steptime.report.table import Section, Table
+from steptime.report.error_cells import HEADER, cells, rows_of
+from steptime.report.format import number, percent
+from steptime.report.table import ReportSection, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ def table(title: str, groups: Mapping[str, Mapping[str, Any]], notes: tuple[str,
     return Table(title, ["", *HEADER], rows_of(groups), notes)
 
 
-def sections(summary: Summary) -> list[Section]:
+def sections(summary: Summary) -> list[ReportSection]:
     """The whole report, summary first; slices without rows are left out."""
     return list(tables(summary))
 

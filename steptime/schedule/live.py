@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter, mul
+from operator import itemgetter, mul, sub
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, where
-from steptime.schedule.orders import Action, order
+from steptime.schedule.orders import Action, Kind, described, first_backward, order, shortened
 
 PerChunk: TypeAlias = Sequence[Sequence[Num]]
 """Bytes of each chunk, [pp][vpp]: numbers or columns."""
@@ -18,8 +18,10 @@ PerChunk: TypeAlias = Sequence[Sequence[Num]]
 class State(NamedTuple):
     """What a stage holds when a forward ends or a backward starts: either way that micro-batch is included."""
 
-    live: tuple[int, ...]
-    """[vpp] micro-batches that each chunk holds saved tensors of."""
+    held: tuple[int, ...]
+    """[vpp] micro-batches that each chunk holds saved tensors of, until the last backward action of each."""
+    whole: tuple[int, ...]
+    """[vpp] those of them whose B has not run, and which are held whole; equal to `held` where backward is not split."""
     action: Action
 
 
@@ -34,34 +36,57 @@ class Peak(NamedTuple):
 
 @lru_cache(maxsize=64)
 def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[list[State]]:
-    """Of each stage, the states that could hold the most: no other of the same kind and chunk has every count as high.
+    """Of each stage, the states that could hold the most, whatever the chunks weigh.
+
+    A step whose middle repeats holds no more than one in which it repeats once.
 
     Raises:
         ValueError: as `order`.
     """
-    return [_maximal(_distinct(actions, vpp)) for actions in order(schedule, pp, vpp, microbatches, group)]
+    kinds = described(schedule).kinds
+    short, period, fewer = shortened(schedule, pp, vpp, microbatches, group, 1)
+    found = []
+    for row in order(schedule, pp, vpp, short, period):
+        actions = list(row)
+        if fewer and period is not None:  # what follows the repeat are the last micro-batches of the whole step
+            at = first_backward(row) - 1 + len(kinds) * vpp * period
+            actions[at:] = [a._replace(microbatch=a.microbatch + fewer * period) for a in row[at:]]
+        found.append(_corners(_distinct(actions, vpp, kinds[-1])))
+    return found
 
 
-def _distinct(actions: Sequence[Action], vpp: int) -> list[State]:
+def _distinct(actions: Sequence[Action], vpp: int, last: Kind) -> list[State]:
     """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first."""
-    live = [0] * vpp
-    first: dict[tuple[str, int, tuple[int, ...]], Action] = {}
+    held, whole = [0] * vpp, [0] * vpp
+    first: dict[tuple[Kind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
     for (kind, chunk), run in groupby(actions, key=itemgetter(0, 2)):
         same = list(run)
-        live[chunk] += len(same) * (kind == "F")
-        first.setdefault((kind, chunk, tuple(live)), same[-1] if kind == "F" else same[0])
-        live[chunk] -= len(same) * (kind == "B")
-    return [State(counts, action) for (_, _, counts), action in first.items()]
+        if kind == "F":
+            held[chunk] += len(same)
+            whole[chunk] += len(same)
+        first.setdefault((kind, chunk, tuple(held), tuple(whole)), same[-1] if kind == "F" else same[0])
+        whole[chunk] -= len(same) * (kind == "B")
+        held[chunk] -= len(same) * (kind == last)
+    return [State(held, whole, action) for (_, _, held, whole), action in first.items()]
 
 
-def _maximal(found: list[State]) -> list[State]:
-    """The states that no other dominates: from the fullest down, only one already kept can dominate the next."""
-    kept: list[State] = []
-    for state in sorted(found, key=lambda state: -sum(state.live)):
-        rivals = (k.live for k in kept if k.action.kind == state.action.kind and k.action.chunk == state.action.chunk)
-        if not any(all(a >= b for a, b in zip(rival, state.live, strict=True)) for rival in rivals):
-            kept.append(state)
-    return kept
+def _corners(found: list[State]) -> list[State]:
+    """The ends of every stretch of states of one kind and chunk whose counts change by the same from one to the next.
+
+    What is held is a sum of counts times bytes, so between two ends of a stretch it is at most what it is at one of them.
+    """
+    kept: dict[tuple[Kind, int], list[State]] = {}
+    steps: dict[tuple[Kind, int], list[int]] = {}
+    for state in found:
+        key = state.action.kind, state.action.chunk
+        row = kept.setdefault(key, [])
+        step = list(map(sub, state.held + state.whole, row[-1].held + row[-1].whole)) if row else []
+        if len(row) > 1 and step == steps[key]:
+            row.pop()
+        row.append(state)
+        steps[key] = step
+    corners = {state for row in kept.values() for state in row}
+    return [state for state in found if state in corners]
 
 
 def peaks(
@@ -73,6 +98,9 @@ def peaks(
     fwd_extra: PerChunk,
     bwd_extra: PerChunk,
     group: int | None = None,
+    *,
+    kept: PerChunk | None = None,
+    weight_extra: PerChunk | None = None,
 ) -> list[Peak]:
     """The most bytes each stage holds beside its states.
 
@@ -85,21 +113,29 @@ def peaks(
         fwd_extra: [pp][vpp] most bytes of a forward beside all that is saved when it ends (its own micro-batch too).
         bwd_extra: [pp][vpp] most bytes of a backward beside all that is saved when it starts (its own too).
         group: as in `order`.
+        kept: [pp][vpp] bytes of `weights` that only the weights' gradients free, where a schedule runs them apart.
+        weight_extra: [pp][vpp] most bytes of these beside all that is saved when they start (their own too).
 
     Returns:
-        [pp] the peak, the saved part of it, and the first action that reaches it (of columns the stage's first). No byte may be
+        [pp] the peak, the saved part of it, and an action that reaches it (of columns the stage's first). No byte may be
         negative.
 
     Raises:
         ValueError: as `order`.
     """
+    if described(schedule).split and (kept is None or weight_extra is None):
+        raise ValueError(f"{schedule} runs the weights' gradients apart: it needs kept and weight_extra")
+    extras = {"F": fwd_extra, "B": bwd_extra, "W": weight_extra or bwd_extra}
     worst = []
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):
-        extra = {"F": fwd_extra[stage], "B": bwd_extra[stage]}
+        late = [0.0] * vpp if kept is None else kept[stage]
+        early = [all_of - after for all_of, after in zip(weights[stage], late, strict=True)]
         best = Peak(-1.0, 0.0, candidates[0].action)
-        for live, action in candidates:
-            saved = sum(map(mul, live, weights[stage]))
-            total = saved + extra[action.kind][action.chunk]
+        for held, whole, action in candidates:
+            saved = sum(map(mul, whole, early))
+            if kept is not None:
+                saved += sum(map(mul, held, late))
+            total = saved + extras[action.kind][stage][action.chunk]
             more = total > best.bytes
             if is_column(more):
                 best = Peak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
@@ -118,4 +154,4 @@ def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | 
     >>> in_flight("1f1b", 4, 1, 8), in_flight("interleaved", 4, 2, 8)
     ([4.0, 3.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
     """
-    return [max(sum(state.live) for state in found) / vpp for found in states(schedule, pp, vpp, microbatches, group)]
+    return [max(sum(state.held) for state in found) / vpp for found in states(schedule, pp, vpp, microbatches, group)]

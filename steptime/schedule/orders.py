@@ -1,7 +1,7 @@
 """Pipeline schedules: what each stage runs, in which order.
 
-A schedule is one row of `SCHEDULES`: a generator of every stage's actions, and where each model chunk is held. Everything else
-(`walk`, `peaks`, `in_flight`, a job's own chunks) reads only these two.
+A schedule is one row of `SCHEDULES`: a generator of every stage's actions, where each model chunk is held, whether backward is
+split, and how it repeats. Everything else (`walk`, `peaks`, `in_flight`, a job's own chunks) reads only these.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from steptime.base.num import Num, maximum
 
-Kind: TypeAlias = Literal["F", "B"]
-"""Forward, backward (of inputs and weights together)."""
-KINDS: tuple[Kind, ...] = ("F", "B")
+Kind: TypeAlias = Literal["F", "B", "W"]
+"""Forward, backward, and the gradients of the weights where a schedule runs them apart; B then is those of the inputs alone."""
 
 
 class Action(NamedTuple):
@@ -36,6 +35,16 @@ class Place(NamedTuple):
 Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 
 
+class Repeat(NamedTuple):
+    """More than `fill` micro-batches run the same again every `period`; a stage's repeats count from its first backward.
+
+    Whatever an action waits for lies at most one repeat before it on the stage that makes it.
+    """
+
+    fill: int
+    period: int
+
+
 class Schedule(NamedTuple):
     """A pipeline schedule."""
 
@@ -43,6 +52,15 @@ class Schedule(NamedTuple):
     """(pp, vpp, microbatches, group) to the order of every stage."""
     place: Callable[[int, int], tuple[Place, ...]]
     """(pp, vpp) to the place of every model chunk, in depth order."""
+    split: bool = False
+    """Whether W is an action of its own, some time after B on the same stage (zero-bubble schedules)."""
+    repeat: Callable[[int, int, int], Repeat | None] = lambda pp, vpp, group: None  # noqa: ARG005
+    """(pp, vpp, group) to how the middle of a long step repeats itself, if it does."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of action that it runs."""
+        return ("F", "B", "W") if self.split else ("F", "B")
 
 
 def looped(pp: int, vpp: int) -> tuple[Place, ...]:
@@ -73,6 +91,14 @@ def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) 
     return tuple(orders)
 
 
+def _steady_pairs(pp: int, vpp: int, group: int) -> Repeat | None:
+    """A pair of a forward and a backward for every entry of the table, once the warm-up of the first stage is over."""
+    if vpp == 1:
+        return Repeat(pp - 1, 1)
+    warmup = 2 * (pp - 1) + (vpp - 1) * group
+    return Repeat(-(-warmup // (vpp * group)) * group, group) if group >= pp else None
+
+
 def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: ARG001
     """GPipe with one chunk per stage, breadth-first (LoopedBFS) with several; every stage runs the same order.
 
@@ -88,8 +114,8 @@ def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(_all_forward_all_backward, looped),
     # Megatron-Core takes the interleaved function whenever vpp is set (schedules.py:45): the two names are one family.
-    "1f1b": Schedule(_one_forward_one_backward, looped),
-    "interleaved": Schedule(_one_forward_one_backward, looped),
+    "1f1b": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
+    "interleaved": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
 }
 """Every schedule, by name."""
 
@@ -107,7 +133,7 @@ def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     >>> [f"{a.kind}{a.microbatch}" for a in order("1f1b", 2, 1, 3)[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    found = _row(schedule)
+    found = described(schedule)
     if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
         raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
     group = default_group(pp, microbatches) if group is None else group
@@ -124,11 +150,15 @@ def placement(schedule: str, pp: int, vpp: int) -> tuple[Place, ...]:
     >>> [tuple(place) for place in placement("interleaved", 2, 2)]
     [(0, 0), (1, 0), (0, 1), (1, 1)]
     """
-    return _row(schedule).place(pp, vpp)
+    return described(schedule).place(pp, vpp)
 
 
-def _row(schedule: str) -> Schedule:
-    """A schedule by name."""
+def described(schedule: str) -> Schedule:
+    """A schedule by name.
+
+    Raises:
+        ValueError: it is unknown.
+    """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown pipeline schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
     return SCHEDULES[schedule]
@@ -147,6 +177,29 @@ def default_group(pp: int, microbatches: int) -> int:
     """
     groups = (group for group in range(pp, microbatches) if not 0 < microbatches % group < pp)
     return next(groups, microbatches)
+
+
+def shortened(
+    schedule: str, pp: int, vpp: int, microbatches: int, group: int | None, repeats: int
+) -> tuple[int, int | None, int]:
+    """A step of fewer micro-batches whose middle repeats itself `repeats` times on every stage, else alike.
+
+    Returns:
+        Its micro-batches, its group, and by how many repeats it is shorter; the step itself, and 0, where there is none.
+    """
+    if min(pp, vpp, microbatches, 1 if group is None else group) >= 1:
+        said = default_group(pp, microbatches) if group is None else group
+        found = described(schedule).repeat(pp, vpp, said)
+        if found is not None:
+            fewer = (microbatches - microbatches % found.period - found.fill) // found.period - repeats
+            if fewer > 0:
+                return microbatches - fewer * found.period, found.period, fewer
+    return microbatches, group, 0
+
+
+def first_backward(actions: Sequence[Action]) -> int:
+    """Where the first backward of a stage stands."""
+    return next(at for at, action in enumerate(actions) if action.kind == "B")
 
 
 def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:

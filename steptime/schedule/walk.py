@@ -1,14 +1,20 @@
-"""When every action of a pipeline schedule starts and ends."""
+"""When every action of a pipeline schedule starts and ends.
+
+Every time is a multiple of one power of two, so that their sums and differences are exact: a long step, whose middle repeats,
+is walked through three repeats and comes out as if all of it had been.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
+from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
 
-from steptime.schedule.orders import KINDS, Action, Orders, Place, order, placement
+from steptime.schedule.graph import Graph, graph
+from steptime.schedule.orders import Action, described, first_backward, shortened
 
 PerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
@@ -22,106 +28,94 @@ class Span(NamedTuple):
     end_s: float
 
 
-class Input(NamedTuple):
-    """Where the actions of one kind and chunk of a stage get their input, and what they cost."""
+class Run(NamedTuple):
+    """The actions of a graph in time."""
 
-    numbers: list[int]
-    """By code, the numbers given so far on the stage that makes the input; MISSING until given."""
-    shift: int
-    """From an action's code to the code of the one that makes its input."""
-    cost: int
-    """Index into the costs [kind][stage][chunk], flattened."""
-    send: int
-    """Index into the send times: 0 for none, then the forward boundaries, then the backward ones."""
+    graph: Graph
+    costs: list[float]
+    sends: list[float]
+    free: list[float]
+    """When each action lets its stage go on: at its end, or once its output is sent where sends block."""
 
+    def start(self, number: int) -> float:
+        """When an action starts."""
+        previous, source, _, send = self.graph.rows[number]
+        return max(self.free[previous], self.free[source] + self.sends[send])
 
-class Plan(NamedTuple):
-    """A schedule's actions, numbered from 1 so that every input precedes its use; 0 is "nothing before"."""
-
-    rows: list[tuple[int, int, int, int]]
-    """Of each action: the one before it on its stage, the one that makes its input, and `Input`'s cost and send."""
-    outgoing: list[int]
-    """By cost index, the send index of what that action makes."""
-    stages: list[list[int]]
-    """The actions of each stage in order."""
-    first_forward: list[list[int]]
-    """[pp][vpp]"""
-    last_backward: list[list[int]]
-    """[pp][vpp]"""
+    def end(self, number: int) -> float:
+        """When an action ends."""
+        return self.start(number) + self.costs[self.graph.rows[number][2]]
 
 
-MISSING = -1
+class Step(NamedTuple):
+    """A schedule with its seconds."""
+
+    schedule: str
+    pp: int
+    vpp: int
+    microbatches: int
+    group: int | None
+    costs: list[float]
+    """[kind][stage][chunk], flattened."""
+    sends: list[float]
+    """As `Input.send` counts them."""
+    blocking: bool
+
+    def exact(self, longest: float) -> Step:
+        """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
+        grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
+        costs, sends = ([(value + grid) - grid for value in seconds] for seconds in (self.costs, self.sends))
+        return self._replace(costs=costs, sends=sends)
+
+    def run(self, microbatches: int, group: int | None) -> Run:
+        """When each action is over, of so many micro-batches: the one loop that is run for every estimate."""
+        found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
+        held, waited = self.costs, self.sends
+        if self.blocking:
+            held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
+            waited = [0.0] * len(waited)
+        free = [0.0]
+        push = free.append
+        for previous, source, cost, send in islice(found.rows, 1, None):
+            ready = free[previous]
+            arrived = free[source] + waited[send]
+            push((ready if ready > arrived else arrived) + held[cost])  # noqa: FURB136  (max() doubles the loop's time)
+        return Run(found, self.costs, waited, free)
+
+    def walk(self) -> Walk:
+        """The step in time, from a run of a shorter one where that stands for it."""
+        found, skipped = self._shortened() or (self.run(self.microbatches, self.group), 0.0)
+        makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
+        chunks, row = range(self.vpp), self.pp * self.vpp
+        work = [[sum(self.costs[stage * self.vpp + chunk :: row]) for chunk in chunks] for stage in range(self.pp)]
+        busy = [self.microbatches * sum(stage) for stage in work]
+        return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
+
+    def _shortened(self) -> tuple[Run, float] | None:
+        """The run of a shorter step, and how much later it ends with all the repeats; None where it does not stand for this one.
+
+        Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
+        before it, so does every repeat that follows, and all that comes after them.
+        """
+        short, period, fewer = shortened(self.schedule, self.pp, self.vpp, self.microbatches, self.group, REPEATS)
+        if (
+            period is None or 3 * short > 2 * self.microbatches
+        ):  # little to gain, and lost where the short step does not settle
+            return None
+        found = self.run(short, period)
+        length = len(self.costs) // self.pp * period
+        seconds = set()
+        for actions, numbers in zip(found.graph.orders, found.graph.stages, strict=True):
+            first = first_backward(actions) - 1 + length
+            before, after = numbers[first : first + length], numbers[first + length : first + 2 * length]
+            seconds.update([found.free[b] - found.free[a] for a, b in zip(before, after, strict=True)])
+            if len(seconds) > 1:
+                return None
+        return found, fewer * seconds.pop()
 
 
-@lru_cache(maxsize=64)
-def plan(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Plan:
-    """Sort a schedule's actions topologically, once for all its walks.
-
-    Raises:
-        ValueError: as `order`; or the order deadlocks.
-    """
-    orders = order(schedule, pp, vpp, microbatches, group)
-    # Within a stage an action's code is (kind * vpp + chunk) * microbatches + microbatch: lists instead of dictionaries.
-    keys = [Action(kind, m, chunk) for kind in KINDS for chunk in range(vpp) for m in range(microbatches)]
-    code_of = {key: code for code, key in enumerate(keys)}
-    codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
-    numbers = [[MISSING] * len(keys) for _ in range(pp)]
-    outgoing = [0] * (len(KINDS) * pp * vpp)
-    inputs = [_inputs(schedule, vpp, stage, numbers, outgoing) for stage in range(pp)]
-    stages: list[list[int]] = [[] for _ in range(pp)]
-    rows = [(0, 0, 0, 0)]
-    sweep = [*range(pp), *range(pp - 2, 0, -1)]  # down with the forwards, up with the backwards
-    while len(rows) <= pp * len(keys):
-        before = len(rows)
-        for stage in sweep:
-            _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows)
-        if len(rows) == before:
-            raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
-    blocks = [[n[at : at + microbatches] for at in range(0, len(keys), microbatches)] for n in numbers]
-    first = [[min(block) for block in stage[:vpp]] for stage in blocks]
-    last = [[max(block) for block in stage[vpp : 2 * vpp]] for stage in blocks]
-    return Plan(rows, outgoing, stages, first, last)
-
-
-def _inputs(schedule: str, vpp: int, stage: int, numbers: list[list[int]], outgoing: list[int]) -> list[Input]:
-    """`Input` by code of a stage's actions; fills `outgoing` of what they wait for."""
-    pp = len(numbers)
-    microbatches = len(numbers[stage]) // (len(KINDS) * vpp)
-    places = placement(schedule, pp, vpp)
-    depth_of = {place: depth for depth, place in enumerate(places)}
-    inputs = []
-    for k, kind in enumerate(KINDS):
-        for chunk in range(vpp):
-            cost = (k * pp + stage) * vpp + chunk
-            depth = depth_of[Place(stage, chunk)] + (-1 if kind == "F" else 1)
-            if not 0 <= depth < len(places):  # the stage's own order implies it
-                here = Input([0] * len(numbers[stage]), 0, cost, 0)
-            else:
-                source = places[depth]
-                first, second = (source.stage, stage) if kind == "F" else (stage, source.stage)
-                boundary = first if second == (first + 1) % pp else second
-                send = 0 if source.stage == stage else 1 + boundary + pp * k
-                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches, cost, send)
-                outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
-            inputs += [here] * microbatches
-    return inputs
-
-
-def _advance(
-    codes: list[int], inputs: list[Input], numbers: list[int], done: list[int], rows: list[tuple[int, int, int, int]]
-) -> None:
-    """Number a stage's next actions as far as their inputs have numbers."""
-    previous = done[-1] if done else 0
-    for at in range(len(done), len(codes)):
-        code = codes[at]
-        upstream, shift, cost, send = inputs[code]
-        source = upstream[code + shift]
-        if source == MISSING:
-            return
-        number = len(rows)
-        rows.append((previous, source, cost, send))
-        done.append(number)
-        numbers[code] = previous = number
+REPEATS = 3
+"""Repeats of a long step that are walked: the first may still settle, the other two tell."""
 
 
 @dataclass(eq=False)
@@ -133,41 +127,30 @@ class Walk:
     """Seconds of forwards and backwards."""
     idle_s: list[float]
     """The rest of the makespan: the bubble, and what sends delay."""
-    _plan: Plan = field(repr=False)
-    _orders: Orders = field(repr=False)
-    _costs: list[float] = field(repr=False)
-    _sends: list[float] = field(repr=False)
-    _free: list[float] = field(repr=False)
-    """When each action lets its stage go on: at its end, or once its output is sent where sends block."""
-
-    def start(self, number: int) -> float:
-        """When an action of the plan starts."""
-        previous, source, _, send = self._plan.rows[number]
-        return max(self._free[previous], self._free[source] + self._sends[send])
-
-    def end(self, number: int) -> float:
-        """When an action of the plan ends."""
-        return self.start(number) + self._costs[self._plan.rows[number][2]]
+    _run: Run = field(repr=False)
+    _skipped_s: float = field(repr=False)
+    """How much later everything after the repeats of the run is in the whole step."""
+    _step: Step = field(repr=False)
 
     @cached_property
     def stage_end(self) -> list[float]:
         """When the last action of each stage ends."""
-        return [self.end(numbers[-1]) for numbers in self._plan.stages]
+        return [self._run.end(numbers[-1]) + self._skipped_s for numbers in self._run.graph.stages]
 
     @cached_property
     def first_forward_start(self) -> list[list[float]]:
         """When the first forward of each chunk starts."""
-        return [[self.start(number) for number in chunks] for chunks in self._plan.first_forward]
+        return [[self._run.start(number) for number in chunks] for chunks in self._run.graph.first_forward]
 
     @cached_property
     def last_backward_start(self) -> list[list[float]]:
-        """When the last backward of each chunk starts."""
-        return [[self.start(number) for number in chunks] for chunks in self._plan.last_backward]
+        """When the action that completes the gradients of each chunk starts."""
+        return [[self._run.start(n) + self._skipped_s for n in chunks] for chunks in self._run.graph.last_backward]
 
     @cached_property
     def last_backward_end(self) -> list[list[float]]:
         """When the gradients of each chunk are complete."""
-        return [[self.end(number) for number in chunks] for chunks in self._plan.last_backward]
+        return [[self._run.end(n) + self._skipped_s for n in chunks] for chunks in self._run.graph.last_backward]
 
     @property
     def idle_fraction(self) -> float:
@@ -176,12 +159,10 @@ class Walk:
 
     def spans(self) -> list[list[Span]]:
         """Every action of each stage in order, with its start and end."""
+        whole = self._step.run(self._step.microbatches, self._step.group)
         return [
-            [
-                Span(action, self.start(number), self.end(number))
-                for action, number in zip(actions, numbers, strict=True)
-            ]
-            for actions, numbers in zip(self._orders, self._plan.stages, strict=True)
+            [Span(action, whole.start(n), whole.end(n)) for action, n in zip(actions, numbers, strict=True)]
+            for actions, numbers in zip(whole.graph.orders, whole.graph.stages, strict=True)
         ]
 
 
@@ -195,6 +176,7 @@ def walk(
     send_s: Sequence[float],
     send_back_s: Sequence[float] | None = None,
     *,
+    weight_s: PerChunk | None = None,
     blocking: bool = False,
     group: int | None = None,
 ) -> Walk:
@@ -209,38 +191,38 @@ def walk(
         backward_s: [pp][vpp] seconds of one backward, recomputation included.
         send_s: [pp] exposed seconds from stage r to r + 1; the last, the wrap-around to stage 0, may be left out when vpp is 1.
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
+        weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out, as a split schedule needs it.
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modelled.)
         group: as in `order`.
 
     Raises:
         ValueError: as `order`, or lists of the wrong length.
     """
-    table = plan(schedule, pp, vpp, microbatches, group)
-    costs = [seconds for kind in (forward_s, backward_s) for stage in kind for seconds in stage]
-    if len(costs) != len(table.outgoing):
+    tables = _tables(schedule, forward_s, backward_s, weight_s)
+    costs = [seconds for kind in tables for stage in kind for seconds in stage]
+    if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
         raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
     sends = [0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_s if send_back_s is None else send_back_s, pp, vpp)]
-    held = costs
-    if blocking:
-        held = [cost + sends[send] for cost, send in zip(costs, table.outgoing, strict=True)]
-        sends = [0.0] * len(sends)
-    free = _run(table.rows, held, sends)
-    makespan = max([free[numbers[-1]] for numbers in table.stages])
-    busy = [microbatches * (sum(f) + sum(b)) for f, b in zip(forward_s, backward_s, strict=True)]
-    idle = [max(0.0, makespan - seconds) for seconds in busy]
-    orders = order(schedule, pp, vpp, microbatches, group)
-    return Walk(makespan, busy, idle, table, orders, costs, sends, free)
+    stages = [sum(sum(kind[stage]) for kind in tables) for stage in range(pp)]
+    one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
+    likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
+    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking)
+    found = step.exact(min(likely, microbatches * one)).walk()
+    return found if found.makespan_s <= likely else step.exact(microbatches * one).walk()
 
 
-def _run(rows: list[tuple[int, int, int, int]], costs: list[float], sends: list[float]) -> list[float]:
-    """When each planned action is over: the one loop that is run for every estimate."""
-    over = [0.0]
-    push = over.append
-    for previous, source, cost, send in islice(rows, 1, None):
-        ready = over[previous]
-        arrived = over[source] + sends[send]
-        push((ready if ready > arrived else arrived) + costs[cost])  # noqa: FURB136  (max() doubles the loop's time)
-    return over
+def _tables(
+    schedule: str, forward_s: PerChunk, backward_s: PerChunk, weight_s: PerChunk | None
+) -> tuple[PerChunk, ...]:
+    """Seconds by kind of action."""
+    if described(schedule).split:
+        if weight_s is None:
+            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs weight_s")
+        return forward_s, backward_s, weight_s
+    if weight_s is None:
+        return forward_s, backward_s
+    both = zip(backward_s, weight_s, strict=True)
+    return forward_s, [[b + w for b, w in zip(*rows, strict=True)] for rows in both]
 
 
 def _boundaries(send_s: Sequence[float], pp: int, vpp: int) -> list[float]:

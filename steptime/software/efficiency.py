@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from steptime.base.document import parse_mapping, read_source
 
-FILE = Path(__file__).parents[1] / "data" / "efficiency.yaml"
+EFFICIENCY_FILE = Path(__file__).parents[1] / "data" / "efficiency.yaml"
 
 
 class Efficiency(NamedTuple):
@@ -38,7 +38,7 @@ _override: list[Efficiency] = []
 
 @cache
 def _shipped() -> Efficiency:
-    document = parse_mapping(*read_source(FILE))
+    document = parse_mapping(*read_source(EFFICIENCY_FILE))
     return Efficiency(**{name: document[name] for name in Efficiency._fields})
 
 

@@ -131,7 +131,7 @@ class Software(Config):
         if unknown := settings.keys() - _GROUP_OF.keys():
             raise TypeError(f"no switch of a profile: {', '.join(sorted(unknown))}")
         changes = {
-            key: getattr(self, key).model_copy(update=part) if key in GROUPS else part
+            key: getattr(self, key).model_copy(update=part) if key in SETTING_GROUPS else part
             for key, part in _grouped(settings).items()
         }
         return self.model_copy(update=changes)
@@ -167,7 +167,7 @@ class Software(Config):
         return ITEMSIZE[self.compute_dtype if dtype == "compute" else dtype]
 
 
-GROUPS: dict[str, type[Config]] = {
+SETTING_GROUPS: dict[str, type[Config]] = {
     "layout": LayoutSettings,
     "kernels": KernelSettings,
     "activations": ActivationSettings,
@@ -177,7 +177,7 @@ GROUPS: dict[str, type[Config]] = {
 }
 _GROUP_OF: dict[str, str] = {
     "precision": "",
-    **{key: group for group, cls in GROUPS.items() for key in cls.model_fields if key != "measured"},
+    **{key: group for group, cls in SETTING_GROUPS.items() for key in cls.model_fields if key != "measured"},
     "overlap": "",
 }
 """Switch -> the group that holds it; "": `Software` itself."""

@@ -11,7 +11,7 @@ SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
 SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
 
 
-class RecomputePlan(NamedTuple):
+class Recomputation(NamedTuple):
     """Recomputation in its one normal form: what both ways of saying it mean.
 
     `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
@@ -35,7 +35,7 @@ class RecomputePlan(NamedTuple):
         return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
 
 
-def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan:
+def resolve_recompute(performance: Performance, pp: int, vpp: int) -> Recomputation:
     """The normal form of `activation_checkpointing_type` and `recompute`; nothing said is no recomputation.
 
     One number of layers holds for every chunk; pp numbers hold for the chunks of each stage.
@@ -43,11 +43,11 @@ def plan_recompute(performance: Performance, pp: int, vpp: int) -> RecomputePlan
     said, word = performance.recompute, performance.activation_checkpointing_type
     if said is None:
         if word in {None, "none"}:
-            return RecomputePlan()
+            return Recomputation()
         if word != "full":
-            return RecomputePlan("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
+            return Recomputation("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
         said = Recompute(granularity="full")
     if said.granularity == "selective":
-        return RecomputePlan("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
+        return Recomputation("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
     counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]
-    return RecomputePlan("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))
+    return Recomputation("full", said.method or "uniform", tuple(counts[i % len(counts)] for i in range(pp * vpp)))

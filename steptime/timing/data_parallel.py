@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.overlap import contention, exposed_after
+from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group, group
@@ -14,6 +14,7 @@ from steptime.memory.states import States, state_bytes
 from steptime.model.ops import Kind
 from steptime.schedule import Walk
 from steptime.software.performance import ITEMSIZE
+from steptime.software.settings import Share
 from steptime.timing.part_times import ChunkTime
 
 
@@ -86,19 +87,21 @@ def data_parallel(
     reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
     reductions = priced("gradients", kind, states, reduced, nets, times)
     gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1) if sharded else []
-    share = job.software.overlap.dp
+    share, slowed = job.software.overlap.dp, contention(over, tiers)
+    late_s = late_gather_s = 0.0
     if share is True:
-        reduce_s = exposed_reduction(reductions, walk) + repeated(reductions, chunks, times)
-        gather_s = exposed_gather(gathers, walk, chunks)
-        slowed = contention(over, tiers)
-        reduce_s += slowed * max(0.0, worst_stage(reductions) - reduce_s)
-        gather_s += slowed * max(0.0, worst_stage(gathers) - gather_s)
-    else:
-        shown = 1.0 - float(share or 0.0)
-        reduce_s, gather_s = worst_stage(reductions) * shown, worst_stage(gathers) * shown
+        late_s = exposed_reduction(reductions, walk) + repeated(reductions, chunks, times)
+        late_gather_s = exposed_gather(gathers, walk, chunks)
+    reduce_s = exposed(worst_stage(reductions), late_s, share, slowed)
+    gather_s = exposed(worst_stage(gathers), late_gather_s, share, slowed)
     if job.software.comm.sharded_gather == "broadcast":
         gather_s = worst_stage(gathers)
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
+
+
+def exposed(comm_s: float, late_s: float, share: Share | None, slowed: float) -> float:
+    """Seconds that the collectives of the stage with the most to send add to the step; `late_s`: those after compute is done."""
+    return max(comm_s, late_s) - float(hidden_s(comm_s, max(0.0, comm_s - late_s), share, slowed))
 
 
 def priced(
@@ -144,14 +147,16 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
     which become ready one after the other within that backward; every other chunk is one bucket, ready at its end, which later
     stages hide in the cool-down (megatron/core/distributed/distributed_data_parallel.py, bucket_size None where pp rank > 0).
     """
-    exposed = 0.0
+    late = 0.0
     for stage, chunks in enumerate(calls):
         timed: list[tuple[float, float]] = []
         for virtual, mine in enumerate(chunks):
             timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
-        timed.sort()
-        exposed = max(exposed, exposed_after([t[0] for t in timed], [t[1] for t in timed], walk.makespan_s))
-    return exposed
+        network = Stream("dp")
+        for ready_s, seconds in sorted(timed):
+            network.run(seconds, ready_s)
+        late = max(late, network.free_s - walk.makespan_s)
+    return late
 
 
 def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
@@ -176,14 +181,12 @@ def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> fl
     """
     delay = 0.0
     for stage, chunks in enumerate(calls):
-        clock = late = 0.0
+        network, late = Stream("dp"), 0.0
         for virtual, mine in enumerate(chunks):
             needed = walk.first_forward_start[stage][virtual]
             spread = times[stage][virtual].forward_s / max(len(mine), 1)
             for i, call in enumerate(reversed(mine)):
-                if i:
-                    clock = max(clock, late + needed + (i - 1) * spread)
-                clock += call.cost.time_s
-                late = max(late, clock - needed - i * spread)
+                reached_s = late + needed + (i - 1) * spread if i else 0.0
+                late = max(late, network.run(call.cost.time_s, reached_s) - needed - i * spread)
         delay = max(delay, late)
     return delay

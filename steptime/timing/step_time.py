@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from steptime import fsdp
 from steptime.cost.comm import FREE, CommCost, collective, tree_depth
+from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
 from steptime.job.assembly import Assembly
@@ -174,8 +175,7 @@ def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:
 def sends(job: Job, costs: list[CommCost]) -> list[float]:
     """Seconds that one send over each boundary delays its receiver; a share of overlap takes that much off."""
     share = job.software.overlap.pp
-    shown = 1.0 if isinstance(share, bool) or share is None else 1.0 - share
-    return [cost.time_s * shown for cost in costs] or [0.0]
+    return [cost.time_s - hidden_s(cost.time_s, 0.0, share) for cost in costs] or [0.0]
 
 
 def run_pipeline(job: Job, chunks: list[list[ChunkTime]], send_s: list[float]) -> Walk:

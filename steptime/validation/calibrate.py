@@ -68,27 +68,30 @@ def runs(path: str) -> list[MeasuredRun]:
     found: list[MeasuredRun] = []
     problems: list[str] = []
     for i, entry in enumerate(entries):
+        at = f"{path}: [{i}]"
         try:
-            found.append(_run(build(MeasuredEntry, entry), Path(path).parent))
+            found.append(_run(build(MeasuredEntry, entry, at), Path(path).parent, at))
         except ConfigError as error:
-            problems += [f"{path}: [{i}].{problem}".replace("].: ", "]: ") for problem in error.problems]
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
     return found
 
 
-def _run(entry: MeasuredEntry, base: Path) -> MeasuredRun:
-    """The estimate of one entry beside its measurement.
+def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:
+    """The estimate of one entry, which stands `at` that place, beside its measurement.
 
     Raises:
         ConfigError: problems under the keys of the entry.
     """
     step_s, rate = entry.step_s, entry.tokens_per_s_per_device
     if (step_s is None) == (rate is None):
-        raise ConfigError("step_s: give it or tokens_per_s_per_device, one of the two")
-    job = _job(entry.config, base)
+        raise ConfigError(f"{at}.step_s: give it or tokens_per_s_per_device, one of the two")
+    job = _job(entry.config, base, at)
     if job.performance.calibration is not None:
-        raise ConfigError("config: performance.calibration: is there already; a run is held against the plain estimate")
+        raise ConfigError(
+            f"{at}.config: performance.calibration: is there already; a run is held against the plain estimate"
+        )
     if rate is not None:
         step_s = job.data.gbs * job.data.seqlen / (rate * job.parallelism.devices)
     assert step_s is not None
@@ -96,7 +99,7 @@ def _run(entry: MeasuredEntry, base: Path) -> MeasuredRun:
     return MeasuredRun(job.machine.accelerator.name, job.software.precision, step_s / predicted)
 
 
-def _job(config: str | dict[str, Any], base: Path) -> Job:
+def _job(config: str | dict[str, Any], base: Path, at: str) -> Job:
     """The job of a path or of an inline mapping."""
     try:
         if isinstance(config, str):
@@ -105,4 +108,4 @@ def _job(config: str | dict[str, Any], base: Path) -> Job:
         anchor(data, base)
         return build(Job, data)
     except ConfigError as error:
-        raise ConfigError(f"config: {problem}" for problem in error.problems) from None
+        raise ConfigError(f"{at}.config: {problem}" for problem in error.problems) from None

@@ -16,7 +16,7 @@ from steptime.answer.measured import Measured, measured
 from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
 
-FEW = 20
+FEW_ROWS = 20
 """Rows that an accelerator or framework needs for a line of its own."""
 
 
@@ -52,7 +52,7 @@ def ratio_of(j: Judgement, of: str) -> float | None:
 
 
 def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
-    """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW` rows, most rows first."""
+    """Coverage by slice and split: all rows, then accelerators and frameworks with `FEW_ROWS` rows, most rows first."""
     groups: dict[tuple[str, str], list[tuple[float, Interval]]] = {}
     for j in judged:
         ratio = ratio_of(j, of)
@@ -67,7 +67,7 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
     found = []
     for name, split in sorted(groups, key=lambda key: (key[0] != "all", -sizes[key[0]], key[0], key[1] != "test")):
         figures = coverage(groups[name, split])
-        if figures and (figures.rows >= FEW or name == "all"):
+        if figures and (figures.rows >= FEW_ROWS or name == "all"):
             found.append({"what": name, "split": split} | figures._asdict())
     return found
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import interval_at
-from steptime.answer.measured import Place, place_of
+from steptime.answer.measured import RunPlace, place_of
 from steptime.answer.result import estimate
 from steptime.base.rows import Memory
 from steptime.job.job import Job
@@ -64,7 +64,7 @@ class Judgement(NamedTuple):
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
-    place: Place | None = None
+    place: RunPlace | None = None
     """Where the job stands among the measured runs that intervals rest on."""
 
     @property

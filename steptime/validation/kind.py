@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from steptime.base.config import ConfigError
 from steptime.base.document import MAX_BYTES
-from steptime.launch.log import BEGINS, open_log, pieces
-from steptime.launch.log_lines import Iteration, said
+from steptime.launch.logs.files import open_plain, pieces
+from steptime.launch.logs.job_log import BEGINS
+from steptime.launch.logs.lines import Iteration, said
 
 
 def is_log(path: str) -> bool:
@@ -13,7 +15,7 @@ def is_log(path: str) -> bool:
         return False
     read = 0
     try:
-        with open_log(path) as file:
+        with open_plain(path) as file:
             for lines in pieces(file):
                 for line in lines:
                     if BEGINS in line or any(isinstance(entry, Iteration) for entry in said(line)):
@@ -21,6 +23,6 @@ def is_log(path: str) -> bool:
                 read += sum(map(len, lines))
                 if read > MAX_BYTES:
                     return True
-    except (OSError, ValueError, EOFError):
+    except (ConfigError, EOFError):
         return False
     return False

@@ -11,11 +11,11 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch.log import Log, Progress, read_log
-from steptime.launch.megatron.reader import from_arguments
+from steptime.launch.logs.job_log import JobLog, ReadProgress, read_log
+from steptime.launch.logs.steady import Steady, steady
+from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, read_as
 from steptime.launch.reading import Reading, to_job
-from steptime.launch.steady import Steady, steady
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of
@@ -35,7 +35,7 @@ class LoggedRun(NamedTuple):
     reading: Reading
     config: dict[str, Any]
     """The plan as a YAML would hold it: the log's, and what was set over it."""
-    log: Log
+    log: JobLog
     steady: Steady
     notes: list[str]
     """What was taken from the log or assumed to bring both together."""
@@ -92,7 +92,7 @@ def read_run(
     kind: str | None = None,
     allow_unmodelled: bool = False,
     hardware: Hardware | None = None,
-    progress: Progress | None = None,
+    progress: ReadProgress | None = None,
 ) -> LoggedRun:
     """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
 
@@ -135,7 +135,7 @@ def compare(run: LoggedRun) -> Compared:
     )
 
 
-def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
+def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
@@ -154,13 +154,13 @@ def _reading(log: Log, kind: str | None, sets: dict[str, Any]) -> Reading:
     return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
 
 
-def _plan_of(log: Log, arguments: dict[str, str], name: str) -> Reading:
+def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:
     """The plan of Megatron's arguments, with the vocabulary that it tells after them."""
     vocabulary = log.vocabulary.size if log.vocabulary is not None else None
     return from_arguments(arguments, name, vocab_size=vocabulary)
 
 
-def _check_same_job(log: Log, reading: Reading) -> None:
+def _check_same_job(log: JobLog, reading: Reading) -> None:
     """Raise where a later dump makes another plan of the job: the first setting that differs, and where each was said."""
     first = log.arguments or {}
     for name, changed in log.contradictions:
@@ -185,7 +185,7 @@ def _first_difference(a: Any, b: Any, path: str = "") -> tuple[str, Any, Any] | 
 
 
 def _name_machine(
-    reading: Reading, log: Log, changes: dict[str, Any], other: Hardware | None
+    reading: Reading, log: JobLog, changes: dict[str, Any], other: Hardware | None
 ) -> tuple[list[str], list[str]]:
     """Put the machine that the log names, else the `other`, into `changes`, where nobody has said one.
 

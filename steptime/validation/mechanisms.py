@@ -15,10 +15,9 @@ ConfigDict = dict[str, Any]
 def _recomputes(config: ConfigDict) -> str:
     """none, selective or full."""
     performance = config["performance"]
-    plan = performance.get("recompute", {}).get("granularity") or performance.get(
-        "activation_checkpointing_type", "none"
-    )
-    return "selective" if "selective" in plan else str(plan)
+    word = performance.get("activation_checkpointing_type", "none")
+    granularity = performance.get("recompute", {}).get("granularity") or word
+    return "selective" if "selective" in granularity else str(granularity)
 
 
 def _recompute(kind: str) -> Callable[[Judgement], bool]:

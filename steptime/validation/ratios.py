@@ -19,7 +19,7 @@ MODEL = (
     "machine", "precision", "recompute", "zero_or_fsdp", "overlap_notes", "task",
 )  # fmt: skip
 """What two runs of any pair share, beside their source."""
-LAYOUT = ("tp", "pp", "cp", "vpp", "micro_batch_size")
+LAYOUT_CELLS = ("tp", "pp", "cp", "vpp", "micro_batch_size")
 
 
 class RatioKind(NamedTuple):
@@ -46,14 +46,14 @@ def _work_per_device(j: Judgement) -> tuple[str, ...]:
 
 def _layout(j: Judgement) -> tuple[str, ...]:
     """Degrees and micro-batch; what is not said is 1."""
-    return tuple(j.row.text(column) or "1" for column in LAYOUT)
+    return tuple(j.row.text(column) or "1" for column in LAYOUT_CELLS)
 
 
 def _batch_and_layout(j: Judgement) -> tuple[str, ...]:
     return (j.row.text("global_batch_size"), *_layout(j))
 
 
-KINDS = (
+RATIO_KINDS = (
     RatioKind("weak_scaling", _work_per_device, _texts("n_gpus"), (0.005, 0.010, 0.025)),
     RatioKind("strong_scaling", _batch_and_layout, _texts("n_gpus"), (0.015, 0.020, 0.040)),
     RatioKind("layout", _texts("global_batch_size", "n_gpus"), _layout, (0.03, 0.04, 0.08)),
@@ -87,7 +87,7 @@ def ratios(judged: Sequence[Judgement]) -> dict[str, Any]:
     counted = headline(judged)
     groups = {"headline": [j for j in counted if leads(j)], "other": [j for j in counted if not leads(j)]}
     found: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in RATIO_KINDS:
         found[kind.name] = {"target": dict(zip(("median", "mean", "p90"), kind.target, strict=True))}
         for name, rows in groups.items():
             both = {"all": rows, "test": [j for j in rows if split_of(j) == "test"]}

@@ -44,7 +44,7 @@ class RowFramework(NamedTuple):
         return f"{self.profile}@{self.release}" if self.release else self.profile
 
 
-FRAMEWORKS = (
+ROW_FRAMEWORKS = (
     RowFramework(r"maxtext", "MaxText", "xla"),
     RowFramework(r"paxml", "PaxML", "paxml"),
     RowFramework(r"automodel", "NeMo AutoModel", "fsdp2"),
@@ -94,7 +94,7 @@ def _framework(row: MeasuredRow) -> RowFramework:
         raise SkipRowError(f"not modelled yet: framework {_title(found)}")
     if said in software_names():
         return RowFramework(said, said, said)
-    found_one = next((framework for framework in FRAMEWORKS if re.search(framework.words, said)), None)
+    found_one = next((framework for framework in ROW_FRAMEWORKS if re.search(framework.words, said)), None)
     if found_one is None:
         profile = "fsdp2" if row.text("zero_or_fsdp").lower().startswith("fsdp") else "megatron-core"
         return RowFramework("", said or "not stated", profile, own=False)

@@ -9,7 +9,7 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError, build
 from steptime.job.job import Job
 
-LAYOUT = ("tp", "pp", "cp", "dp", "ep", "sp", "replicas")
+LAYOUT_KEYS = ("tp", "pp", "cp", "dp", "ep", "sp", "replicas")
 PIPELINE = ("vpp", "schedule", "layers_per_stage", "embedding_and_loss_count_as_layers")
 WORDS_ONLY = ("name", "source")
 """Keys of a model that change no cost."""
@@ -116,7 +116,7 @@ def _grouped(found: list[Setting], *, same_devices: bool) -> list[list[Setting]]
     for one in found:
         section, _, key = one.path.partition(".")
         group = one.path
-        if section == "parallelism" and key in LAYOUT:
+        if section == "parallelism" and key in LAYOUT_KEYS:
             group = "layout" if same_devices else one.path
         elif (
             section == "parallelism" and key in PIPELINE

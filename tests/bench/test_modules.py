@@ -10,13 +10,14 @@ from steptime import estimate
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import alone, as_run
 from steptime.bench.runs.block import OneBlock
+from steptime.bench.runs.chunks import CheckpointSpan, Slice, slices, spans_of
 from steptime.bench.runs.layouts import lay_out
-from steptime.bench.runs.modules import CheckpointSpan, Slice, slices, spans_of, whole
+from steptime.bench.runs.modules import whole
 from steptime.bench.runs.step import allocated
 from steptime.bench.runs.training import Trainer
 from steptime.bench.runs.truths import truths
 from steptime.job.job import Job
-from steptime.software.recomputation import RecomputePlan
+from steptime.software.recomputation import Recomputation
 
 MODELS = {
     "llama": {},
@@ -82,14 +83,14 @@ def test_chunks_of_a_pipeline_are_the_whole_model():
 
 def test_spans():
     """Uniform groups with a short last one; the first blocks alone; nothing."""
-    assert spans_of(RecomputePlan("full", "uniform", (2,)), 0, 5) == [
+    assert spans_of(Recomputation("full", "uniform", (2,)), 0, 5) == [
         CheckpointSpan(2, True),
         CheckpointSpan(2, True),
         CheckpointSpan(1, True),
     ]
-    assert spans_of(RecomputePlan("full", "block", (1, 4)), 1, 3) == [CheckpointSpan(1, True)] * 3
-    assert spans_of(RecomputePlan("full", "block", (1,)), 0, 2) == [CheckpointSpan(1, True), CheckpointSpan(1, False)]
-    assert spans_of(RecomputePlan(), 0, 2) == [CheckpointSpan(1, False)] * 2
+    assert spans_of(Recomputation("full", "block", (1, 4)), 1, 3) == [CheckpointSpan(1, True)] * 3
+    assert spans_of(Recomputation("full", "block", (1,)), 0, 2) == [CheckpointSpan(1, True), CheckpointSpan(1, False)]
+    assert spans_of(Recomputation(), 0, 2) == [CheckpointSpan(1, False)] * 2
     assert Slice(0, 0, [CheckpointSpan(2, True), CheckpointSpan(1, True)], embedding=False, head=False).layers == 3
 
 

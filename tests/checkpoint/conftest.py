@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steptime.checkpoint import html, summarize_checkpoint, summary_text
-from steptime.checkpoint.size_units import Units
+from steptime.checkpoint import summarize_checkpoint
 from steptime.commands import summarize_ckpt as cli
+from steptime.report.checkpoint_summary import report, summary_html
 
 
 def llama(layers=4, hidden=64, inter=160, vocab=512, kv=16, tied=False, dtype=torch.bfloat16):
@@ -161,10 +161,10 @@ def summarize():
         assert document["pickle"]["executed"] is False
         assert document["exit_code"] == summary.exit_code
         assert all(problem["message"] for problem in document["problems"])
-        report = summary_text.report(summary, 1, Units(), 80, lambda words, _: words)
-        assert report.isprintable() or set(report) - {"\n"} <= {c for c in report if c.isprintable()}
-        assert max(map(len, report.splitlines()[1:]), default=0) <= 80
-        assert html.table(summary).startswith("<p>")
+        text = report(summary)
+        assert text.isprintable() or set(text) - {"\n"} <= {c for c in text if c.isprintable()}
+        assert max(map(len, text.splitlines()[1:]), default=0) <= 80
+        assert summary_html(summary).startswith("<p>")
         return summary
 
     return run

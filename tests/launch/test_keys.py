@@ -4,10 +4,10 @@ import pytest
 
 from steptime.base.config import ConfigError
 from steptime.launch.devices import data_parallel, devices_in, told_whole
+from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyRule, KeyTable, load_table, read_keys, rule_of, spelled
-from steptime.launch.pyconfig import read_function
-from steptime.launch.settings import Settings
-from steptime.launch.targets import simplify
+from steptime.launch.nemo.targets import simplify
+from steptime.launch.torchtitan.config_functions import read_function
 
 TABLE = KeyTable(
     "Frame 1.0",
@@ -28,7 +28,7 @@ TABLE = KeyTable(
 
 def settings(dump=False, **said):
     given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE, "job", dump=dump)
-    return Settings("job", TABLE, given)
+    return JobKeys("job", TABLE, given)
 
 
 def statuses(**said):
@@ -151,7 +151,7 @@ def test_data_parallel_ranks():
     found = settings()
     assert data_parallel(found, {"tp": 4}, 16) == 4
     assert data_parallel(found, {"tp": 4}, None) is None
-    assert data_parallel(Settings("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
+    assert data_parallel(JobKeys("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
     assert data_parallel(found, {"tp": 2, "pp": 2}, 18, "; fix") == 4
     assert found.problems == ["job: world size 18 is no multiple of tp 2 x pp 2 = 4; fix"]
     with pytest.raises(ConfigError, match=r"--set parallelism\.dp: expected a whole number"):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from launch_logs import MEGATRON, dump, head, iteration, memory, write
 
 from steptime.base.config import ConfigError
-from steptime.launch.log import LONGEST, pieces, read_log
-from steptime.launch.log_lines import Count, Device, Iteration, Pause, Peak, Vocabulary, said
-from steptime.launch.series import Series
-from steptime.launch.steady import PAUSE, RAMP, RESTART, WARM, median_interval, quantile, steady
+from steptime.launch.logs.files import LONGEST, pieces
+from steptime.launch.logs.job_log import read_log
+from steptime.launch.logs.lines import AcceleratorName, Iteration, MemoryPeak, ParameterCount, Pause, Vocabulary, said
+from steptime.launch.logs.logged_steps import LoggedSteps
+from steptime.launch.logs.steady import PAUSE, RAMP, RESTART, WARM, median_interval, quantile, steady
 
 GIB, MIB = 2.0**30, 2.0**20
 
@@ -61,22 +62,24 @@ LINES = {
     "[rank0]:[titan] 2025-11-25 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.7012  \x1b[38;2;180;60;0mgrad_norm: 1.1  "
     "\x1b[36mmemory: 40.25GiB(50.1%)  \x1b[34mtps: 1,234  \x1b[36mtflops: 56.70  \x1b[35mmfu: 12.30%\x1b[39m": (
         Iteration("torchtitan", 10, 0.0, 1234.0, 56.7, stream="[rank0]"),
-        Peak(0, 0.0, 40.25 * GIB, local=True),
+        MemoryPeak(0, 0.0, 40.25 * GIB, local=True),
     ),
     # torchtitan of 2024: wps, no tflops
     "[rank0]:step: 20  loss:  7.5  memory: 40.00GiB(50.0%)  wps: 2,000  mfu: 41.00%": (
         Iteration("torchtitan", 20, 0.0, 2000.0, stream="[rank0]"),
-        Peak(0, 0.0, 40.0 * GIB, local=True),
+        MemoryPeak(0, 0.0, 40.0 * GIB, local=True),
     ),
     # Megatron's report_memory: MB of 2**20 bytes; two ranks that wrote into one line
     memory(3, 1024.0, 2048.0) + memory(7, 3072.0, 4096.0): (
-        Peak(3, 1.0 * GIB, 2.0 * GIB),
-        Peak(7, 3.0 * GIB, 4.0 * GIB),
+        MemoryPeak(3, 1.0 * GIB, 2.0 * GIB),
+        MemoryPeak(7, 3.0 * GIB, 4.0 * GIB),
     ),
     # Megatron-Bridge's: GB of 1e9 bytes
     "p4/0 [Rank 1] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4 |"
-    " mem-max-reserved-gigabytes: 182.2 | mem-alloc-retires: 0": Peak(1, 153.4e9, 182.2e9),
-    " > number of parameters on (tensor, pipeline) model parallel rank (1, 3): 673286144": Count(1, 3, 673286144),
+    " mem-max-reserved-gigabytes: 182.2 | mem-alloc-retires: 0": MemoryPeak(1, 153.4e9, 182.2e9),
+    " > number of parameters on (tensor, pipeline) model parallel rank (1, 3): 673286144": ParameterCount(
+        1, 3, 673286144
+    ),
     # rounded by a later Megatron: no count
     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 6.73B": (),
     " validation loss at iteration 100 on validation set | lm loss value: 2.0 | lm loss PPL: 7.4 |": Pause(100),
@@ -84,9 +87,9 @@ LINES = {
     "[titan] validate step: 30  loss:  7.1  memory: 40.00GiB(50.00%)  tps: 1,000": Pause(30),
     "[titan] Saving the checkpoint (or staging if async is enabled).": Pause(-1),
     " > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)": Vocabulary(50257, 50688),
-    "[titan] CUDA capacity: NVIDIA H100 80GB HBM3 with 79.18GiB memory": Device("NVIDIA H100 80GB HBM3"),
-    "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |": Device("NVIDIA A100-SXM4-80GB"),
-    "GPU 0: NVIDIA H200 (UUID: GPU-0)": Device("NVIDIA H200"),
+    "[titan] CUDA capacity: NVIDIA H100 80GB HBM3 with 79.18GiB memory": AcceleratorName("NVIDIA H100 80GB HBM3"),
+    "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |": AcceleratorName("NVIDIA A100-SXM4-80GB"),
+    "GPU 0: NVIDIA H200 (UUID: GPU-0)": AcceleratorName("NVIDIA H200"),
     "NCCL INFO max allocated: 5 GB | step: iteration": (),
 }
 
@@ -117,13 +120,13 @@ def test_a_damaged_line_says_something_sane_or_nothing(line, data):
             + data.draw(st.sampled_from(["9" * 400, "-", "1e999", "nan", ".", "/", "|", "[Rank 1] (", " "]))
             + line[at:]
         )
-    series = Series()
+    series = LoggedSteps()
     for entry in said(line.encode()):
         if isinstance(entry, Iteration):
             assert 0 <= entry.step_s < 1e18
             assert entry.step_s or entry.tokens_per_s
             series.add(entry, max(entry.number, 0))
-        if isinstance(entry, Peak):
+        if isinstance(entry, MemoryPeak):
             assert all(0 <= value < 1e30 for value in (entry.allocated_bytes, entry.reserved_bytes))
     series.lines()
 
@@ -353,7 +356,7 @@ def test_a_large_log_is_read_in_bounded_memory(tmp_path):
 
 def test_a_series_beyond_its_limit_is_thinned_evenly():
     """Of 1 to 1,000 in at most 100 places, each twice: multiples of a power of two are left, at their shorter time."""
-    series = Series(limit=100)
+    series = LoggedSteps(limit=100)
     for n in range(1, 1001):
         for slower in (1.0, 0.0):
             series.add(Iteration("Megatron-LM", n, n + slower), n)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.keys import load_table, spelled
-from steptime.launch.megatron.dump import read_dump
+from steptime.launch.logs.dump import read_dump
 from steptime.launch.megatron.flags import plain
-from steptime.launch.megatron.layout import stages_of
-from steptime.launch.megatron.reader import from_arguments, read_megatron
+from steptime.launch.megatron.parallelism_section import stages_of
+from steptime.launch.megatron.sources import from_arguments, read_megatron
+from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import Reading, to_job
-from steptime.launch.save import plan_yaml
 
 FOLDER = Path(__file__).parents[1] / "data" / "launch" / "megatron"
 TABLE = load_table("megatron")

@@ -7,8 +7,8 @@ import yaml
 from launch_readings import HARDWARE
 
 from steptime.base.config import ConfigError
-from steptime.launch.megatron.reader import from_arguments, read_megatron
-from steptime.launch.nemo import read_nemo
+from steptime.launch.megatron.sources import from_arguments, read_megatron
+from steptime.launch.nemo.formats import read_nemo
 from steptime.launch.reading import to_job
 
 SIZES = {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 8, "seq_length": 512, "micro_batch_size": 1}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
-from steptime.launch.shell import read_script
-from steptime.launch.shell_arithmetic import arithmetic
+from steptime.launch.shell.arithmetic import arithmetic
+from steptime.launch.shell.script import read_script
 
 
 def words(text: str, **env: str) -> list[str]:
@@ -237,7 +237,7 @@ def test_lines_are_where_the_words_stand():
 def test_what_has_no_value_says_why(text, why):
     found = launch(text)
     assert found.problems == []
-    assert found.arguments[1].unresolved == (why,)
+    assert [unknown.why for unknown in found.arguments[1].unresolved] == [why]
 
 
 def test_a_variable_that_every_branch_sets_alike_is_known():
@@ -273,7 +273,8 @@ def test_the_environment_fills_in():
     ],
 )  # fmt: skip
 def test_a_script_without_one_launch_command(text, problem):
-    assert launch(text).problems == [problem]
+    found = launch(text)
+    assert [*found.problems, *(f"run.sh: {line}" for line in found.unclear)] == [problem]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_a
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table, rule_of, spelled
 from steptime.launch.reading import to_job
-from steptime.launch.titan_model import hidden_dim, models
-from steptime.launch.torchtitan import read_torchtitan
+from steptime.launch.torchtitan.flavors import hidden_dim, models
+from steptime.launch.torchtitan.job_config import read_torchtitan
 from steptime.model.presets import load_model
 
 REGISTRY = "torchtitan/config_registry.py"

@@ -63,7 +63,7 @@ def norm_gradients(software="megatron-core", **said):
     [
         # two norms of 128 in each of two layers, and the final norm
         ({}, 2 * 256 + 128),
-        # LayerNorm with biases has 512 a layer, projection biases after the reduction are whole too: 2 * 128; 256 at the end
+        # LayerNorms with biases have 512 a layer and 256 at the end; biases behind the reduction are whole too: 2 * 128
         ({"model": {"norm": "layernorm", "bias": True}}, 2 * 768 + 256),
         # the busier stage is the last, which has one layer and the head
         ({"pp": 2}, 256 + 128),

@@ -42,7 +42,7 @@ def test_megatrons_buffers_are_padded_and_cut_evenly():
 
 
 def test_torchs_reducer_holds_copies():
-    """DistributedDataParallel reduces buckets beside the gradients (not views of them): 2 + 2 bytes; one rank needs none."""
+    """Buckets lie beside the gradients (DistributedDataParallel, gradient_as_bucket_view False): 2 + 2 bytes; alone, none."""
     assert states("torch", dp=2, microbatches=2)[1] == 4 * PARAMS
     assert states("torch", dp=1, microbatches=2)[1] == 2 * PARAMS
 

@@ -56,7 +56,7 @@ def step(
 
     Gradients have the parameters' dtype, so have the moments; the gradients are not cleared.
     """
-    size = operands.ITEMSIZE[dtype]
+    size = timings.ITEMSIZE[dtype]
     most = SHARE * operands.free_bytes(device) / (6.0 * size)
     shapes = parameter_shapes(job, min(most, MOST_ON_CPU) if device.type == "cpu" else most)
     parameters = [operands.random(shape, dtype, device).requires_grad_() for shape in shapes]

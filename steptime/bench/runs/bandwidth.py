@@ -29,7 +29,7 @@ SHARE = 0.2
 """Of the free memory that one piece of work may take."""
 
 
-class Layer(NamedTuple):
+class LayerWidths(NamedTuple):
     """What one device sees of a job."""
 
     tokens: int
@@ -51,12 +51,12 @@ class MoveWork(NamedTuple):
     """Of inputs, outputs and what is kept [B]."""
 
 
-def of_job(job: Job) -> Layer:
+def of_job(job: Job) -> LayerWidths:
     """Tokens and widths of one device of a job."""
     shard = estimate(job).assembly.shard
     model = job.model
     width = int(model.inter_sz / float(shard.tp))
-    return Layer(int(shard.tokens), model.hidden_sz, width, int(float(shard.vocab) / float(shard.tp)))
+    return LayerWidths(int(shard.tokens), model.hidden_sz, width, int(float(shard.vocab) / float(shard.tp)))
 
 
 def rmsnorm_bytes(tokens: int, width: int, itemsize: float, *, fused: bool) -> tuple[float, float]:
@@ -84,7 +84,7 @@ def loss_bytes(tokens: int, vocab: int, itemsize: float) -> tuple[float, float]:
 
 def streams(bytes_: float, dtype: str, device: torch.device) -> list[MoveWork]:
     """copy, add and triad (a + 2 b) over tensors of `bytes_`, into memory that is there already."""
-    size = operands.ITEMSIZE[dtype]
+    size = timings.ITEMSIZE[dtype]
     elements = int(bytes_ / size)
 
     def tensors(count: int) -> tuple[torch.Tensor, ...]:
@@ -100,10 +100,10 @@ def streams(bytes_: float, dtype: str, device: torch.device) -> list[MoveWork]:
     ]
 
 
-def of_layer(layer: Layer, dtype: str, device: torch.device) -> list[MoveWork]:
+def of_layer(layer: LayerWidths, dtype: str, device: torch.device) -> list[MoveWork]:
     """Residual add, RMSNorm, SiLU times up, cross entropy and embedding at a job's sizes, allocating as training does."""
     tokens, hidden, inter, vocab = layer
-    size = operands.ITEMSIZE[dtype]
+    size = timings.ITEMSIZE[dtype]
     x, wide = float(tokens * hidden * size), float(tokens * inter * size)
     table = float(vocab * hidden * size)
 
@@ -172,7 +172,7 @@ def sweep(
 ) -> tuple[list[timings.MoveTiming], list[str]]:
     """Streams of two sizes, and the job's memory-bound work in every dtype, for about `seconds`."""
     sizes = (2**26, 2**28) if device.type == "cpu" else (2**28, 2**30)
-    layer = of_job(job) if job is not None else Layer(8192, 4096, 14336, 32768)
+    layer = of_job(job) if job is not None else LayerWidths(8192, 4096, 14336, 32768)
     works = [(work, "fp32") for bytes_ in sizes for work in streams(bytes_, "fp32", device)]
     works += [(work, dtype) for dtype in dtypes for work in of_layer(layer, dtype, device)]
     found: list[timings.MoveTiming] = []

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import RECOMPUTES, RecomputeChoice, alone, unsupported
+from steptime.bench.runs.chunks import plan_of
 from steptime.bench.runs.clock import Timing, measure
-from steptime.bench.runs.modules import Block, building, plan_of, tables
+from steptime.bench.runs.modules import Block, building, tables
 from steptime.bench.runs.probes import Saved
 from steptime.job.job import Job
 

@@ -177,7 +177,7 @@ def turning(shape: GemmShape, dtype: str, device: torch.device) -> Callable[[], 
     multiply(shape, dtype, *first)
     others = [
         tuple(x.clone() for x in first)
-        for _ in range(operands.copies(shape.elements * operands.ITEMSIZE[dtype], device) - 1)
+        for _ in range(operands.copies(shape.elements * timings.ITEMSIZE[dtype], device) - 1)
     ]
     turns = operands.rotate([first, *others])
     return lambda: multiply(shape, dtype, *turns())
@@ -185,7 +185,7 @@ def turning(shape: GemmShape, dtype: str, device: torch.device) -> Callable[[], 
 
 def taken(shape: GemmShape, dtype: str, device: torch.device) -> float:
     """Bytes that a product takes at most: its copies fill the cache twice, if it does not do so by itself."""
-    return max(shape.elements * operands.ITEMSIZE[dtype], 2.0 * operands.cache_bytes(device))
+    return max(shape.elements * timings.ITEMSIZE[dtype], 2.0 * operands.cache_bytes(device))
 
 
 def time_shapes(

@@ -30,7 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steptime.base.config import ConfigError
 from steptime.bench.runnable import layout_name, unsupported
-from steptime.bench.runs.modules import DTYPES, INIT_STD, Slice, Transformer, building, plan_of, slices, tables
+from steptime.bench.runs.chunks import Slice, plan_of, slices
+from steptime.bench.runs.modules import INIT_STD, Transformer, building, tables
+from steptime.bench.runs.operands import torch_dtype
 from steptime.fsdp import options
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
@@ -130,7 +132,7 @@ def make_mesh(job: Job, device_type: str) -> DeviceMesh | None:
 
 def materialized(job: Job, chunk: Slice, mesh: DeviceMesh | None, device: torch.device, seed: int) -> Transformer:
     """One model chunk: split by tp, sharded by FSDP2, then given storage and weights."""
-    with building(DTYPES[job.software.states.param_dtype], "meta"):
+    with building(torch_dtype(job.software.states.param_dtype), "meta"):
         part = Transformer(plan_of(job), chunk)
     if mesh is not None and job.parallelism.tp > 1:
         tensor_parallel(part, mesh["tp"], sp=job.sp)
@@ -184,7 +186,7 @@ def fully_sharded(part: Transformer, job: Job, mesh: DeviceMesh) -> None:
     """FSDP2: each block a group, and the root with the rest; torch's default keeps the root gathered after forward."""
     said = options(Assembly(job))
     data = mesh["replicas", "shards"] if job.parallelism.replicas > 1 else mesh["dp"]
-    policy = MixedPrecisionPolicy(param_dtype=part.plan.dtype, reduce_dtype=DTYPES[said.reduce_dtype])
+    policy = MixedPrecisionPolicy(param_dtype=part.plan.dtype, reduce_dtype=torch_dtype(said.reduce_dtype))
     for block in part.blocks.values() if said.wrap == "block" else []:
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=said.reshard_after_forward)
     root = None if said.reshard_after_forward else False

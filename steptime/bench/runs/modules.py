@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptime.job.assembly import Assembly
+from steptime.bench.runs.chunks import ModulePlan, Slice, plan_of, slices
+from steptime.bench.runs.operands import torch_dtype
 from steptime.job.job import Job
 from steptime.model.model import Model
-from steptime.software.recomputation import RecomputePlan
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
 INIT_STD = 0.02
 """Standard deviation of initial weights (GPT-2's)."""
@@ -37,76 +35,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": squared_relu,
 }
-
-
-class ModulePlan(NamedTuple):
-    """What of a job its modules are built from."""
-
-    model: Model
-    seqlen: int
-    dtype: torch.dtype
-    """Of compute."""
-    flash: bool
-    """Attention by scaled_dot_product_attention; else by explicit products and a softmax."""
-    wide_loss: bool
-    """Cross entropy of an fp32 copy of the logits; else of the logits as they are."""
-    recompute: RecomputePlan
-
-
-def plan_of(job: Job) -> ModulePlan:
-    """The modules' plan of a job."""
-    s = job.software
-    flash, wide = s.kernels.attention_impl == "flash", s.kernels.loss_impl == "composite"
-    return ModulePlan(job.model, job.data.seqlen, DTYPES[s.compute_dtype], flash, wide, job.recompute)
-
-
-class CheckpointSpan(NamedTuple):
-    """Neighbouring blocks that run as one: checkpointed together, or not at all."""
-
-    blocks: int
-    checkpointed: bool
-
-
-class Slice(NamedTuple):
-    """One model chunk: `layers` blocks from number `first` on, perhaps with an end of the model."""
-
-    depth: int
-    first: int
-    spans: list[CheckpointSpan]
-    embedding: bool
-    head: bool
-
-    @property
-    def layers(self) -> int:
-        """How many blocks."""
-        return sum(span.blocks for span in self.spans)
-
-
-def slices(job: Job) -> list[Slice]:
-    """The pp*vpp chunks of a job in depth order."""
-    found: list[Slice] = []
-    first = 0
-    for chunk in Assembly(job).chunks:
-        spans = spans_of(job.recompute, chunk.depth, chunk.layers)
-        found.append(Slice(chunk.depth, first, spans, chunk.embedding, chunk.head))
-        first += chunk.layers
-    return found
-
-
-def spans_of(recompute: RecomputePlan, depth: int, layers: int) -> list[CheckpointSpan]:
-    """Full recomputation, uniform: groups of n_layers, each checkpointed; block: the first n_layers, one by one."""
-    if recompute.granularity != "full":
-        return [CheckpointSpan(1, checkpointed=False)] * layers
-    count = recompute.n_layers[depth]
-    if recompute.method == "block":
-        checkpointed = min(count, layers)
-        return [CheckpointSpan(1, checkpointed=True)] * checkpointed + [CheckpointSpan(1, checkpointed=False)] * (
-            layers - checkpointed
-        )
-    groups, rest = divmod(layers, count)
-    return [CheckpointSpan(count, checkpointed=True)] * groups + (
-        [CheckpointSpan(rest, checkpointed=True)] if rest else []
-    )
 
 
 class Norm(nn.Module):
@@ -298,7 +226,7 @@ def tables(plan: ModulePlan) -> tuple[Tensor | None, Tensor | None, Tensor | Non
 def whole(job: Job, device: torch.device | str = "cpu") -> Transformer:
     """The whole model of a job on one device, parameters in their stored dtype, whatever its layout."""
     spans = [span for chunk in slices(job) for span in chunk.spans]
-    with building(DTYPES[job.software.states.param_dtype], device):
+    with building(torch_dtype(job.software.states.param_dtype), device):
         return Transformer(plan_of(job), Slice(0, 0, spans, embedding=True, head=True))
 
 

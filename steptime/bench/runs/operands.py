@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+_DTYPES = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 CACHES = {"cuda": 64 * 2**20}
 """Last-level cache where torch does not tell it [B]: 50 MB on H100 and H200."""
 CPU_CACHE = 32 * 2**20
@@ -26,7 +25,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     """The type that torch has for fp32, tf32, bf16, fp16, fp8 (e4m3)."""
     import torch
 
-    found = getattr(torch, DTYPES[dtype])
+    found = getattr(torch, _DTYPES[dtype])
     assert isinstance(found, torch.dtype)
     return found
 

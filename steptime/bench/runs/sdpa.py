@@ -98,7 +98,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = 
 
 def usable(backend: str, shape: AttentionShape, dtype: str, device: torch.device) -> str:
     """Why a back end cannot run forward and backward of a shape here; "" if it can."""
-    size = operands.ITEMSIZE[dtype]
+    size = timings.ITEMSIZE[dtype]
     needed = 3.0 * shape.elements * size + (MATH_COPIES * 4.0 * shape.score_elements if backend == "math" else 0.0)
     if needed > SHARE * operands.free_bytes(device):
         return f"{needed / 2**30:.1f} GiB do not fit"
@@ -119,7 +119,7 @@ def time_shape(
 ) -> list[timings.AttentionTiming]:
     """Forward, which keeps what backward needs, and backward, of one back end."""
     first = tensors(shape, dtype, device)
-    size = shape.elements * operands.ITEMSIZE[dtype]
+    size = shape.elements * timings.ITEMSIZE[dtype]
     copies = [first] + [tensors(shape, dtype, device) for _ in range(operands.copies(size, device) - 1)]
     turns = operands.rotate(copies)
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
-from steptime.launch.keys import Given, load_table, spelled
-from steptime.launch.settings import Settings
-from steptime.launch.shell import Word
-from steptime.launch.shell_scope import way_out
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import GivenKey, load_table, spelled
+from steptime.launch.shell.script import Word
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -48,7 +47,7 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
 
 def _stray(word: Word, line: CommandLine) -> None:
     if word.unresolved:
-        line.notes.append(f"line {word.line}: {word.unresolved[0]}: taken as empty")
+        line.notes.append(f"line {word.line}: {word.unresolved[0].why}: taken as empty")
     elif word.text:
         line.problems.append(f"line {word.line}: {word.text!r} stands where a flag is expected")
 
@@ -77,9 +76,8 @@ def _close(flag: Word | None, values: list[Word], line: CommandLine) -> None:
     if not switch and not values:
         line.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word in values:
-        for why in word.unresolved:
-            fix = way_out(why, "write the value into the script")
-            line.problems.append(f"line {word.line}: {flag.text}: {why}; {fix}")
+        for unknown in word.unresolved:
+            line.problems.append(f"line {word.line}: {flag.text}: {unknown.told('write the value into the script')}")
 
 
 def read_words(text: str) -> list[Word]:
@@ -121,9 +119,9 @@ def is_legacy(arguments: Mapping[str, str]) -> bool:
     return plain(arguments.get("checkpoint_activations")) is True or bool(alone & arguments.keys())
 
 
-def settings_of(
+def keys_of(
     arguments: Mapping[str, str], names: Mapping[str, str], source: str, sets: Mapping[str, Any] | None = None
-) -> Settings:
+) -> JobKeys:
     """Arguments as settings; `names` are the flags that said them, none for a dump."""
     table = load_table("megatron")
     negations, flags = table.raw["negations"], {argument: flag for flag, argument in table.raw["flag_names"].items()}
@@ -137,11 +135,11 @@ def settings_of(
         return argument if plain_name else "--" + flags.get(argument, argument.replace("_", "-"))
 
     given = [
-        Given(name, spelled(argument, table), plain(text), "true" if name[2:] in negations else "")
+        GivenKey(name, spelled(argument, table), plain(text), "true" if name[2:] in negations else "")
         for argument, text in arguments.items()
         for name in [names.get(argument, argument)]
     ]
-    found = Settings(source, table, given, sets=sets, spell=spell)
+    found = JobKeys(source, table, given, sets=sets, spell=spell)
     if found.on("bf16") and not found.on("grad_reduce_in_bf16"):  # arguments.py, validate_args
         key = "accumulate_allreduce_grads_in_fp32"
         found.defaults |= {key: (key, True)}

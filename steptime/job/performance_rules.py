@@ -1,0 +1,91 @@
+"""What must hold of a config's `performance` section: precision, dtypes of states, overlap, recomputation."""
+
+from __future__ import annotations
+
+from steptime.job.limits import Rule
+
+PERFORMANCE_RULES = [
+    Rule(
+        "machine has the precision",
+        "performance.precision",
+        "{f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
+        lambda f: f.precision in f.machine_dtypes,
+    ),
+    Rule(
+        "framework has the recipe",
+        "performance.precision",
+        "{f.precision} is TransformerEngine's, which {f.software} does not run; use software megatron-core",
+        lambda f: (not f.recipe) | f.framework.recipes,
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
+    Rule(
+        "norms under delayed scaling",
+        "performance",
+        "Megatron-Core does not recompute layernorm under {f.precision}; use fp8_current, or other modules",
+        lambda f: (
+            f.precision != "fp8_delayed" or not (f.checkpoint_word == "super-selective" or "layernorm" in f.modules)
+        ),
+    ),
+    Rule(
+        "fp8_params",
+        "performance.fp8_params",
+        "needs a low-precision recipe (got precision {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | f.recipe,
+    ),
+    Rule(
+        "remainder of bf16",
+        "performance.master_dtype",
+        "remainder is what bf16 drops of fp32, so param_dtype must be bf16 (got {f.param_dtype})",
+        lambda f: (f.master_dtype != "remainder") | (f.param_dtype == "bf16"),
+    ),
+    Rule(
+        "shares", "performance.overlap", "shares lie between 0 and 1 (got {f.bad_shares})", lambda f: not f.bad_shares
+    ),
+    Rule(
+        "one recompute",
+        "performance.recompute",
+        "given beside activation_checkpointing_type {f.checkpoint_word!r}; keep one",
+        lambda f: (f.recompute is None) | (f.checkpoint_word is None),
+    ),
+    Rule(
+        "selective keys",
+        "performance.recompute",
+        "method and n_layers belong to granularity full; selective takes modules",
+        lambda f: not (f.granularity == "selective" and (f.recompute_method or f.recompute_counts)),
+    ),
+    Rule(
+        "full keys",
+        "performance.recompute.modules",
+        "belong to granularity selective (got granularity full)",
+        lambda f: not (f.granularity == "full" and f.modules),
+    ),
+    Rule(
+        "recompute counts",
+        "performance.recompute.n_layers",
+        "expected one number, {f.pp} (per stage) or {f.chunks} (per chunk) (got {f.recompute_words})",
+        lambda f: (
+            (f.recompute is None or f.recompute.n_layers is None or len(f.recompute_counts) == 1)
+            | (len(f.recompute_counts) == f.pp)
+            | (len(f.recompute_counts) == f.chunks)
+        ),
+    ),
+    Rule(
+        "recompute counts positive",
+        "performance.recompute.n_layers",
+        "must be at least 1, or 0 with method block (got {f.recompute_words})",
+        lambda f: min(f.recompute_counts, default=1) >= (0 if f.block else 1),
+    ),
+    Rule(
+        "recompute of experts",
+        "performance.recompute.modules",
+        "need model.moe (got {f.module_words})",
+        lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
+    ),
+    Rule(
+        "recompute of mla",
+        "performance.recompute.modules",
+        "mla_up_proj needs attention kind mla",
+        lambda f: f.attention == "mla" or "mla_up_proj" not in f.modules,
+    ),
+]
+"""Told with the layout rules."""

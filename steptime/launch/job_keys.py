@@ -1,0 +1,238 @@
+"""The settings of one job: what is said of each key, the framework's own default where nothing is, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from steptime.base.config import ConfigError, show
+from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, rule_of
+from steptime.launch.reading import LaunchFlag, Reading, Status
+
+MOST = 10**12
+"""The largest whole number taken: more than any size, count or buffer."""
+_NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
+
+
+class JobKeys:
+    """The keys of a job by the table's names. Problems are gathered in `problems`, and told together by `reading`.
+
+    `given`: what the source says, in order. `defaults`: names and values over the table's own, and whose they are. `sets`: what
+    the user sets. `spell`: how the source would spell a key that it does not say.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        table: KeyTable,
+        given: Iterable[GivenKey],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        defaults_of: str = "",
+        sets: Mapping[str, Any] | None = None,
+        spell: Callable[[str], str] = str,
+    ) -> None:
+        self.source, self.table, self.sets, self.spell = source, table, sets, spell
+        self.given = list(given)
+        over = named_defaults(defaults or {}, table)
+        self.defaults = table.defaults | over
+        self.defaults_of = dict.fromkeys(over, defaults_of or table.framework)
+        self.values: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        """Key -> what says its value."""
+        for name, key, value, _ in self.given:
+            if value is not None or key not in self.values:
+                self.values[key], self.names[key] = value, name
+        self.fates: dict[str, tuple[Status, str]] = {}
+        """Keys that in this job become something else than the table says, and why."""
+        self.beside_flags: list[LaunchFlag] = []
+        """What the job rests on beside the source's keys."""
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    # --- values ---
+
+    def name(self, key: str) -> str:
+        """A key as the source spells it."""
+        return self.names.get(key) or (self.defaults[key][0] if key in self.defaults else self.spell(key))
+
+    def error(self, key: str, problem: str) -> ConfigError:
+        """The problem of a key, after those already gathered."""
+        return ConfigError([*self.problems, f"{self.source}: {self.name(key)}: {problem}"])
+
+    def fail(self, key: str, problem: str) -> None:
+        """Gather the problem of a key."""
+        self.problems = self.error(key, problem).problems
+
+    def put(self, key: str, value: Any, by: str = "") -> None:
+        """Set a key to what others make of it; `by` says who, where the source may say the key too."""
+        self.values[key] = value
+        if by:
+            self.names[key] = by
+
+    def get(self, key: str) -> Any:
+        """The value as it stands; None where nothing says it."""
+        if key in self.values:
+            return self.values[key]
+        return self.defaults[key][1] if key in self.defaults else self.table.unlisted.get(key)
+
+    def whole(self, key: str, *, least: int = 1) -> int | None:
+        """A whole number of at least `least`; None where nothing says it, or where it is none, which is a problem."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.fail(key, f"expected a whole number of at least {least} (got {show(value)})")
+        elif value > MOST:
+            self.fail(key, f"must be at most {MOST:,} (got {show(value)})")
+        else:
+            return value
+        return None
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`, which is required where there is no default."""
+        if self.get(key) is None and default is None:
+            self.fail(key, "missing, and required")
+        found = self.whole(key, least=least)
+        return found if found is not None else max(least, default or 1)
+
+    def number(self, key: str) -> float:
+        """A number; 0 where there is none."""
+        value = self.get(key)
+        try:
+            return float(value or 0)
+        except (TypeError, ValueError):
+            self.fail(key, f"expected a number (got {show(value)})")
+            return 0.0
+
+    def on(self, key: str, *, default: bool = False) -> bool:
+        """Whether a switch is on."""
+        value = self.get(key)
+        word = str(value).lower()
+        if value is None or word in {"true", "false", "0", "1", "yes", "no"}:
+            return default if value is None else word in {"true", "1", "yes"}
+        self.fail(key, f"expected true or false (got {show(value)})")
+        return default
+
+    def word(self, key: str, words: Mapping[str, Any]) -> Any:
+        """What a word stands for, whatever its case; of a dotted path (torch.float32) the last part may be the word."""
+        value = self.get(key)
+        folded = {name.lower(): found for name, found in words.items()}
+        said = str(value).lower()
+        said = said if said in folded else said.rpartition(".")[2]
+        if said not in folded:
+            self.fail(key, f"expected one of {', '.join(words)} (got {show(value)})")
+        return folded.get(said, next(iter(words.values())))
+
+    def words(self, key: str) -> list[str]:
+        """The words of a key that takes several: a list, or one text of them."""
+        value = self.get(key)
+        return [] if value is None else re.findall(r"[\w.+-]+", str(value))
+
+    # --- what becomes of them ---
+
+    def becomes(self, key: str, what: str) -> None:
+        """Note that a key is used otherwise than the table says."""
+        self.fates[key] = ("used", what)
+
+    def leave_out(self, key: str, why: str) -> None:
+        """Note that what a key says changes cost and is not in the config."""
+        self.fates[key] = ("unmodelled", why)
+
+    def without_effect(self, key: str, why: str) -> None:
+        """Note that what a key says changes nothing in this job."""
+        self.fates[key] = ("irrelevant", why)
+
+    def flags(self) -> list[LaunchFlag]:
+        """Every key given, and the defaults of those that are used and unsaid, where they matter."""
+        found = [self._flag(item) for item in self.given]
+        for key, (name, value) in self.defaults.items():
+            rule = self.table.rules[key]
+            status, note = self.fates.get(key, ("default", rule.note))
+            if key in self.values or status == "irrelevant":
+                continue
+            if not rule.beside or (rule.beside in self.values and self._matters(rule)):
+                kind = "default" if status == "used" else status
+                whose = self.defaults_of.get(key, self.table.framework)
+                found.append(LaunchFlag(self.spell(name), text_of(value), kind, f"{whose}: {note}"))
+        return found
+
+    def _flag(self, given: GivenKey) -> LaunchFlag:
+        name, key, value, _ = given
+        by = self.names.get(key, name)
+        status, note = self.fates.get(key) or self._fate(given)
+        if by != name and value is not None and self.values[key] != value:
+            status, note = "irrelevant", f"{by} is put over it"
+        return LaunchFlag(name, given.shown or text_of(value), status, note)
+
+    def _fate(self, given: GivenKey) -> tuple[Status, str]:
+        """What the table says of a key and its value."""
+        key, value = given.key, given.value
+        rule, framework = rule_of(key, self.table), self.table.framework
+        if rule is None:
+            if value in (*_NOTHING, False):
+                return "irrelevant", f"off; unknown to {framework}"
+            close = get_close_matches(key, [known for known in self.table.rules if "*" not in known], n=1, cutoff=0.8)
+            return "unmodelled", f"unknown to {framework}" + (
+                f"; did you mean {self.spell(close[0])}?" if close else ""
+            )
+        if rule.status == "irrelevant":
+            return "irrelevant", rule.note
+        if rule.status == "used" and value is None:
+            return "irrelevant", f"unset: {rule.note}"
+        if rule.status == "unmodelled" and _is_off(value, rule):
+            return "irrelevant", f"off: {rule.note}"
+        if not self._matters(rule):
+            return "irrelevant", f"only with {self.name(rule.beside)}"
+        return rule.status, rule.note
+
+    def _matters(self, rule: KeyRule) -> bool:
+        """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
+        value, (_, default) = self.get(rule.beside), self.table.defaults.get(rule.beside, ("", None))
+        off = value in (*_NOTHING, False) or _same(value, "false") or (default is not True and _same(value, default))
+        return not rule.beside or not off
+
+    def reading(self, config: dict[str, Any], left_open: Mapping[str, str] | None = None) -> Reading:
+        """The config with what became of every key.
+
+        Raises:
+            ConfigError: the problems gathered, one line each.
+        """
+        if self.problems:
+            raise ConfigError(dict.fromkeys(self.problems))
+        if self.notes:
+            config = config | {"notes": self.notes}
+        return Reading(self.source, self.table.framework, config, [*self.flags(), *self.beside_flags], left_open)
+
+
+def _is_off(value: Any, rule: KeyRule) -> bool:
+    """Whether a value leaves an unmodelled key without effect; nothing does so where false, 0 or any value at all does not."""
+    if value in _NOTHING and value is not False and (not rule.off or any(not word for word in rule.off)):
+        return True
+    return any(_same(value, word) for word in rule.off)
+
+
+def _same(value: Any, word: Any) -> bool:
+    if isinstance(word, int | float) and not isinstance(word, bool) and not isinstance(value, bool):
+        try:
+            return float(value) == float(word)
+        except (TypeError, ValueError):
+            return False
+    return str(value).lower() == str(word).lower()
+
+
+def text_of(value: Any) -> str:
+    """A value as a list of flags shows it: JSON, cut where it is long.
+
+    >>> text_of(True), text_of("full"), text_of([1, None])
+    ('true', 'full', '[1, null]')
+    """
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

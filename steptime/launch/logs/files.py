@@ -1,0 +1,56 @@
+"""The files that launch scripts, configs and logs are read from: plain or gzip, line by line in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from steptime.base.config import ConfigError
+
+CHUNK = 1 << 18
+"""Bytes read at once."""
+LONGEST = 1 << 16
+"""Bytes of a line that are looked at."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""A control sequence of a terminal: colours, cursor moves (ECMA-48)."""
+
+
+@contextmanager
+def open_plain(name: str) -> Iterator[BinaryIO]:
+    """A file to read, unpacked where it is gzip; a gzip file that is cut ends in EOFError.
+
+    Raises:
+        ConfigError: it cannot be read, in one line.
+    """
+    try:
+        with open(name, "rb") as raw:  # noqa: PTH123  one call, and it reports directories and pipes alike
+            yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # type: ignore[misc]
+    except (gzip.BadGzipFile, zlib.error):
+        raise ConfigError(f"{name}: damaged gzip file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{name}: is a directory; give a file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file") from None
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def pieces(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Lines of a file, chunk by chunk; of a long line its first `LONGEST` bytes."""
+    rest = b""
+    while chunk := file.read1(CHUNK):  # type: ignore[attr-defined]  # what a cut gzip file still has comes before its error
+        lines = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        rest = lines.pop()[:LONGEST]
+        yield [line[:LONGEST] for line in lines]
+    yield [rest]
+
+
+def plain(line: str) -> str:
+    """A line without the colours of a terminal."""
+    return _ESCAPE.sub("", line) if chr(27) in line else line

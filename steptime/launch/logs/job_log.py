@@ -1,0 +1,225 @@
+"""Reading the logs of one training job, however large, in bounded memory: no line is kept but those of an argument dump.
+
+Lines end at a line feed or, as progress bars have it, at a carriage return; a long line is cut. Files of
+several nodes and of restarts are read one after the other into one `JobLog`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+from steptime.base.config import ConfigError
+from steptime.launch.logs.dump import read_dump
+from steptime.launch.logs.files import open_plain, pieces
+from steptime.launch.logs.lines import (
+    AcceleratorName,
+    Iteration,
+    LogEntry,
+    MemoryPeak,
+    ParameterCount,
+    Pause,
+    Vocabulary,
+    said,
+)
+from steptime.launch.logs.logged_steps import LoggedSteps
+
+HEAD = 900_000
+"""Bytes of the beginning that are held, for the readers of configs printed there."""
+DUMP_LINES = 20_000
+"""Most lines between the two marks of an argument dump: it has one a flag, and other ranks may write between."""
+PAUSES = 100_000
+"""Most evaluations and checkpoints, and most restarts, remembered."""
+
+BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
+"""Marks of Megatron's argument dump (megatron/training/arguments.py, _print_args)."""
+
+PRINTED = re.compile(rb"Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+")
+"""Where torchtitan, Megatron-Bridge and NeMo print their config."""
+
+ReadProgress = Callable[[str, float], None]
+"""Told the file and the share of it that is read."""
+
+
+class JobLog:
+    """What the logs of one job say.
+
+    Iterations are held once each (`series`), memory peaks by rank, and of the argument dumps the first, with what later ones
+    say otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.framework = ""
+        """Of the iterations' lines."""
+        self.titan: dict[bool, str] = {}
+        """The first file with iterations of torchtitan (True), and of Megatron-LM and its kin, which share lines (False)."""
+        self.series = LoggedSteps()
+        self.unnumbered = LoggedSteps()
+        """Megatron-Bridge's lines that tell no iteration, by their place."""
+        self.allocated: dict[int, float] = {}
+        """Peak allocated memory [B] by rank; -1 where the log does not say whose."""
+        self.reserved: dict[int, float] = {}
+        self.local_ranks = False
+        """Ranks are those of a node."""
+        self.parameters: dict[tuple[int, int], int] = {}
+        """Parameters by (tensor, pipeline) rank."""
+        self.vocabulary: Vocabulary | None = None
+        self.device = ""
+        self.pauses: set[int] = set()
+        """Iterations before an evaluation or a checkpoint."""
+        self.starts: set[int] = set()
+        """First logged iterations: of the job, and after each restart."""
+        self.arguments: dict[str, str] | None = None
+        """The first whole argument dump."""
+        self.arguments_file = ""
+        self.contradictions: list[tuple[str, dict[str, str]]] = []
+        """File and argument -> value, of later dumps that say otherwise."""
+        self.cut_dump: ConfigError | None = None
+        """A dump that began and did not end."""
+        self.head = bytearray()
+        """The beginning of the first file; of one that prints its config later, what begins there."""
+        self.notes: list[str] = []
+
+    def take(self, entry: LogEntry, file: FileState) -> None:
+        """Take in what a line says."""
+        match entry:
+            case Iteration():
+                self._iteration(entry, file)
+            case MemoryPeak():
+                self.local_ranks = self.local_ranks or (entry.local and entry.rank >= 0)
+                for peaks, value in ((self.allocated, entry.allocated_bytes), (self.reserved, entry.reserved_bytes)):
+                    if value:
+                        peaks[entry.rank] = max(value, peaks.get(entry.rank, 0.0))
+            case Pause():
+                if len(self.pauses) < PAUSES and (number := file.latest if entry.number < 0 else entry.number) >= 0:
+                    self.pauses.add(number)
+            case ParameterCount():
+                self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
+            case Vocabulary():
+                self.vocabulary = entry
+            case AcceleratorName():
+                self.device = self.device or entry.name
+
+    def _iteration(self, entry: Iteration, file: FileState) -> None:
+        self.titan.setdefault(entry.framework == "torchtitan", self.files[-1])
+        if entry.number < 0:
+            self.unnumbered.add(entry, file.unnumbered)
+            file.unnumbered += 1
+            return
+        self.framework = self.framework or entry.framework
+        before = file.streams.get(entry.stream)
+        if (before is None or entry.number < before) and len(self.starts) < PAUSES:
+            self.starts.add(entry.number)
+        file.streams[entry.stream] = file.latest = entry.number
+        self.series.add(entry, entry.number)
+
+    def dump(self, lines: list[str], name: str, begin: int) -> None:
+        """Take in an argument dump, which begins on line `begin` of its file."""
+        try:
+            found = read_dump(chain(repeat("", begin - 1), lines))  # messages tell lines of the file
+        except ConfigError as error:
+            self.cut_dump = self.cut_dump or ConfigError(f"{name}: {problem}" for problem in error.problems)
+            return
+        if self.arguments is None:
+            self.arguments, self.arguments_file = found, name
+        changed = {key: value for key, value in found.items() if self.arguments.get(key) != value}
+        if changed and len(self.contradictions) < 100:
+            self.contradictions.append((name, changed))
+
+
+class FileState:
+    """Where the reading of one file stands."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, int] = {}
+        """Last iteration by rank prefix."""
+        self.latest = -1
+        self.unnumbered = 0
+        self.dump: list[str] | None = None
+        """Lines of a dump that has not ended yet."""
+        self.line = 0
+        self.begin = 0
+        """The line now read, and that on which the dump began."""
+
+
+def read_log(paths: Iterable[str], progress: ReadProgress | None = None) -> JobLog:
+    """The logs of one job: node files, and restarts in any order.
+
+    Raises:
+        ConfigError: a file cannot be read, or no file logs an iteration: one line.
+    """
+    log = JobLog()
+    for path in paths:
+        name = str(path)
+        if name in log.files:
+            raise ConfigError(f"{name}: given twice")
+        log.files.append(name)
+        _read_file(log, name, progress)
+    if len(log.titan) > 1:
+        raise ConfigError(
+            f"{log.titan[True]}: is torchtitan's, {log.titan[False]} is not: logs of two jobs; give those of one"
+        )
+    if not len(log.series) and not len(log.unnumbered):
+        if log.cut_dump is not None:
+            raise log.cut_dump
+        files = ", ".join(log.files)
+        raise ConfigError(f"{files}: no iteration is logged; give the log of a training run (its step times)")
+    return log
+
+
+def _read_file(log: JobLog, name: str, progress: ReadProgress | None) -> None:
+    state = FileState()
+    for state.line, line in enumerate(_lines(name, log, progress), 1):
+        if len(log.files) == 1:
+            _hold(log, line)
+        if state.dump is not None or BEGINS in line:
+            _dump_line(log, state, line, name)
+        for entry in said(line):
+            log.take(entry, state)
+    if state.dump is not None:
+        log.dump(state.dump, name, state.begin)
+
+
+def _hold(log: JobLog, line: bytes) -> None:
+    """Hold a line of the beginning; past it, begin anew where the config is printed."""
+    if (
+        len(log.head) >= HEAD
+        and (b"onfig" in line or b" args: {" in line)
+        and PRINTED.search(line)
+        and not PRINTED.search(log.head)
+    ):
+        log.head.clear()
+    if len(log.head) < HEAD:
+        log.head += line + b"\n"
+
+
+def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
+    """One line of an argument dump, or the mark that begins one."""
+    if BEGINS in line and ENDS not in line:
+        if state.dump is not None:  # the one before has no end
+            log.dump(state.dump, name, state.begin)
+        state.dump, state.begin = [], state.line
+        state.streams.clear()
+    if state.dump is None:
+        return
+    state.dump.append(line[:4096].decode("utf-8", "replace"))
+    if ENDS in line or len(state.dump) >= DUMP_LINES:
+        log.dump(state.dump, name, state.begin)
+        state.dump = None
+
+
+def _lines(name: str, log: JobLog, progress: ReadProgress | None) -> Iterator[bytes]:
+    """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
+    try:
+        with open_plain(name) as file:
+            size = Path(name).stat().st_size
+            for chunk in pieces(file):
+                yield from chunk
+                if progress is not None and size:
+                    progress(name, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
+    except EOFError:
+        log.notes.append(f"{name}: the gzip file is cut; read as far as it goes")

@@ -1,0 +1,281 @@
+"""What the lines of a training log say, framework by framework; every format names where it was read.
+
+Megatron-LM and what descends from it (Megatron-DeepSpeed, GPT-NeoX, Primus, Megatron-Bridge) and NeMo 2 print fields between
+bars, `iteration 5/ 100 | elapsed time per iteration (ms): 1234.5 | ...`: one table of field names reads them all, in any order.
+torchtitan and NeMo's progress bars have shapes of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from steptime.launch.logs.files import plain
+
+MIB, GIB = 2.0**20, 2.0**30
+LARGEST = 1e18
+"""No figure of a log is as large."""
+
+
+class Iteration(NamedTuple):
+    """One logged iteration; 0 where the line does not say."""
+
+    framework: str
+    number: int
+    """-1: the line does not number it."""
+    step_s: float
+    tokens_per_s: float = 0.0
+    """Per device; torchtitan prints it in place of the step time."""
+    tflops: float = 0.0
+    """TFLOP/s per device, by the log's own convention."""
+    batch: int = 0
+    """Sequences of this step, all devices."""
+    stream: str = ""
+    """The rank prefix, as printed: lines of one stream come in order."""
+
+
+class MemoryPeak(NamedTuple):
+    """Peak memory of a rank [B]; 0 where the line does not say."""
+
+    rank: int
+    """-1: the line does not say whose."""
+    allocated_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    local: bool = False
+    """The rank is one of its node (a launcher's prefix), not of the job."""
+
+
+class Pause(NamedTuple):
+    """An evaluation or a checkpoint; at the last logged iteration where `number` is -1."""
+
+    number: int
+
+
+class ParameterCount(NamedTuple):
+    """Parameters on a model-parallel rank."""
+
+    tp_rank: int
+    pp_rank: int
+    parameters: int
+
+
+class AcceleratorName(NamedTuple):
+    """What the log calls the accelerator: "NVIDIA H100 80GB HBM3"."""
+
+    name: str
+
+
+class Vocabulary(NamedTuple):
+    """Entries of the tokenizer, and of the model's padded table."""
+
+    size: int
+    padded: int
+    """0: the log does not say."""
+
+
+LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
+
+STEP = {
+    # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
+    # src/megatron/bridge/training/utils/train_utils.py, training_log
+    "elapsed time per iteration (ms)": ("Megatron-LM", 1e-3),
+    # bigscience-workshop/Megatron-DeepSpeed megatron/training.py, training_log
+    "elapsed time per iteration (s)": ("Megatron-DeepSpeed", 1.0),
+    # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py, and its bars before 2.0
+    "train_step_timing in s": ("NeMo", 1.0),
+}
+"""Field -> framework, and the unit of its number [s]."""
+
+TFLOPS = (
+    "throughput per GPU (TFLOP/s/GPU)",  # Megatron-LM since 2023, under --log-throughput
+    "TFLOPs",  # Megatron-DeepSpeed
+    "approx flops per GPU",  # EleutherAI/gpt-neox megatron/logging.py: "45.6TFLOPS"
+    "TFLOPS_per_GPU",  # NeMo nemo/lightning/pytorch/callbacks/flops_callback.py
+)
+BATCH = ("global batch size", "global_batch_size")
+
+MEMORY = {
+    # Megatron-LM megatron/training/utils (report_memory): mega_bytes = 1024.0 * 1024.0
+    "max allocated": ("allocated", MIB),
+    "max reserved": ("reserved", MIB),
+    # Megatron-Bridge train_utils.py, report_memory: memory_stats[...] / 1.0e9
+    "mem-max-allocated-gigabytes": ("allocated", 1e9),
+    "mem-max-reserved-gigabytes": ("reserved", 1e9),
+}
+"""Field of a rank's own line -> what it is the peak of, and the unit of its number [B]."""
+OWN_MEMORY = {
+    # Megatron-LM's TensorBoard tag (--log-memory-to-tensorboard), as exported text has it
+    "mem-max-allocated-bytes": ("allocated", 1.0),
+    # NeMo before 2.1 and dgxc recipes: torch.cuda.max_memory_allocated() of the rank that prints
+    "peak_memory_usage": ("allocated", 1.0),
+}
+"""The same for lines that do not begin with a rank."""
+
+_NUMBER = re.compile(r"\s*([-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+)")
+_STREAM = re.compile(r"\[(?:rank|default)\s*(\d+)\]|^\s*(\d+):\s|\[1,(\d+)\]<std")
+"""Ranks as torchrun, srun -l and mpirun --tag-output put them before a line."""
+PREFIX = 120
+"""Characters in which a rank prefix stands; a time stamp and a job's name may come first."""
+_NUMBERED = re.compile(r"\biteration\s+(\d{1,15})\s*/\s*\d+\s*\|")
+_RANK = re.compile(r"\[Rank (\d+)\]\s*\(")
+_TITAN = re.compile(
+    r"(?<!validate )\bstep:\s*(\d{1,15})\s.*?\bmemory:\s*([\d.]+)GiB.*?\b(?:tps|wps):\s*([\d,]+)(?:.*?\btflops:\s*([\d,.]+))?"
+)
+"""pytorch/torchtitan torchtitan/components/metrics.py, MetricsProcessor.log: memory is the reserved peak since the last line."""
+_BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
+"""NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
+_BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
+"""NVIDIA/NeMo before 2.0: Lightning's progress bar."""
+_COUNT = re.compile(
+    r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
+)
+"""Megatron-LM megatron/training/training.py, get_model."""
+_VOCABULARY = re.compile(r"padded vocab \(size: (\d+)\) with \d+ dummy tokens(?: \(new size: (\d+)\))?")
+"""Megatron-LM megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding: printed after the arguments, which lack it."""
+_PAUSES = (
+    re.compile(r"validation loss at iteration\s+(\d+)"),  # Megatron-LM, evaluate_and_print_results
+    re.compile(r"saving checkpoint (?:at|from) iteration\s+(\d+)"),  # Megatron-LM, save_checkpoint
+    re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)"),
+    re.compile(r"Global Checkpoint Save\b.*?\bIteration\s*:\s*(\d+)"),  # NeMo, megatron_strategy
+    re.compile(r"validate step:\s*(\d+)"),  # torchtitan, MetricsProcessor.log_validation
+    re.compile(r"Saving the checkpoint()|Validation epoch \d+()"),  # torchtitan, components/checkpoint.py; NeMo 2
+)
+_DEVICES = (
+    re.compile(r"capacity: (NVIDIA .+?|AMD .+?) with [\d.]+GiB memory"),  # torchtitan, build_device_memory_monitor
+    re.compile(r"^\|\s+\d+\s+(NVIDIA [\w-]+(?: [\w-]+)*?)\s{2,}"),  # nvidia-smi
+    re.compile(r"^GPU \d+: (NVIDIA .+?) \(UUID"),  # nvidia-smi -L
+)
+
+
+def said(line: bytes) -> Iterator[LogEntry]:
+    """What one line says; two ranks that wrote into the same line both count."""
+    for words, parse in PARSERS:
+        for word in words:  # plain loops: most lines of a large log say nothing
+            if word in line:
+                yield from parse(plain(line.decode("utf-8", "replace")))
+                break
+
+
+def _numbered(text: str) -> Iterator[Iteration]:
+    """Iterations of fields between bars."""
+    starts = [found.start() for found in _NUMBERED.finditer(text)]
+    for start, end in pairwise([*starts, len(text)]):
+        part = text[start:end]
+        head = _NUMBERED.match(part)
+        for name, (framework, unit) in STEP.items():
+            if head and (step_s := field(part, name) * unit):
+                counted = int(field(part, "global_step")) if "global_step:" in part else int(head[1])
+                tflops = next((found for key in TFLOPS if (found := field(part, key))), 0.0)
+                batch = next((found for key in BATCH if (found := field(part, key))), 0.0)
+                yield Iteration(framework, counted, step_s, 0.0, tflops, int(batch), _stream(text))
+
+
+def _titan(text: str) -> Iterator[Iteration | MemoryPeak]:
+    for found in _TITAN.finditer(text):
+        stream, rate, tflops = _stream(text), number(found[3]), number(found[4] or "")
+        if rate:
+            yield Iteration("torchtitan", int(found[1]), 0.0, rate, tflops, stream=stream)
+        yield MemoryPeak(_rank(text), 0.0, number(found[2]) * GIB, local=True)
+
+
+def _bridge(text: str) -> Iterator[Iteration]:
+    for found in _BRIDGE.finditer(text):
+        if step_s := number(found[1]):
+            yield Iteration("Megatron-Bridge", -1, step_s, tflops=number(found[2]), stream=_stream(text))
+
+
+def _bar(text: str) -> Iterator[Iteration]:
+    for found in _BAR.finditer(text):
+        if step_s := number(found[2]):
+            yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
+
+
+def _peaks(text: str) -> Iterator[MemoryPeak]:
+    """Peak memory, one entry for each rank that the line names."""
+    heads = list(_RANK.finditer(text))
+    starts = [head.start() for head in heads]
+    for head, (start, end) in zip(heads, pairwise([*starts, len(text)]), strict=True):
+        yield _peak(text[start:end], int(head[1]), MEMORY)
+    if not heads:
+        yield _peak(text, _rank(text), OWN_MEMORY, local=True)
+
+
+def _peak(text: str, rank: int, known: Mapping[str, tuple[str, float]], *, local: bool = False) -> MemoryPeak:
+    peaks = {"allocated": 0.0, "reserved": 0.0}
+    for name, (what, unit) in known.items():
+        peaks[what] = max(peaks[what], field(text, name) * unit)
+    return MemoryPeak(rank, peaks["allocated"], peaks["reserved"], local)
+
+
+def _pauses(text: str) -> Iterator[Pause]:
+    for pattern in _PAUSES:
+        yield from (Pause(int(found[1] or -1)) for found in pattern.finditer(text))
+
+
+def _counts(text: str) -> Iterator[ParameterCount]:
+    yield from (ParameterCount(int(found[1]), int(found[2]), int(found[3])) for found in _COUNT.finditer(text))
+
+
+def _vocabulary(text: str) -> Iterator[Vocabulary]:
+    yield from (Vocabulary(int(found[1]), int(found[2] or 0)) for found in _VOCABULARY.finditer(text))
+
+
+def vocabulary_of(text: str) -> int | None:
+    """Entries of the vocabulary that a log states after its dump: " > padded vocab (size: 50257) with 943 dummy tokens ..."."""
+    return next((entry.size for entry in _vocabulary(text)), None)
+
+
+def _devices(text: str) -> Iterator[AcceleratorName]:
+    yield from (AcceleratorName(found[1]) for pattern in _DEVICES if (found := pattern.search(text)))
+
+
+PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ...] = (
+    ((b"elapsed time per iteration", b"train_step_timing in s: "), _numbered),
+    ((b"train_step_timing in s=",), _bar),
+    ((b"Step Time : ",), _bridge),
+    ((b"tps: ", b"wps: "), _titan),
+    ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
+    ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),
+    ((b"parameters on (tensor",), _counts),
+    ((b"padded vocab",), _vocabulary),
+    ((b"NVIDIA ", b"GiB memory"), _devices),
+)
+"""Words of which one stands in every line that a parser reads; lines without any are not even decoded."""
+
+
+def field(text: str, name: str) -> float:
+    """The number of a field of `a: 1 | b (ms): 2 |`; 0 where there is none.
+
+    >>> field("iteration 5/ 10 | lm loss: 1.0 | global batch size:   256 |", "global batch size")
+    256.0
+    """
+    at = text.find(name + ":")
+    if at < 0 or (at and text[at - 1] not in " |"):
+        return 0.0
+    start = at + len(name) + 1
+    return number(text[start : start + 40])
+
+
+def number(text: str) -> float:
+    """The number that a text begins with; 0 where there is none, or none that a run could have.
+
+    >>> number("1,234"), number("13372.8/13364.7"), number("45.6TFLOPS"), number("nan")
+    (1234.0, 13372.8, 45.6, 0.0)
+    """
+    found = _NUMBER.match(text)
+    value = float(found[1].replace(",", "")) if found else 0.0
+    return value if 0.0 < value < LARGEST else 0.0
+
+
+def _stream(text: str) -> str:
+    """The launcher's rank prefix, as printed; "" where there is none."""
+    found = _STREAM.search(text[:PREFIX])
+    return found[0].strip() if found else ""
+
+
+def _rank(text: str) -> int:
+    """The rank in torchrun's or srun's prefix, -1 where there is none."""
+    found = _STREAM.search(text[:PREFIX])
+    return int(next(group for group in found.groups() if group)) if found else -1

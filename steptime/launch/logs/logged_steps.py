@@ -1,0 +1,81 @@
+"""Logged iterations in bounded memory, each once."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from steptime.launch.logs.lines import Iteration
+
+LIMIT = 200_000
+"""Most lines held: beyond, only every second iteration is kept, then every fourth, and so on."""
+
+
+class LoggedStep(NamedTuple):
+    """One iteration's line; 0 where it does not say."""
+
+    number: int
+    step_s: float
+    tokens_per_s: float
+    """Per device."""
+    tflops: float
+    batch: int
+
+
+class LoggedSteps:
+    """Iterations by number, in arrays: a log of millions of lines stays small, and their order does not matter."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.stride = 1
+        """Only iterations whose number it divides are held."""
+        self._interval = 0
+        """Iterations from line to line before any was left out; 0 while none was."""
+        self._number = array("q")
+        self._columns = tuple(array(code) for code in "dddq")
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def add(self, line: Iteration, number: int) -> None:
+        """Take a line in under a number."""
+        if number % self.stride:
+            return
+        self._number.append(number)
+        for column, value in zip(self._columns, (line.step_s, line.tokens_per_s, line.tflops, line.batch), strict=True):
+            column.append(value)  # type: ignore[arg-type]
+        if len(self._number) >= self.limit:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Keep each iteration once; where that leaves more than half, every second one of them."""
+        kept = self._once()
+        if len(kept) > self.limit // 2:
+            self._interval = self._interval or _usual_gap([self._number[i] for i in kept])
+            self.stride *= 2
+            kept = [i for i in kept if self._number[i] % self.stride == 0]
+        self._number = array("q", (self._number[i] for i in kept))
+        self._columns = tuple(array(column.typecode, (column[i] for i in kept)) for column in self._columns)
+
+    def _once(self) -> list[int]:
+        """Places in the arrays by iteration; of several lines of one, the fastest: that of a restart is warm-up."""
+        number, (step_s, rate, tflops, batch) = self._number, self._columns
+        order = sorted(range(len(number)), key=lambda i: (number[i], step_s[i], -rate[i], -tflops[i], -batch[i]))
+        return [i for n, i in enumerate(order) if n == 0 or number[order[n - 1]] != number[i]]
+
+    @property
+    def interval(self) -> int:
+        """Iterations that a line stands for: from one to the next, as most of them have it."""
+        return self._interval or _usual_gap([self._number[i] for i in self._once()])
+
+    def lines(self) -> list[LoggedStep]:
+        """Every iteration once, by number; one that several lines log has its shortest time."""
+        return [LoggedStep(self._number[i], *(column[i] for column in self._columns)) for i in self._once()]
+
+
+def _usual_gap(numbers: Sequence[int]) -> int:
+    gaps = Counter(b - a for a, b in pairwise(numbers))
+    return max(gaps, key=lambda gap: (gaps[gap], -gap)) if gaps else 1

@@ -1,0 +1,48 @@
+"""Megatron-Core's config objects, as Megatron-Bridge and NeMo write them, as settings by Megatron's argument names.
+
+Sources: megatron-core 0.16.1 transformer/transformer_config.py, model_parallel_config.py, distributed/
+distributed_data_parallel_config.py, optimizer/optimizer_config.py; NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/
+mixed_precision.py and comm_overlap.py, whose sections are put over the model's, the optimizer's and ddp's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import KeyTable, read_keys
+from steptime.launch.megatron.flags import plain
+
+_BACKENDS = ("", "flash", "fused", "unfused", "local", "auto")
+"""AttnBackend's numbers (megatron/core/enums.py)."""
+
+
+def object_keys(
+    said: Mapping[str, Any],
+    table: KeyTable,
+    source: str,
+    sets: Mapping[str, Any] | None,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_of: str = "",
+    dump: bool = False,
+) -> JobKeys:
+    """Fields by their dotted names as settings; `defaults` (whose?) go over the table's own, `dump` as in `read_keys`.
+
+    Raises:
+        ConfigError: keys that the framework does not have, one line each.
+    """
+    given = [item._replace(value=plain(item.value)) for item in read_keys(said, table, source, dump=dump)]
+    keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
+    groups = "num_query_groups"  # the parser's default is no field's
+    keys.put(
+        "group_query_attention", (groups in keys.values or groups in keys.defaults) and keys.get(groups) is not None
+    )
+    if keys.on("optimizer.use_distributed_optimizer"):
+        keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
+    backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))
+    if backend and int(backend[1]) < len(_BACKENDS):
+        keys.put("attention_backend", _BACKENDS[int(backend[1])])
+    return keys

@@ -1,0 +1,142 @@
+"""The `model` and `data` sections of a Megatron job."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.launch.devices import told
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "quick_gelu": "gelu",
+    "relu": "relu",
+    "squared_relu": "relu2",
+}
+_ROTARY = {"learned_absolute": False, "none": False, "nope": False, "rope": True, "yarn": True, "mrope": True}
+"""Kind of positions -> whether they rotate queries and keys (core models/gpt/gpt_model.py)."""
+
+
+def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
+    """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit")
+    norm = keys.word("normalization", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"})
+    share = "share_embeddings_and_output_weights"
+    section: dict[str, Any] = {
+        "n_layers": keys.count("num_layers"),
+        "hidden_sz": hidden,
+        "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
+        "n_q_heads": heads,
+        "n_kv_heads": keys.whole("num_query_groups") if keys.on("group_query_attention") else heads,
+        "head_dim": keys.whole("kv_channels"),
+        "vocab_sz": _vocabulary(keys),
+        "glu": glu,
+        "activation": _activation(keys, glu=glu),
+        "norm": norm,
+        "bias": keys.on("add_bias_linear"),
+        "qk_norm": keys.on("qk_layernorm"),
+        "tie_embeddings": not keys.on("untie_embeddings_and_output_weights")
+        if keys.get(share) is None
+        else keys.on(share),
+        "dropout": _dropout(keys, unfused=unfused),
+        "norm_bias": norm == "layernorm",
+    }
+    if not section["bias"] and not section["dropout"]:  # torch's dropout of probability 0 returns its input
+        keys.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
+    if not section["bias"] and keys.on("add_qkv_bias"):
+        section["qkv_bias"] = True
+    section |= _positions(keys)
+    return {key: value for key, value in section.items() if value is not None}
+
+
+def _ffn(hidden: int, *, swiglu: bool) -> int:
+    """4h (TransformerConfig); of the flag --swiglu two thirds of it, down to a multiple of 64 (arguments.py, validate_args)."""
+    return int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+
+
+def _activation(keys: JobKeys, *, glu: bool) -> str:
+    """The function, by name in a config object, by switches on the command line."""
+    if keys.get("activation_func") is not None:
+        return str(keys.word("activation_func", _ACTIVATIONS))
+    if keys.on("squared_relu"):
+        return "relu2"
+    return "silu" if glu and not keys.on("quick_geglu") else "gelu"
+
+
+def _dropout(keys: JobKeys, *, unfused: bool) -> float:
+    """One probability for both kinds: what it costs depends on whether there is any.
+
+    Dropout of the hidden states keeps a mask for each residual and for the embedding (core fusions/fused_bias_dropout.py). That
+    of attention keeps one of the scores where they are in memory, and the state of a generator in a fused kernel, where it
+    costs nothing that is counted.
+    """
+    hidden, attention = keys.number("hidden_dropout"), keys.number("attention_dropout")
+    if bool(hidden) == bool(attention):
+        return hidden
+    if unfused:
+        keys.leave_out(
+            "attention_dropout" if hidden else "hidden_dropout", "dropout of one kind alone: both are counted"
+        )
+        return hidden or attention
+    keys.without_effect("attention_dropout", "inside the attention kernel, which keeps no mask")
+    return hidden
+
+
+def _positions(keys: JobKeys) -> dict[str, Any]:
+    kind = "position_embedding_type"
+    if keys.on("use_rotary_position_embeddings"):
+        keys.put(kind, "rope", by=keys.name("use_rotary_position_embeddings"))
+    rotary = keys.word(kind, _ROTARY)
+    if keys.get(kind) == "mrope":
+        keys.leave_out(kind, "rotary positions are counted")
+    learned = keys.get(kind) == "learned_absolute" and keys.on("add_position_embedding")
+    found: dict[str, Any] = {"learned_positions": learned, "rotary_embeds": rotary}
+    return found | ({"max_positions": keys.whole("max_position_embeddings")} if learned else {})
+
+
+def _vocabulary(keys: JobKeys) -> int | None:
+    """Entries before padding, as far as they are said or the tokenizer tells."""
+    if (set_by_user := told(keys.sets, "model.vocab_sz")) is not None:
+        return int(set_by_user) if isinstance(set_by_user, int) else None
+    if padded := keys.whole("padded_vocab_size"):
+        return padded
+    kind = str(keys.get("tokenizer_type") or ("GPT2BPETokenizer" if keys.get("merge_file") else ""))
+    size = keys.whole("vocab_size")
+    if size is not None and kind == "NullTokenizer":
+        size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
+    if size is None:
+        model = str(keys.get("tokenizer_model") or keys.get("tokenizer_name_or_path") or "")
+        words = f"{kind} {model}".lower()
+        known = (item for item in load_table("megatron").raw["vocabularies"] if re.search(item["pattern"], words))
+        if (found := next(known, None)) is None:
+            return None
+        size = int(found["entries"])
+        keys.notes.append(f"vocabulary unsaid, so {found['of']}: {size} ({kind or model})")
+    return size + (keys.whole("vocab_extra_ids", least=0) or 0)
+
+
+def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
+    """The batch: without a global one, one micro-batch on each replica (Megatron-LM, arguments.py, validate_args)."""
+    micro, gbs = keys.count("micro_batch_size"), keys.whole("global_batch_size")
+    if gbs is None and dp:
+        gbs = micro * dp
+        keys.notes.append(f"global batch unsaid, so {gbs}: one micro-batch on each replica")
+    if (
+        gbs is not None
+        and dp
+        and gbs % (micro * dp)
+        and not any(told(keys.sets, f"data.{k}") for k in ("gbs", "microbatch_sz"))
+    ):
+        parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"
+        keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs})")
+    if rampup := keys.get("rampup_batch_size"):
+        name = keys.name("rampup_batch_size")
+        keys.notes.append(f"the batch grows ({name} {rampup}): a step of the full batch is estimated")
+    length = keys.whole("seq_length") or told(keys.sets, "data.seqlen")
+    section = {"gbs": gbs, "seqlen": length, "microbatch_sz": micro}
+    return {key: value for key, value in section.items() if value is not None}

@@ -1,0 +1,135 @@
+"""The `parallelism` section of a Megatron job."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.launch.devices import data_parallel
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.performance_section import main_grad_dtype
+
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""Megatron-FSDP's strategies (core distributed/distributed_data_parallel_config.py) as ZeRO levels."""
+_EXCHANGES = {"p2p": "p2p", "a2a": "a2a", "allgather": "all_gather", "all_gather": "all_gather"}
+
+
+def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
+    """Degrees, the spread of layers and of states; without a number of devices, dp is left for the Job to ask for."""
+    tp, pp, cp = (keys.count(f"{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
+    section: dict[str, Any] = {"tp": tp, "pp": pp}
+    fix = "" if keys.get("world_size") is not None else "; for other nodes add --set parallelism.dp=N"
+    if (dp := data_parallel(keys, section | ({"cp": cp} if cp > 1 else {}), devices, fix)) is not None:
+        section["dp"] = dp
+        said = keys.whole("data_parallel_size")
+        if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
+            keys.problems.append(
+                f"{keys.source}: data_parallel_size {said} contradicts world size {devices}, which leaves {dp}"
+            )
+    if cp > 1:
+        section |= {"cp": cp, "cp_comm_type": _exchange(keys)}
+    vpp = _virtual_stages(keys, pp)
+    if vpp > 1:
+        section["vpp"] = vpp
+    section["sp"] = keys.on("sequence_parallel") and tp > 1  # arguments.py, validate_args
+    if tp == 1:
+        keys.without_effect("sequence_parallel", "only with tensor parallelism")
+    section |= _stages(keys, pp, vpp) | _states(keys)
+    group = "microbatch_group_size_per_vp_stage"
+    if (said := keys.whole(group)) is not None:
+        if said != pp and vpp > 1:
+            keys.leave_out(group, f"groups of pp = {pp} micro-batches are counted")
+        else:
+            keys.without_effect(group, "what is counted")
+    return section
+
+
+def _exchange(keys: JobKeys) -> str:
+    """How context parallelism exchanges keys and values."""
+    kinds = set(keys.words("cp_comm_type")) or {"p2p"}
+    if len(kinds) == 1 and (kind := _EXCHANGES.get(next(iter(kinds)))):
+        return kind
+    keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted")
+    return "p2p"
+
+
+def _virtual_stages(keys: JobKeys, pp: int) -> int:
+    """Model chunks of a stage: said, or from the layers of a chunk."""
+    if layout := keys.get("pipeline_model_parallel_layout"):
+        return max(1, len(stages_of(str(layout))) // pp)
+    if (said := keys.whole("virtual_pipeline_model_parallel_size")) is not None:
+        return said
+    name = "num_layers_per_virtual_pipeline_stage"
+    per_chunk, layers = keys.whole(name), keys.whole("num_layers")
+    if per_chunk is None or layers is None:
+        return 1
+    layers += keys.on("account_for_embedding_in_pipeline_split") + keys.on("account_for_loss_in_pipeline_split")
+    if layers % (pp * per_chunk):
+        keys.fail(name, f"{layers} layers are no multiple of pp {pp} x {per_chunk}")
+        return 1
+    return layers // (pp * per_chunk)
+
+
+def stages_of(layout: str) -> list[str]:
+    """The model chunks of a pipeline layout, in depth order: "Et*2|t|tL" is Ett, t and tL.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, PipelineParallelLayerLayout: E embedding, t decoder
+    layer, m multi-token prediction, L loss; (...)*n and x*n repeat, commas mean nothing.
+    """
+    text = layout.replace(",", "").replace(" ", "").strip("'\"")
+    while found := re.search(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z|])\*(\d+)", text):
+        body, count = (found[1], found[2]) if found[3] is None else (found[3], found[4])
+        if len(text) > 100_000:
+            break
+        text = text[: found.start()] + body * min(int(count or 1), 10_000) + text[found.end() :]
+    return text.split("|")
+
+
+def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
+    """How layers are spread where not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
+    if layout := keys.get("pipeline_model_parallel_layout"):
+        stages = stages_of(str(layout))
+        if not re.fullmatch(r"Et*", stages[0]) or not re.fullmatch(r"t*L", stages[-1]) or "m" in "".join(stages):
+            keys.leave_out("pipeline_model_parallel_layout", "embedding first and loss last are counted")
+        return {"layers_per_stage": [stage.count("t") for stage in stages]}
+    layers, chunks = keys.whole("num_layers") or 0, pp * vpp
+    embedding, loss = (keys.on(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss"))
+    if embedding and loss:
+        return {"embedding_and_loss_count_as_layers": True}
+    if embedding or loss:
+        even, rest = divmod(layers + 1, chunks)
+        if rest:
+            keys.problems.append(
+                f"{keys.source}: {layers} layers and one end do not spread evenly over {chunks} chunks"
+            )
+        return {"layers_per_stage": [even - (embedding and i == 0) - (loss and i == chunks - 1) for i in range(chunks)]}
+    first, last = (keys.whole(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
+    if first is None and last is None:
+        return {}
+    middle = pp - (first is not None) - (last is not None)
+    left = layers - (first or 0) - (last or 0)
+    if left < 0 or (left and not middle) or (middle and left % middle):
+        ends = f"{first or 0} first and {last or 0} last"
+        keys.problems.append(f"{keys.source}: {layers} layers less {ends} do not spread over {middle} stages")
+        return {}
+    counts = [first or left // middle, *[left // middle] * (pp - 2), last or left // middle] if pp > 1 else [layers]
+    if any(count % vpp for count in counts):
+        keys.problems.append(f"{keys.source}: stages of {counts} layers do not divide into {vpp} virtual stages")
+    return {"layers_per_stage": [counts[i % pp] // vpp for i in range(chunks)]}
+
+
+def _states(keys: JobKeys) -> dict[str, Any]:
+    """How optimizer states are spread, and the buckets of gradients."""
+    level = int(keys.on("use_distributed_optimizer"))
+    if keys.on("use_megatron_fsdp"):
+        level = keys.word("data_parallel_sharding_strategy", _SHARDING)
+    if keys.on("use_torch_fsdp2"):
+        level = 3 if keys.on("torch_fsdp2_reshard_after_forward") else 2
+    section: dict[str, Any] = {"zero_level": level}
+    if (copies := keys.whole("num_distributed_optimizer_instances") or 1) > 1:
+        section["replicas"] = copies
+    if buckets := keys.whole("ddp_num_buckets"):
+        section["n_param_buckets"] = buckets
+    elif size := keys.whole("ddp_bucket_size"):
+        section["bucket_size_mb"] = size * (4 if main_grad_dtype(keys) == "fp32" else 2) / 1e6  # said in elements
+    return section

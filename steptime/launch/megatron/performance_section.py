@@ -1,0 +1,174 @@
+"""The `performance` section of a Megatron job: precision, recomputation, kernels, states and overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+
+_RECIPES = {"delayed": "fp8_delayed", "tensorwise": "fp8_current", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
+"""fp8_recipe -> precision (core fp8_utils.py, get_fp8_recipe)."""
+_OF_RECIPES = ("fp8_recipe", "fp8_param_gather", "fp4_recipe", "fp4_param", "first_last_layers_bf16")
+_MODULES = frozenset({"core_attn", "layernorm", "mlp"})
+_OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts", "mla_up_proj"})
+"""Modules of layers that the model does not have."""
+_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_UNFUSED = {"flash": False, "fused": False, "auto": False, "unfused": True, "local": True}
+"""AttnBackend -> whether scores are in memory (core enums.py)."""
+
+
+def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
+    """Everything that the settings decide; kernels that they do not name are the profile's."""
+    section: dict[str, Any] = {"software": software}
+    if multiple := keys.whole("make_vocab_size_divisible_by"):
+        section["vocab_multiple"] = multiple
+    section |= _precision(keys) | _recompute(keys) | _states(keys)
+    fused = keys.on("gradient_accumulation_fusion")
+    if software == "megatron-2021":
+        for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
+            section[key] = "fused" if keys.on(argument) else "composite"
+        # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
+        return section | {"grad_accumulation_fusion": fused and section["main_grad_dtype"] == "fp32"}
+    section |= {"grad_accumulation_fusion": fused} | _kernels(keys)
+    return section | {"overlap": _overlap(keys, layout, section)}
+
+
+def plain_dtype(keys: JobKeys) -> str:
+    """The dtype of parameters and activations that no recipe quantises."""
+    return "bf16" if keys.on("bf16") else "fp16" if keys.on("fp16") else "fp32"
+
+
+def main_grad_dtype(keys: JobKeys) -> str:
+    """What gradients are added up and reduced in."""
+    if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype", _DTYPES) == "bf16":
+        return "bf16"
+    return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
+
+
+def _precision(keys: JobKeys) -> dict[str, Any]:
+    """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
+    if keys.on("bf16") and keys.on("fp16"):
+        keys.problems.append(f"{keys.source}: {keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
+    fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
+    if not fp8 and not keys.get("fp4"):
+        for key in _OF_RECIPES:
+            keys.without_effect(key, "only with fp8 or fp4")
+        return {"precision": plain_dtype(keys)}
+    if keys.get("fp4"):
+        if keys.get("fp4_recipe") != "nvfp4":
+            keys.leave_out("fp4_recipe", "a recipe of the user's own: NVFP4 is counted")
+        return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
+    recipe = str(keys.get("fp8_recipe") or "delayed").lower()
+    if recipe not in _RECIPES:
+        keys.leave_out("fp8_recipe", "delayed scaling is counted")
+    return {"precision": _RECIPES.get(recipe, "fp8_delayed"), "fp8_params": keys.on("fp8_param_gather")}
+
+
+def _recompute(keys: JobKeys) -> dict[str, Any]:
+    granularity, method = keys.get("recompute_granularity"), keys.get("recompute_method")
+    if granularity is None and keys.on("recompute_activations"):
+        granularity = "selective"
+    if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity was said
+        granularity = "full"
+    if granularity is None:
+        for key in ("recompute_num_layers", "recompute_modules"):
+            keys.without_effect(key, "only with recompute_granularity")
+        return {"activation_checkpointing_type": "none"}
+    if granularity == "full":
+        keys.without_effect("recompute_modules", "only with recompute_granularity selective")
+        layers = keys.count("recompute_num_layers", 1, least=0)
+        return {"recompute": {"granularity": "full", "method": method or "uniform", "n_layers": layers}}
+    if granularity != "selective":
+        keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
+        return {}
+    modules = keys.words("recompute_modules") or ["core_attn"]
+    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS]:
+        keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
+    kept = [name for name in modules if name in _MODULES]
+    if not kept:
+        return {"activation_checkpointing_type": "none"}
+    return {"recompute": {"granularity": "selective", "modules": kept}}
+
+
+def _states(keys: JobKeys) -> dict[str, Any]:
+    """Dtypes of main gradients, master weights and moments."""
+    section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
+    if keys.get("optimizer") not in {"adam", "adamw"}:
+        keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
+    if not keys.on("use_precision_aware_optimizer"):
+        return section
+    remainders = keys.on("store_param_remainders", default=True) and keys.on("bf16")
+    if keys.word("main_params_dtype", _DTYPES) != "fp32":
+        keys.leave_out("main_params_dtype", "master weights in fp32 are counted")
+    elif remainders and (keys.get("fp8_recipe") or "delayed") == "delayed":
+        # core optimizer/optimizer_config.py, store_param_remainders and use_precision_aware_optimizer_no_fp8_or_ds_fp8
+        section["master_dtype"] = "remainder"
+    moments = {str(keys.get(key)).rpartition(".")[2] for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    one = _DTYPES.get(next(iter(moments)))
+    if len(moments) == 1 and one is not None:
+        section["moment_dtype"] = one
+    else:
+        keys.leave_out("exp_avg_dtype", "both moments in one of fp32, bf16 and fp16: fp32 is counted")
+    return section
+
+
+def _kernels(keys: JobKeys) -> dict[str, Any]:
+    local = keys.get("transformer_impl") == "local" and not keys.on("use_flash_attn")
+    if keys.get("transformer_impl") != "transformer_engine":
+        keys.leave_out("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
+    unfused = keys.word("attention_backend", _UNFUSED) or (local and keys.get("attention_backend") == "auto")
+    section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
+    if unfused:
+        section["softmax_impl"] = "fused" if keys.on("masked_softmax_fusion") else "composite"
+    else:
+        keys.without_effect("masked_softmax_fusion", "only where attention is not fused")
+    positions = keys.get("position_embedding_type")
+    if positions in {"rope", "mrope", "yarn"}:
+        # YaRN's factor on the tables is beyond the fused kernel (core models/common/embeddings/rope_utils.py)
+        fused = keys.on("apply_rope_fusion") and positions != "yarn"
+        section["rope_impl"] = "fused" if fused else "own_tables"
+    section["activation_impl"] = "fused" if _activation_is_fused(keys) else "composite"
+    # the native fusion keeps as much as no fusion does (data/software/megatron-core.yaml, loss_impl)
+    fused = keys.on("cross_entropy_loss_fusion") and keys.get("cross_entropy_fusion_impl") == "te"
+    section["loss_impl"] = "fused" if fused else "composite"
+    graphs = (
+        str(keys.get("cuda_graph_impl") or "none") != "none"
+        or keys.on("enable_cuda_graph")
+        or keys.on("external_cuda_graph")
+    )
+    if keys.get("deallocate_pipeline_outputs") is not None:
+        section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
+    return section | {"cuda_graphs": graphs}
+
+
+def _activation_is_fused(keys: JobKeys) -> bool:
+    """Whether bias and activation are one kernel (arguments.py, core_transformer_config_from_args; core transformer/mlp.py).
+
+    The squared ReLU is compiled whatever is said of the others (core activations.py, squared_relu).
+    """
+    named = str(keys.get("activation_func")).endswith("squared_relu") and not keys.on("gated_linear_unit")
+    if named or keys.on("squared_relu"):
+        return True
+    if keys.get("bias_activation_fusion") is not None:
+        return keys.on("bias_activation_fusion")
+    if keys.on("swiglu"):
+        return keys.on("bias_swiglu_fusion")
+    return keys.on("bias_gelu_fusion") and keys.on("add_bias_linear")
+
+
+def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> dict[str, bool | float]:
+    """What hides under compute. With one of the two data-parallel overlaps, its share of their bytes does.
+
+    Sends are hidden with virtual stages alone (core pipeline_parallel/schedules.py).
+    """
+    reduce, gather = keys.on("overlap_grad_reduce"), keys.on("overlap_param_gather")
+    dp: bool | float = reduce
+    if layout["zero_level"] and reduce != gather:
+        gradient = 4.0 if section["main_grad_dtype"] == "fp32" else 2.0
+        share = gradient / (gradient + (4.0 if section["precision"] == "fp32" else 2.0))
+        dp = round(share if reduce else 1.0 - share, 3)
+    return {
+        "tp": keys.on("tp_comm_overlap") and layout["tp"] > 1,
+        "dp": dp,
+        "pp": keys.on("overlap_p2p_comm") and layout.get("vpp", 1) > 1,
+    }

@@ -1,0 +1,34 @@
+"""Megatron's settings as a plan: one translation, whoever says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.devices import told
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.model_section import data_section, model_section
+from steptime.launch.megatron.parallelism_section import layout_section
+from steptime.launch.megatron.performance_section import performance_section
+from steptime.launch.reading import Reading
+
+
+def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
+    """The plan of a job on so many devices (None: not told) with the defaults of a software profile.
+
+    Raises:
+        ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
+    """
+    layout = layout_section(keys, devices)
+    performance = performance_section(keys, layout, software)
+    model = told(keys.sets, "model")
+    if model is None:
+        model = model_section(keys, unfused=performance.get("attention_impl") != "flash")
+    data = data_section(keys, layout.get("dp"))
+    config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
+    open_keys = {
+        "parallelism.dp": "does not say how many devices there are; add --set parallelism.dp=N",
+        "model.vocab_sz": "does not say the vocabulary; add --set model.vocab_sz=N",
+        "data.gbs": "does not say the global batch; add --set data.gbs=N",
+        "data.seqlen": "does not say the sequence length; add --set data.seqlen=N",
+    }
+    return keys.reading(config, open_keys)

@@ -1,0 +1,134 @@
+"""NeMo and Megatron-Bridge: hydra YAML (NeMo 1), recipe dumps (NeMo 2.0), ConfigContainer dumps, and logs that print them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping
+from steptime.launch.devices import devices_in, told
+from steptime.launch.keys import flatten, load_table
+from steptime.launch.logs.printed_config import block, plain_lines
+from steptime.launch.megatron.config_objects import object_keys
+from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nemo.hydra import read_one
+from steptime.launch.nemo.nemo_run import read_two
+from steptime.launch.nemo.targets import CLASS, class_of, simplify
+from steptime.launch.reading import LaunchFlag, Reading
+from steptime.software.profiles import profile_releases
+
+_MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
+_LOG = re.compile(
+    r"^\s*(\[NeMo [IW] |INFO:|\[rank ?\d+\]|\d{4}-\d\d-\d\d[ T]\d\d:|Training epoch|\[after |done with setup)",
+    re.MULTILINE,
+)
+_FLAT = re.compile(r"^\s*([A-Za-z_]\w*(?:\.\w+|\[[^]]+\])+) = (.+)$")
+_RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)")
+
+
+def read_nemo(
+    path: str, text: str, env: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+) -> Reading:
+    """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
+
+    `env` may tell the number of devices (WORLD_SIZE). `sets`: dotted keys that the user sets; what only they tell
+    (parallelism.dp, model, model.vocab_sz) is taken from them.
+
+    Raises:
+        ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modelled,
+            contradictory sizes, or nothing that tells the number of devices or the vocabulary.
+    """
+    tree, log = _tree(path, text)
+    found = _RELEASE.search(text)
+    release = (found[1] or found[2]) if found else ""
+    devices = devices_in(log, env)
+    if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
+        tree = tree["training"]
+    kind = class_of(tree)
+    model, trainer = tree.get("model"), tree.get("trainer")
+    if kind.endswith("ConfigContainer") or isinstance(tree.get("ConfigContainer"), dict):
+        return _bridge(path, tree, devices, sets, release)
+    bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
+    if isinstance(model, dict) and trainer is None and bridge:
+        return _bridge(path, tree, devices, sets, release)
+    if (
+        isinstance(trainer, dict)
+        and (class_of(trainer) or "strategy" in trainer)
+        and ("data" in tree or "optim" in tree)
+    ):
+        return read_two(path, tree, devices, sets, release)
+    if isinstance(trainer, dict) and isinstance(model, dict) and "optim" in model:
+        return read_one(path, tree, devices, sets, release)
+    if log and isinstance(trainer, dict):
+        raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
+    raise ConfigError(
+        f"{path}: not a config of NeMo or Megatron-Bridge: neither trainer and model with its optim (NeMo 1), nor data, trainer "
+        "and model by class (NeMo 2.0), nor a ConfigContainer"
+    )
+
+
+def _tree(path: str, text: str) -> tuple[dict[str, Any], str]:
+    """The config as nested mappings, and the log around it ("" where the file is the config alone)."""
+    lines = plain_lines(text)
+    marks = [i for i, line in enumerate(lines) if _MARKS.search(line)]
+    if not marks and not _LOG.search(text):
+        flat = [found for line in lines if (found := _FLAT.match(line))]
+        if len(flat) > len([line for line in lines if line.strip()]) // 2:
+            return _unflatten(flat), ""
+        return parse_mapping(text, path), ""
+    if not marks:
+        raise ConfigError(
+            f"{path}: the log does not print the job's config (Task Configuration, or Experiment configuration); give its YAML"
+        )
+    return parse_mapping("\n".join(_printed(path, lines, marks[0])), path), "\n".join(lines)
+
+
+def _printed(path: str, lines: list[str], mark: int) -> list[str]:
+    """The lines of the config after its heading."""
+    for start in range(mark + 1, min(mark + 8, len(lines))):
+        if re.match(r"\s*[A-Za-z_]\w*:( |$)", lines[start]) and not _LOG.match(lines[start]):
+            found = block(lines, start)
+            words = {line.partition(":")[0] for line in found if line[:1].strip()}
+            if "_target_" in words and "train" not in words and "trainer" not in words:
+                raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
+            return found
+    raise ConfigError(f"{path}: the printed config is cut off after its heading; give the whole log")
+
+
+def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
+    """Lines `a.b = value` as fiddle prints them (fiddle/printing.py, as_str_flattened) as nested mappings, without the unset."""
+    tree: dict[str, Any] = {}
+    for found in flat:
+        if found[2].startswith("<[unset"):
+            continue
+        *parents, last = re.findall(r"\w+", found[1])
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {}) if isinstance(node.get(part, {}), dict) else {}
+        try:
+            node[last] = ast.literal_eval(found[2])
+        except (ValueError, SyntaxError):
+            node[last] = found[2]
+    return tree
+
+
+def _bridge(
+    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
+) -> Reading:
+    """A ConfigContainer."""
+    tree = tree.get("ConfigContainer") or tree
+    if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
+        # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
+        raise ConfigError(
+            f"{path}: an override of a recipe, not the whole config: no model.num_layers; give the log that prints the job's "
+            "Task Configuration, or the run_config.yaml of a checkpoint"
+        )
+    said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
+    keys = object_keys(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
+    if devices is not None and told(sets, "parallelism.dp") is None:
+        keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
+    name = "megatron-bridge"
+    return plan_of(keys, f"{name}@{release}" if release in profile_releases(name) else name, devices)

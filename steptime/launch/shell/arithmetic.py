@@ -1,0 +1,117 @@
+"""Whole-number arithmetic of the shell: $(( ... )), without running anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_WORDS = re.compile(r"\s*(\d+|[A-Za-z_]\w*|\*\*|<=|>=|==|!=|&&|\|\||<<|>>|[-+*/%()<>!?:])")
+_LEVELS = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+_LARGEST = 1 << 63
+
+ValueOf = Callable[[str], int | None]
+
+
+def arithmetic(text: str, lookup: ValueOf) -> int | None:
+    """The value of an expression; None where a name has no whole number for a value, or it is no such expression.
+
+    Division rounds towards zero, as the shell's does.
+
+    >>> arithmetic("GPUS * 4 / 3", {"GPUS": 8}.get)
+    10
+    """
+    words: list[str] = []
+    i = 0
+    text = text.strip()
+    while i < len(text):
+        found = _WORDS.match(text, i)
+        if found is None:
+            return None
+        words.append(found[1])
+        i = found.end()
+    try:
+        reader = _Evaluator(words, lookup)
+        value = reader.choice()
+    except (ArithmeticError, LookupError, RecursionError, ValueError):
+        return None
+    return value if reader.i == len(words) else None
+
+
+class _Evaluator:
+    """Recursive descent; raises what `arithmetic` turns into None."""
+
+    def __init__(self, words: list[str], lookup: ValueOf) -> None:
+        self.words, self.lookup, self.i = words, lookup, 0
+
+    def at(self, *words: str) -> bool:
+        return self.i < len(self.words) and self.words[self.i] in words
+
+    def choice(self) -> int:
+        value = self.level(0)
+        if not self.at("?"):
+            return value
+        self.i += 1
+        yes = self.choice()
+        if not self.at(":"):
+            raise ValueError
+        self.i += 1
+        no = self.choice()
+        return yes if value else no
+
+    def level(self, depth: int) -> int:
+        if depth == len(_LEVELS):
+            return self.power()
+        value = self.level(depth + 1)
+        while self.at(*_LEVELS[depth]):
+            operator = self.words[self.i]
+            self.i += 1
+            value = _apply(operator, value, self.level(depth + 1))
+        return value
+
+    def power(self) -> int:
+        base = self.unary()
+        if not self.at("**"):
+            return base
+        self.i += 1
+        exponent = self.power()
+        if not 0 <= exponent <= 64:
+            raise ValueError
+        return _bounded(base**exponent)
+
+    def unary(self) -> int:
+        word = self.words[self.i]
+        self.i += 1
+        if word in {"-", "+", "!"}:
+            value = self.unary()
+            return {"-": -value, "+": value, "!": int(not value)}[word]
+        if word == "(":
+            value = self.choice()
+            if not self.at(")"):
+                raise ValueError
+            self.i += 1
+            return value
+        value_of = int(word) if word.isdigit() else self.lookup(word)
+        if value_of is None:
+            raise ValueError
+        return value_of
+
+
+def _apply(operator: str, a: int, b: int) -> int:
+    if operator in {"/", "%"}:
+        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        return quotient if operator == "/" else a - quotient * b
+    if operator in {"<<", ">>"}:
+        if not 0 <= b < 64:
+            raise ValueError
+        return _bounded(a << b) if operator == "<<" else a >> b
+    results = {
+        "||": int(bool(a or b)), "&&": int(bool(a and b)), "==": int(a == b), "!=": int(a != b),
+        "<": int(a < b), ">": int(a > b), "<=": int(a <= b), ">=": int(a >= b), "+": a + b, "-": a - b, "*": a * b,
+    }  # fmt: skip
+    return _bounded(results[operator])
+
+
+def _bounded(value: int) -> int:
+    if abs(value) >= _LARGEST:
+        raise ValueError
+    return value

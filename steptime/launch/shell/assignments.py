@@ -1,0 +1,62 @@
+"""Commands that change variables, without running them: assignments and let."""
+
+from __future__ import annotations
+
+import re
+
+from steptime.launch.shell.conditions import Outcome
+from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.grammar import ASSIGNMENT
+from steptime.launch.shell.lexer import Lexer, Token
+from steptime.launch.shell.scope import Scope, Unknown, Value
+
+LARGEST = 2_000_000
+"""The longest text that a variable may hold."""
+
+
+def assign(expand: Expander, word: Token) -> None:
+    """NAME=value, NAME+=value, NAME=( ... ), NAME[i]=value."""
+    found = ASSIGNMENT.fullmatch(word.text)
+    assert found is not None
+    name, index, plus, raw = found.groups()
+    scope = expand.scope
+    if raw.startswith("(") and raw.endswith(")"):
+        inside = Lexer(raw[1:-1], expand.name, word.line, array=True).tokens()
+        elements = [value for item in inside for value in expand.fields(item.text, item.line)]
+        scope.put_array(name, [*(scope.values.get(name, []) if plus else []), *elements])
+        return
+    text = expand.text(raw, word.line)
+    before = scope.get(name) if plus else None
+    if index is not None:
+        scope.put_array(name, [*scope.values.get(name, []), Value(text, word.line)])
+    elif plus and name in scope.arrays and before is not None:
+        scope.put_array(name, [Value(before.text + text, before.line), *scope.values[name][1:]])
+    else:
+        text = (before.text if plus and before is not None else "") + text
+        if len(text) > LARGEST:
+            text = scope.mark(f"${name}", Unknown(f"${name} grows without end"))
+        scope.put(name, text, word.line)
+
+
+def let(scope: Scope, text: str) -> Outcome:
+    """One whole-number expression: an assignment, NAME++, or a value that is zero or not."""
+    if found := re.fullmatch(r"\s*([A-Za-z_]\w*)\s*([-+*/]?)=([^=].*)", text, re.DOTALL):
+        name, operator, rest = found.groups()
+        expression = f"{name} {operator} ({rest})" if operator else rest
+        scope.put(name, scope.arithmetic(expression, f"(({text.strip()}))"), 0)
+        return "yes"
+    if found := re.fullmatch(r"\s*([A-Za-z_]\w*)(\+\+|--)\s*", text):
+        scope.put(found[1], scope.arithmetic(f"{found[1]} {found[2][0]} 1", text.strip()), 0)
+        return "yes"
+    value = scope.arithmetic(text, text)
+    return "unknown" if not scope.known(value) else "yes" if int(value) else "no"
+
+
+def text_to_read(words: list[str]) -> tuple[int, str]:
+    """Where eval or `bash -c` stands among the words of a command, and the text that it is given; "" where there is none."""
+    if words[0] == "eval":
+        return 0, " ".join(words[1:])
+    for at, word in enumerate(words[:-2]):
+        if re.fullmatch(r"(.*/)?(ba|z)?sh", word) and re.fullmatch(r"-[a-z]*c", words[at + 1]):
+            return at, words[at + 2]
+    return 0, ""

@@ -1,0 +1,280 @@
+"""A walk through a script's commands that runs none of them: assignments are made, tests that can be told are told."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import NamedTuple
+
+from steptime.launch.shell.assignments import LARGEST, assign, let, text_to_read
+from steptime.launch.shell.conditions import Outcome, answer
+from steptime.launch.shell.expansion import Expander, quoted
+from steptime.launch.shell.grammar import (
+    ASSIGNMENT,
+    Case,
+    Chain,
+    Function,
+    If,
+    Loop,
+    Simple,
+    Statement,
+    parse_shell,
+)
+from steptime.launch.shell.lexer import Token
+from steptime.launch.shell.scope import Scope, Unknown, Value, merged
+
+_DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
+_MOST_COMMANDS = 50_000
+_MOST_ROUNDS = 100
+_DEEPEST = 20
+
+
+class Command(NamedTuple):
+    """A command that would run, filled in."""
+
+    words: list[Value]
+    line: int
+    doubt: Unknown | None
+    """Why it may not run at all; None where it does."""
+
+
+class _ExitError(Exception):
+    """The script ends here."""
+
+
+class DryRun:
+    """The commands of a script, in order, and the variables they leave."""
+
+    def __init__(self, name: str, scope: Scope) -> None:
+        self.name, self.scope = name, scope
+        self.commands: list[Command] = []
+        self.functions: dict[str, Function] = {}
+        self.doubt: Unknown | None = None
+        self.depth, self.count, self.full = 0, 0, False
+        self.blame = Unknown("")  # why the last test that could not be told could not
+
+    @property
+    def expand(self) -> Expander:
+        """Fills in words from the variables as they are now."""
+        return Expander(self.scope, self.name)
+
+    def script(self, nodes: list[Statement]) -> None:
+        """Walk a whole script."""
+        try:
+            self.block(nodes)
+        except _ExitError:
+            return
+
+    def block(self, nodes: list[Statement]) -> Outcome:
+        """Walk commands one after the other; the outcome is the last one's."""
+        outcome: Outcome = "ran"
+        for node in nodes:
+            outcome = self.node(node)
+        return outcome
+
+    def node(self, node: Statement) -> Outcome:
+        """Walk one command."""
+        self.count += 1
+        if self.count > _MOST_COMMANDS:
+            self.full = True
+            raise _ExitError
+        if isinstance(node, Simple):
+            return self.simple(node)
+        if isinstance(node, Chain):
+            return self.chain(node)
+        if isinstance(node, If):
+            self.branches(node)
+        elif isinstance(node, Loop):
+            self.loop(node)
+        elif isinstance(node, Case):
+            self.case(node)
+        elif isinstance(node, Function):
+            self.functions[node.name] = node
+        else:
+            return self.block(node.body)
+        return "ran"
+
+    def chain(self, chain: Chain) -> Outcome:
+        """Commands joined by && and ||."""
+        outcome = self.node(chain.parts[0][1])
+        for operator, node in chain.parts[1:]:
+            if outcome == "unknown":
+                found = self.side_by_side([[node]], self.blame.within(f"the test in line {chain.line}"))
+                outcome = "unknown" if found != "ran" else "ran"
+            elif (outcome != "no") == (operator == "&&"):
+                outcome = self.node(node)
+        return outcome
+
+    # --- what may or may not run ---------------------------------------------------------------------------------------
+
+    def side_by_side(self, bodies: list[list[Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
+        """Walk bodies of which one may run, or none unless `one_runs`, each from the variables as they are now."""
+        start, doubt = self.scope, self.doubt
+        scopes = [] if one_runs else [start]
+        outcome: Outcome = "ran"
+        self.doubt = doubt or cause
+        for body in bodies:
+            self.scope = start.copy()
+            try:
+                outcome = self.block(body)
+            except _ExitError:
+                if self.full:
+                    raise
+                outcome = "ran"
+            scopes.append(self.scope)
+        self.doubt, self.scope = doubt, merged(scopes, cause)
+        return outcome
+
+    def branches(self, node: If) -> None:
+        """The branch whose test holds; where that cannot be told, all of them side by side."""
+        maybe, blame, outcome = list[list[Statement]](), Unknown("it waits for a command"), "no"
+        for condition, body in node.arms:
+            outcome = "yes" if condition is None else self.block(condition)
+            if outcome == "yes" and not maybe:
+                self.block(body)
+                return
+            if outcome == "unknown" and not maybe:
+                blame = self.blame
+            maybe += [body] if outcome != "no" else []
+            if outcome == "yes":
+                break
+        if maybe:
+            self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
+
+    def loop(self, node: Loop) -> None:
+        """A for over known words is walked through; another loop may run any number of times."""
+        if node.kind == "for" and node.words:
+            values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
+            if all(self.scope.known(value.text) for value in values):
+                for value in values:
+                    self.scope.put(node.name, value.text, value.line)
+                    self.block(node.body)
+                return
+        elif node.kind != "for" and self.repeated(node):
+            return
+        self.side_by_side([node.body], Unknown(f"the loop in line {node.line} (how often it runs is not known)"))
+
+    def repeated(self, node: Loop) -> bool:
+        """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
+        ends: Outcome = "no" if node.kind == "while" else "yes"
+        for _ in range(_MOST_ROUNDS):
+            outcome = self.block(node.condition)
+            if outcome not in {"yes", "no"}:
+                return False
+            if outcome == ends:
+                return True
+            self.block(node.body)
+        return False
+
+    def case(self, node: Case) -> None:
+        """The first arm that fits; all of them side by side where the word has no value."""
+        text = self.expand.text(node.word.text, node.line)
+        if self.scope.known(text):
+            for patterns, body in node.arms:
+                words = [self.expand.text(pattern.text, pattern.line) for pattern in patterns]
+                if any(fnmatch.fnmatchcase(text, word) for word in words):
+                    self.block(body)
+                    return
+            return
+        cause = self.scope.cause(text, "").within(f"the case in line {node.line}")
+        self.side_by_side([body for _, body in node.arms], cause)
+
+    # --- one command ---------------------------------------------------------------------------------------------------
+
+    def simple(self, node: Simple) -> Outcome:
+        """Assignments, tests, and what else changes variables; anything else is kept as a command."""
+        if node.words and node.words[0].text in {"[", "[[", "test"}:
+            return self.test(node)
+        if node.words and node.words[0].text.startswith("(("):
+            return self.arithmetic(node)
+        words = list(node.words)
+        local: list[Token] = []
+        while words and ASSIGNMENT.fullmatch(words[0].text):
+            local.append(words.pop(0))
+        if not words:
+            for word in local:
+                assign(self.expand, word)
+            return "ran"
+        fields = [value for word in words for value in self._argument(word)]
+        return self.command(fields, node) if fields else "ran"
+
+    def _argument(self, word: Token) -> list[Value]:
+        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
+            return [Value(word.text, word.line)]
+        return self.expand.fields(word.text, word.line)
+
+    def command(self, fields: list[Value], node: Simple) -> Outcome:
+        """A command with its words filled in."""
+        first = fields[0].text
+        rest = fields[1:]
+        if first in {":", "true"}:
+            return "yes"
+        if first == "false":
+            return "no"
+        if first in _DECLARE:
+            for word in (word for word in node.words[1:] if ASSIGNMENT.fullmatch(word.text)):
+                assign(self.expand, word)
+            return "ran"
+        if first == "unset":
+            for value in rest:
+                self.scope.put(value.text, "", node.line)
+        elif first == "read" and rest and node.body is not None:
+            self.scope.put(rest[-1].text, self.expand.text(quoted(node.body), node.line), node.line)
+        elif first == "let":
+            for value in rest:
+                let(self.scope, value.text)
+        elif first == "shift" and self.scope.positional:
+            self.scope.positional = self.scope.positional[int(rest[0].text) if rest and rest[0].text.isdigit() else 1 :]
+        elif first == "set" and rest and rest[0].text == "--":
+            self.scope.positional = rest[1:]
+        elif first in {"source", "."} and rest:
+            self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
+        elif first == "exit" and (not rest or rest[0].text == "0"):
+            raise _ExitError
+        elif first in self.functions and self.depth < _DEEPEST:
+            return self.call(self.functions[first], rest)
+        elif not self.inner(fields, node.line):
+            self.commands.append(Command(fields, node.line, self.doubt))
+        return "ran"
+
+    def call(self, function: Function, words: list[Value]) -> Outcome:
+        """Walk a function's body with its own positional words."""
+        before, self.scope.positional = self.scope.positional, words
+        self.depth += 1
+        try:
+            return self.block(function.body)
+        finally:
+            self.depth -= 1
+            self.scope.positional = before
+
+    def inner(self, fields: list[Value], line: int) -> bool:
+        """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""
+        at, text = text_to_read([value.text for value in fields])
+        if not text or self.depth >= _DEEPEST or len(text) > LARGEST:
+            return False
+        start = len(self.commands)
+        self.depth += 1
+        try:
+            self.block(parse_shell(text, self.name, line))
+        finally:
+            self.depth -= 1
+        prefix = fields[:at]
+        self.commands[start:] = [found._replace(words=prefix + found.words) for found in self.commands[start:]]
+        return True
+
+    # --- tests ---------------------------------------------------------------------------------------------------------
+
+    def arithmetic(self, node: Simple) -> Outcome:
+        """(( ... )): an assignment or a comparison."""
+        text = self.expand.text(node.words[0].text[2:-2], node.line)
+        self.blame = self.scope.cause(text, "its arithmetic has no value")
+        return let(self.scope, text)
+
+    def test(self, node: Simple) -> Outcome:
+        """[ ... ], [[ ... ]] and test."""
+        words = node.words[1:]
+        if words and words[-1].text in {"]", "]]"}:
+            words = words[:-1]
+        expand = self.expand
+        operands = [word.text if word.operator else expand.text(word.text, word.line) for word in words]
+        self.blame = self.scope.cause(" ".join(operands), "it looks at files")
+        return answer(operands, self.scope)

@@ -1,0 +1,258 @@
+"""Words of a script with their quotes taken off and their variables filled in."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+
+from steptime.launch.shell.lexer import Lexer
+from steptime.launch.shell.scope import Scope, Unknown, Value
+
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9#@*?$!-]")
+_BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
+_DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
+_HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
+_DEEPEST = 30
+
+
+class Expander:
+    """Fills in words from a scope; `name` is the script's, for errors and for $0."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self.scope, self.name, self.depth = scope, name, 0
+        self.words_done = False
+        """Of the last substitution: its values are words already, the default of a ${X:-...}."""
+
+    def fields(self, raw: str, line: int) -> list[Value]:
+        """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
+        done: list[Value] = []
+        open_text: str | None = None
+        open_line = line
+
+        def add(text: str, at: int) -> None:
+            nonlocal open_text, open_line
+            if open_text is None:
+                open_text, open_line = "", at
+            open_text += text
+
+        def close() -> None:
+            nonlocal open_text
+            if open_text is not None:
+                done.append(Value(open_text, open_line))
+            open_text = None
+
+        for values, quoted in self._parts(raw, line):
+            for number, value in enumerate(values):
+                if number:
+                    close()
+                if quoted:
+                    add(value.text, value.line)
+                    continue
+                pieces = re.split(r"([ \t\r\n]+)", value.text)
+                for piece in pieces:
+                    if piece and piece.isspace():
+                        close()
+                    elif piece:
+                        add(piece, value.line)
+        close()
+        return done
+
+    def text(self, raw: str, line: int) -> str:
+        """A raw word as one text, not split: the value of an assignment."""
+        return "".join(" ".join(value.text for value in values) for values, _ in self._parts(raw, line))
+
+    def _parts(self, raw: str, line: int) -> list[tuple[list[Value], bool]]:
+        """Pieces of a raw word: (values, quoted)."""
+        lexer = Lexer(raw, self.name, line)
+        found: list[tuple[list[Value], bool]] = []
+        i = 0
+        while i < len(raw):
+            char = raw[i]
+            if raw.startswith(("\\\n", "\\\r\n"), i):
+                i = raw.index("\n", i) + 1
+            elif char == "\\":
+                found.append(([Value(raw[i + 1 : i + 2], line)], True))
+                i += 2
+            elif char == "'":
+                end = lexer.skip(i)
+                found.append(([Value(raw[i + 1 : end - 1], line)], True))
+                i = end
+            elif char == '"':
+                end = lexer.skip(i)
+                found += [(values, True) for values in self._quoted(raw[i + 1 : end - 1], line)]
+                i = end
+            elif char in "$`":
+                values, i = self._dollar(raw, i, line, quoted=False)
+                found.append((values, self.words_done))
+            else:
+                end = next((j for j in range(i, len(raw)) if raw[j] in "\\'\"$`"), len(raw))
+                found.append(([Value(raw[i:end], line)], True))
+                i = end
+        return found
+
+    def _quoted(self, inner: str, line: int) -> list[list[Value]]:
+        found: list[list[Value]] = [[Value("", line)]]
+        i = 0
+        while i < len(inner):
+            if inner.startswith(("\\\n", "\\\r\n"), i):
+                i = inner.index("\n", i) + 1
+            elif inner[i] == "\\" and inner[i + 1 : i + 2] in {"$", "`", '"', "\\"}:
+                found.append([Value(inner[i + 1], line)])
+                i += 2
+            elif inner[i] in "$`":
+                values, i = self._dollar(inner, i, line, quoted=True)
+                found.append(values)
+            else:
+                end = next((j for j in range(i + 1, len(inner)) if inner[j] in "\\$`"), len(inner))
+                found.append([Value(inner[i:end], line)])
+                i = end
+        if len(found) == 2 and not found[1]:  # "${EMPTY[@]}" is no word at all
+            return found[1:]
+        return found
+
+    def _dollar(self, text: str, i: int, line: int, *, quoted: bool) -> tuple[list[Value], int]:
+        """The values of the $ or ` at `i`, and where it ends."""
+        self.words_done = False
+        lexer = Lexer(text, self.name, line)
+        if text[i] == "`":
+            end = lexer.skip(i)
+            return [Value(self._command(text[i + 1 : end - 1], line), line)], end
+        if text.startswith("$((", i) and (end := lexer.skip(i)) and text[end - 2 : end] == "))":
+            inner = self.text(text[i + 3 : end - 2], line)
+            return [Value(self.scope.arithmetic(inner, text[i:end]), line)], end
+        if text.startswith("$(", i):
+            end = lexer.skip(i)
+            return [Value(self._command(text[i + 2 : end - 1], line), line)], end
+        if text.startswith("${", i):
+            end = lexer.skip(i)
+            return self._braced(text[i + 2 : end - 1], line, quoted=quoted), end
+        if not quoted and text.startswith("$'", i):
+            end = lexer.skip(i + 1)
+            return [Value(text[i + 2 : end - 1], line)], end
+        found = _NAME.match(text, i + 1)
+        if found is None:
+            return [Value("$", line)], i + 1
+        return self._variable(found[0], line), found.end()
+
+    def _variable(self, name: str, line: int) -> list[Value]:
+        scope = self.scope
+        if name in {"@", "*"}:
+            return list(scope.positional or [])
+        if name == "#":
+            return [Value(str(len(scope.positional or [])), line)]
+        if name.isdigit() and scope.positional is not None and 0 < int(name) <= len(scope.positional):
+            return [scope.positional[int(name) - 1]]
+        if name == "0":
+            return [Value(self.name, line)]
+        if name == "PWD" and scope.get(name) is None:
+            return [Value(".", line)]
+        value = scope.get(name)
+        return [value if value is not None else Value(scope.unset(name), line)]
+
+    def _braced(self, inner: str, line: int, *, quoted: bool) -> list[Value]:
+        found = _BRACED.fullmatch(inner)
+        if found is None:
+            return [Value(self.scope.mark(f"${{{inner}}}", Unknown(f"${{{inner}}} is not understood")), line)]
+        count, name, index, rest = found.groups()
+        values = self._elements(name, index, line)
+        if quoted and (index == "[*]" or name == "*"):
+            values = [Value(" ".join(value.text for value in values), values[0].line if values else line)]
+        if count:
+            elements = index in {"[@]", "[*]"}
+            return [Value(str(len(values) if elements else len(values[0].text if values else "")), line)]
+        if default := _DEFAULT.fullmatch(rest):
+            return self._default(name, values, default[1], default[2], line, quoted=quoted)
+        if not rest:
+            return values
+        return [Value(self._changed(value.text, rest, f"${{{inner}}}", line), value.line) for value in values]
+
+    def _elements(self, name: str, index: str | None, line: int) -> list[Value]:
+        if index in {"[@]", "[*]"}:
+            found = self.scope.values.get(name)
+            return list(found) if found is not None else [Value(self.scope.unset(name), line)]
+        if index is None:
+            return self._variable(name, line)
+        number = self.scope.arithmetic(self.text(index[1:-1], line), index)
+        elements = self.scope.values.get(name, [])
+        if re.fullmatch(r"-?\d+", number) and -len(elements) <= int(number) < len(elements):
+            return [elements[int(number)]]
+        return [Value(self.scope.unset(f"{{{name}{index}}}"), line)]
+
+    def _default(self, name: str, values: list[Value], kind: str, word: str, line: int, *, quoted: bool) -> list[Value]:
+        """${X:-word} and its kin: a variable that nothing sets is as good as empty."""
+        whole = "".join(value.text for value in values)
+        unset = self.scope.unset_variable(whole)
+        empty = unset == name or (kind[0] == ":" and (not whole or bool(unset)))
+        self.depth += 1
+        raw = f'"{word}"' if quoted and '"' not in word else word
+        filled = self.fields(raw, line) if self.depth < _DEEPEST else []
+        self.depth -= 1
+        self.words_done = kind[-1] == "+" or empty
+        if kind[-1] == "+":
+            return [] if empty else filled
+        if not empty:
+            return values
+        if kind[-1] == "?":
+            return [Value(self.scope.unset(name), line)]
+        if kind[-1] == "=":
+            self.scope.put(name, " ".join(value.text for value in filled), line)
+        return filled
+
+    def _changed(self, text: str, rest: str, shown: str, line: int) -> str:
+        """${X%pattern} and its kin."""
+        if reasons := self.scope.reasons_of(text):
+            return self.scope.mark(shown, reasons[0].cause)
+        if rest in {"^^", ",,"}:
+            return text.upper() if rest == "^^" else text.lower()
+        if found := re.fullmatch(r"(##?|%%?)(.*)", rest, re.DOTALL):
+            return _trimmed(text, found[1], self.text(found[2], line))
+        if found := re.fullmatch(r"/(/?)((?:\\.|[^/\\])*)(?:/(.*))?", rest, re.DOTALL):
+            old, new = self.text(found[2], line), self.text(found[3] or "", line)
+            if old and not re.search(r"[*?\[]", old):
+                return text.replace(old, new) if found[1] else text.replace(old, new, 1)
+        if found := re.fullmatch(r":\s*(\d+)(?::(\d+))?", rest):
+            start = int(found[1])
+            return text[start : start + int(found[2])] if found[2] else text[start:]
+        return self.scope.mark(shown, Unknown(f"{shown} is not understood"))
+
+    def _command(self, inner: str, line: int) -> str:
+        """$(...): paths that need no running; all else has no value."""
+        words = inner.split(None, 1)
+        shown = f"$({' '.join(inner.split())})"
+        self.depth += 1
+        try:
+            plain = len(words) == 2 and not re.search(r"[|;&<>\n]", words[1]) and self.depth < _DEEPEST
+            if inner.lstrip().startswith("#"):
+                return ""  # a comment amid continued lines
+            if here := _HERE.fullmatch(inner):
+                return here[2] if here[1][0] in "'\"" else self.text(quoted(here[2]), line)
+            if inner.strip() == "pwd":
+                return self._variable("PWD", line)[0].text
+            if plain and words[0] in {"dirname", "basename", "echo"}:
+                found = [value.text for value in self.fields(words[1], line)]
+                text = " ".join(found)
+                if found and all(map(self.scope.known, found)):
+                    if words[0] == "echo" and not text.startswith("-"):
+                        return text
+                    if len(found) == 1 and words[0] != "echo":
+                        return getattr(posixpath, words[0])(text.rstrip("/")) or "."
+        finally:
+            self.depth -= 1
+        shown = shown if len(shown) <= 60 else shown[:56] + "...)"
+        return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))
+
+
+def quoted(body: str) -> str:
+    """A here-document as a quoted word: its own quotes are plain characters."""
+    return '"' + body.replace('"', '\\"') + '"'
+
+
+def _trimmed(text: str, kind: str, pattern: str) -> str:
+    """A text less the shortest or longest (doubled sign) prefix (#) or suffix (%) that fits the pattern."""
+    cuts = range(len(text) + 1)
+    if kind[0] == "#":
+        order = reversed(cuts) if kind == "##" else cuts
+        return next((text[i:] for i in order if fnmatch.fnmatchcase(text[:i], pattern)), text)
+    order = cuts if kind == "%%" else reversed(cuts)
+    return next((text[:i] for i in order if fnmatch.fnmatchcase(text[i:], pattern)), text)

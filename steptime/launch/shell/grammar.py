@@ -1,0 +1,281 @@
+"""The grammar of shell scripts, as far as launch scripts use it: words into commands."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, TypeAlias
+
+from steptime.base.config import ConfigError
+from steptime.launch.shell.lexer import REDIRECTIONS, Lexer, Token
+
+_BREAKS = frozenset({"\n", ";", "&"})
+_CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
+_DEEPEST = 60
+
+
+class Simple(NamedTuple):
+    """The words of one command; `body` is its here-document."""
+
+    words: list[Token]
+    line: int
+    body: str | None = None
+
+
+class If(NamedTuple):
+    """Conditions with their bodies, in order; an else has no condition."""
+
+    arms: list[tuple[list[Statement] | None, list[Statement]]]
+    line: int
+
+
+class Loop(NamedTuple):
+    """for NAME in words, or while or until a condition."""
+
+    kind: str
+    name: str
+    words: list[Token]
+    condition: list[Statement]
+    body: list[Statement]
+    line: int
+
+
+class Case(NamedTuple):
+    """A word and its arms: patterns and bodies."""
+
+    word: Token
+    arms: list[tuple[list[Token], list[Statement]]]
+    line: int
+
+
+class Function(NamedTuple):
+    """A definition."""
+
+    name: str
+    body: list[Statement]
+    line: int
+
+
+class Braces(NamedTuple):
+    """Braces or parentheses."""
+
+    body: list[Statement]
+    line: int
+
+
+class Chain(NamedTuple):
+    """Commands with the && or || before each."""
+
+    parts: list[tuple[str, Statement]]
+    line: int
+
+
+Statement: TypeAlias = Simple | If | Loop | Case | Function | Braces | Chain
+
+
+def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
+    """The commands of a script.
+
+    Raises:
+        ConfigError: a quote or a block that never ends.
+    """
+    parser = _Parser(Lexer(text, name, line).tokens(), name)
+    found = parser.block(frozenset())
+    if (token := parser.peek()) is not None:
+        raise parser.fail(token, f"unexpected {token.text!r}")
+    return found
+
+
+class _Parser:
+    def __init__(self, tokens: list[Token], name: str) -> None:
+        self.tokens, self.name, self.i, self.depth = tokens, name, 0, 0
+
+    def peek(self) -> Token | None:
+        return self.tokens[self.i] if self.i < len(self.tokens) else None
+
+    def fail(self, token: Token | None, what: str) -> ConfigError:
+        line = token.line if token else (self.tokens[-1].line if self.tokens else 1)
+        return ConfigError(f"{self.name}: line {line}: {what}; not a shell script that can be read")
+
+    def skip(self, texts: frozenset[str] = _BREAKS) -> None:
+        while (token := self.peek()) is not None and token.operator and token.text in texts:
+            self.i += 1
+
+    def at(self, text: str) -> bool:
+        token = self.peek()
+        return token is not None and token.text == text
+
+    def expect(self, text: str, start: Token) -> None:
+        self.skip()
+        if not self.at(text):
+            raise self.fail(start, f"{start.text!r} has no {text!r}")
+        self.i += 1
+
+    def block(self, ends: frozenset[str]) -> list[Statement]:
+        """Commands up to one of `ends`, which is left for the caller."""
+        found: list[Statement] = []
+        self.skip()
+        while (token := self.peek()) is not None and token.text not in ends:
+            if (token.operator and token.text in {")", ";;"}) or (not token.operator and token.text in _CLOSING):
+                return found
+            before = self.i
+            found.append(self.chain())
+            self.skip()
+            if self.i == before:
+                raise self.fail(token, f"unexpected {token.text!r}")
+        return found
+
+    def chain(self) -> Statement:
+        start = self.peek()
+        parts: list[tuple[str, Statement]] = [("", self.pipeline())]
+        while (token := self.peek()) is not None and token.operator and token.text in {"&&", "||"}:
+            self.i += 1
+            self.skip(frozenset({"\n"}))
+            parts.append((token.text, self.pipeline()))
+        return parts[0][1] if len(parts) == 1 else Chain(parts, start.line if start else 0)
+
+    def pipeline(self) -> Statement:
+        """The first command of a pipeline: what it is piped into changes nothing here."""
+        first = self.command()
+        while (token := self.peek()) is not None and token.operator and token.text in {"|", "|&"}:
+            self.i += 1
+            self.skip(frozenset({"\n"}))
+            self.command()
+        return first
+
+    def command(self) -> Statement:
+        token = self.peek()
+        if token is None:
+            raise self.fail(None, "a command is missing")
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.fail(token, "blocks are nested too deeply")
+        try:
+            return self._compound(token) or self.simple()
+        finally:
+            self.depth -= 1
+
+    def _compound(self, token: Token) -> Statement | None:
+        found: Statement
+        if token.text == "if":
+            found = self.branches(token)
+        elif token.text in {"for", "while", "until"}:
+            found = self.loop(token)
+        elif token.text == "case":
+            found = self.case(token)
+        elif token.text in {"{", "("} or (token.operator and token.text == "("):
+            found = self.group(token)
+        elif token.text == "function" or self._defines():
+            found = self.function(token)
+        else:
+            return None
+        self._redirections()
+        return found
+
+    def _defines(self) -> bool:
+        after = self.tokens[self.i + 1 : self.i + 3]
+        return [t.text for t in after] == ["(", ")"] and all(t.operator for t in after)
+
+    def group(self, token: Token) -> Braces:
+        closing = "}" if token.text == "{" else ")"
+        self.i += 1
+        body = self.block(frozenset({closing}))
+        self.expect(closing, token)
+        return Braces(body, token.line)
+
+    def function(self, token: Token) -> Function:
+        self.i += token.text == "function"
+        name = self.peek()
+        self.i += 1
+        self.i += 2 if self.at("(") else 0
+        self.skip(frozenset({"\n"}))
+        start = self.peek()
+        if name is None or start is None or start.text not in {"{", "("}:
+            raise self.fail(token, "a function has no body")
+        return Function(name.text, self.group(start).body, token.line)
+
+    def branches(self, start: Token) -> If:
+        arms: list[tuple[list[Statement] | None, list[Statement]]] = []
+        self.i += 1
+        condition: list[Statement] | None = self.block(frozenset({"then"}))
+        self.expect("then", start)
+        while True:
+            arms.append((condition, self.block(frozenset({"elif", "else", "fi"}))))
+            token = self.peek()
+            self.i += 1
+            if token is not None and token.text == "elif":
+                condition = self.block(frozenset({"then"}))
+                self.expect("then", start)
+            elif token is not None and token.text == "else":
+                condition = None
+            elif token is not None and token.text == "fi":
+                return If(arms, start.line)
+            else:
+                raise self.fail(start, "'if' has no 'fi'")
+
+    def loop(self, start: Token) -> Loop:
+        self.i += 1
+        name, words, condition = "", list[Token](), list[Statement]()
+        if start.text == "for":
+            token = self.peek()
+            name = token.text if token and not token.operator else ""
+            self.i += 1
+            if self.at("in"):
+                self.i += 1
+                while (token := self.peek()) is not None and not token.operator:
+                    words.append(token)
+                    self.i += 1
+        else:
+            condition = self.block(frozenset({"do"}))
+        self.expect("do", start)
+        body = self.block(frozenset({"done"}))
+        self.expect("done", start)
+        return Loop(start.text, name, words, condition, body, start.line)
+
+    def case(self, start: Token) -> Case:
+        self.i += 1
+        word = self.peek()
+        self.i += 1
+        self.expect("in", start)
+        arms: list[tuple[list[Token], list[Statement]]] = []
+        while True:
+            self.skip()
+            if self.at("esac") or word is None:
+                self.i += 1
+                return Case(word or start, arms, start.line)
+            patterns: list[Token] = []
+            while (token := self.peek()) is not None and token.text != ")":
+                self.i += 1
+                if not token.operator:
+                    patterns.append(token)
+            if token is None:
+                raise self.fail(start, "'case' has no 'esac'")
+            self.i += 1
+            arms.append((patterns, self.block(frozenset({";;", "esac"}))))
+            self.skip(frozenset({";;"}))
+
+    def simple(self) -> Simple:
+        words: list[Token] = []
+        body: str | None = None
+        first = self.peek()
+        inside = False  # [[ ... ]] has operators of its own
+        while (token := self.peek()) is not None:
+            inside = (inside or token.text == "[[") and token.text != "]]"
+            if token.operator and not inside:
+                if token.text not in REDIRECTIONS:
+                    break
+                body = token.body if token.text in {"<<", "<<-"} else body
+                self.i += 2
+                continue
+            if inside and token.text == "\n":
+                break
+            words.append(token)
+            self.i += 1
+        return Simple(words, first.line if first else 0, body)
+
+    def _redirections(self) -> None:
+        while (token := self.peek()) is not None and token.operator and token.text in REDIRECTIONS:
+            self.i += 2
+
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
+"""NAME=value, NAME+=value, NAME[i]=value."""

@@ -1,0 +1,175 @@
+"""The variables of a script that is read, and why some have no value."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from steptime.launch.shell.arithmetic import arithmetic
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+"""Around the number of a reason, in the middle of a text: here stands what has no value."""
+_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+class Value(NamedTuple):
+    """A text, and the line that gave it."""
+
+    text: str
+    line: int
+
+
+class Unknown(NamedTuple):
+    """Why something is not known."""
+
+    why: str
+    variable: str = ""
+    """The variable that nothing sets, where that is at the bottom of it."""
+
+    def within(self, place: str) -> Unknown:
+        """The same as the reason of something else."""
+        return self._replace(why=f"{place} ({self.why})")
+
+    def told(self, otherwise: str) -> str:
+        """Why, and what the user can do about it.
+
+        >>> Unknown("$RANK has no value", "RANK").told("write it out")
+        '$RANK has no value; write RANK=... before the command'
+        """
+        if not self.variable:
+            return f"{self.why}; {otherwise}"
+        if self.variable.isdigit():
+            return f"{self.why}; name the script with its words, in one: 'SCRIPT WORD ...'"
+        return f"{self.why}; write {self.variable}=... before the command"
+
+
+class Reason(NamedTuple):
+    """What has no value, as an error shows it, and why."""
+
+    shown: str
+    cause: Unknown
+    unset: bool = False
+    """It is a variable that nothing sets: for a test, as good as empty."""
+
+
+def clean(text: str) -> str:
+    """A text without the characters that are kept for what has no value."""
+    return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+
+class Scope:
+    """Variables and arrays; what cannot be known is a mark in the text."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.values: dict[str, list[Value]] = {name: [Value(clean(text), 0)] for name, text in env.items()}
+        self.outside = frozenset(env)
+        self.read: set[str] = set()
+        """Variables of the environment that the script asked for."""
+        self.arrays: set[str] = set()
+        self.positional: list[Value] | None = None
+        """The words after the script's name; None: none were given, and whether there are any is not known."""
+        self.reasons: list[Reason] = []
+        self.sourced: list[str] = []
+        """Files that the script sources, which are not read."""
+
+    def copy(self) -> Scope:
+        """The same variables, to be changed apart; reasons are shared."""
+        other = Scope({})
+        other.values, other.arrays = dict(self.values), set(self.arrays)
+        other.positional, other.reasons, other.sourced = self.positional, self.reasons, self.sourced
+        other.outside, other.read = self.outside, self.read
+        return other
+
+    def mark(self, shown: str, cause: Unknown, *, unset: bool = False) -> str:
+        """The text that stands for something without a value."""
+        reason = Reason(shown, cause, unset)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        return f"{_OPEN}{self.reasons.index(reason)}{_CLOSE}"
+
+    def unset(self, name: str) -> str:
+        """The mark of a variable that nothing sets."""
+        cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
+        if self.sourced:
+            cause = cause._replace(why=f"{cause.why} ({self.sourced[0]} is not read)")
+        return self.mark(f"${name}", cause, unset=True)
+
+    def reasons_of(self, text: str) -> list[Reason]:
+        """Why parts of a text have no value; empty where all is known."""
+        return [self.reasons[int(number)] for number in _MARK.findall(text)]
+
+    def cause(self, text: str, otherwise: str) -> Unknown:
+        """Why the first part of a text that has no value has none; where all is known, as told."""
+        reasons = self.reasons_of(text)
+        return reasons[0].cause if reasons else Unknown(otherwise)
+
+    def unset_variable(self, text: str) -> str:
+        """The variable that a text is and that nothing sets; "" where it is anything else."""
+        found = _MARK.fullmatch(text)
+        reason = self.reasons[int(found[1])] if found else None
+        return reason.shown[1:] if reason is not None and reason.unset else ""
+
+    def shown(self, text: str) -> str:
+        """A text with its marks as the script wrote them."""
+        return _MARK.sub(lambda found: self.reasons[int(found[1])].shown, text)
+
+    def known(self, text: str) -> bool:
+        """Whether all of a text has a value."""
+        return _OPEN not in text
+
+    def get(self, name: str) -> Value | None:
+        """The value of a variable, of an array its first element; None where nothing sets it."""
+        found = self.values.get(name)
+        if found and found[0].line == 0 and name in self.outside:
+            self.read.add(name)
+        return found[0] if found else (Value("", 0) if found is not None else None)
+
+    def put(self, name: str, text: str, line: int) -> None:
+        """Set a plain variable."""
+        self.values[name] = [Value(text, line)]
+        self.arrays.discard(name)
+
+    def put_array(self, name: str, elements: list[Value]) -> None:
+        """Set an array."""
+        self.values[name] = elements
+        self.arrays.add(name)
+
+    def arithmetic(self, text: str, shown: str) -> str:
+        """The value of a whole-number expression, or a mark."""
+        if reasons := self.reasons_of(text):
+            return self.mark(shown, reasons[0].cause)
+        blamed: list[Unknown] = []
+
+        def lookup(name: str, depth: int = 0) -> int | None:
+            value = self.get(name)
+            if value is not None and re.fullmatch(r"\s*[-+]?\d+\s*", value.text):
+                return int(value.text)
+            if value is not None and not value.text.strip():
+                return 0
+            if value is not None and depth < 10 and self.known(value.text):
+                return arithmetic(value.text, lambda inner: lookup(inner, depth + 1))
+            reasons = self.reasons_of(value.text) if value is not None else []
+            blamed.append(reasons[0].cause if reasons else Unknown(f"${name} has no value", name))
+            return None
+
+        result = arithmetic(text, lookup)
+        if result is not None:
+            return str(result)
+        return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is no whole-number arithmetic"))
+
+
+def merged(scopes: list[Scope], cause: Unknown) -> Scope:
+    """One scope of several that may be: a variable keeps its value where all agree."""
+    joined = scopes[0].copy()
+    for name in {name for scope in scopes for name in scope.values}:
+        values = [scope.values.get(name) for scope in scopes]
+        texts = [None if value is None else [item.text for item in value] for value in values]
+        if all(text == texts[0] for text in texts):
+            continue
+        mark = joined.mark(f"${name}", cause._replace(why=f"${name} depends on {cause.why}"))
+        joined.values[name] = [
+            Value(mark, max(item.line for value in values for item in value or []) if any(values) else 0)
+        ]
+        if any(name in scope.arrays for scope in scopes):
+            joined.arrays.add(name)
+    return joined

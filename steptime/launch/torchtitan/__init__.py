@@ -1,0 +1,1 @@
+"""torchtitan: TOML files, config functions and logs as a plan."""

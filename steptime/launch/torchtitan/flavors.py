@@ -1,0 +1,132 @@
+"""torchtitan's models: by name and flavor, or as a log prints them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from steptime.base.config import ConfigError, build, near
+from steptime.base.document import parse_mapping, read_source
+from steptime.job.edit import read_model
+from steptime.job.limits import BOUNDS
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import FOLDER
+from steptime.model.blocks import n_params
+from steptime.model.model import Model
+
+_BUILDING = re.compile(r"Building (llama3|llama) (\S+) with (.*)")
+_DIGITS = 12
+"""Longest number taken seriously."""
+_SIZE = re.compile(r"size: ([\d,]+) total parameters")
+
+
+@cache
+def models() -> dict[str, Any]:
+    """The table of flavors."""
+    return parse_mapping(*read_source(FOLDER / "torchtitan_models.yaml"))
+
+
+def known_models() -> set[str]:
+    """Names of models, modelled or not."""
+    table = models()
+    return {*table, *table["aliases"], *table["not_modelled"]["mixture of experts"]}
+
+
+def flavor_of(keys: JobKeys) -> dict[str, Any]:
+    """The model section of model.name and model.flavor; what a flavor has that is not modelled is left out.
+
+    Raises:
+        ConfigError: unknown, or a mixture of experts.
+    """
+    table = models()
+    name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
+    family = table["aliases"].get(name, name)
+    experts = table["not_modelled"]
+    if family in experts["mixture of experts"]:
+        raise keys.error("model.name", f"{name} is a mixture of experts, which is not modelled; only dense models are")
+    if family == "qwen3" and flavor in experts["mixture of experts of qwen3"]:
+        raise keys.error("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modelled")
+    families = [key for key in table if key not in {"source", "aliases", "not_modelled"}]
+    if family not in families:
+        raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
+    base = flavor
+    for word, why in experts["flavors"].items():
+        if re.search(rf"_{word}(_attn)?$", flavor):
+            base = re.sub(rf"_{word}(_attn)?$", "", base)
+            keys.leave_out("model.flavor", f"{why}; taken as {base}")
+    if base not in table[family]:
+        raise keys.error("model.flavor", f"unknown flavor of {name} (got {flavor!r}){near(flavor, table[family])}")
+    return dict(table[family][base])
+
+
+def from_log(path: str, text: str) -> dict[str, Any] | None:
+    """The model that "Building llama3 8B with ..." describes, checked against the parameters that the log counts.
+
+    None where the line is missing, or does not say enough.
+
+    Raises:
+        ConfigError: the model read and the parameters counted differ.
+    """
+    found = _BUILDING.search(text)
+    said = dict(re.findall(r"[\"']?(\w+)[\"']?\s*[=:]\s*([\d.]+|None|null)", found[3])) if found else {}
+    if found is None or not {"dim", "n_layers", "n_heads", "vocab_size"} <= said.keys():
+        return None
+    model = _sizes(path, said) | {"source": f"the log of torchtitan {found[1]} {found[2]}"}
+    if size := _SIZE.search(text):
+        counted = int(size[1].replace(",", ""))
+        if "enable_weight_tying=True" in found[3]:
+            model["tie_embeddings"] = True
+        ours = n_params(build(Model, model))
+        if counted != ours:
+            raise ConfigError(
+                f"{path}: the log counts {counted:,} parameters, and the model that it describes has {ours:,}; "
+                "add --set model=NAME"
+            )
+    return _by_name(found[2], model)
+
+
+def _sizes(path: str, said: dict[str, str]) -> dict[str, Any]:
+    """The fields of a model that torchtitan's own arguments give."""
+
+    def whole(key: str, default: int | None = None) -> int:
+        number = said.get(key, "None")
+        if number in {"None", "null"} and default is not None:
+            return default
+        if not number.isdigit() or len(number) > _DIGITS or not int(number):
+            raise ConfigError(f"{path}: {key}={number}: no size that a model can have; add --set model=NAME")
+        return int(number)
+
+    if whole("n_layers") > BOUNDS["n_layers"][1]:
+        raise ConfigError(f"{path}: n_layers={said['n_layers']}: more than a model can have; add --set model=NAME")
+    heads, dim = whole("n_heads"), whole("dim")
+    return {
+        "n_layers": whole("n_layers"),
+        "hidden_sz": dim,
+        "inter_sz": hidden_dim(dim, whole("multiple_of", 256), said.get("ffn_dim_multiplier")),
+        "n_q_heads": heads,
+        "n_kv_heads": whole("n_kv_heads", heads),
+        "vocab_sz": whole("vocab_size"),
+    }
+
+
+def _by_name(flavor: str, model: dict[str, Any]) -> dict[str, Any]:
+    """The flavor's own section where it is the same model."""
+    own = models()["llama3"].get(flavor)
+    if own is None:
+        return model
+    named, read = (build(Model, read_model(section)) for section in (own, model))
+    shape = {"source": "", "name": ""}
+    return dict(own) if named.model_copy(update=shape) == read.model_copy(update=shape) else model
+
+
+def hidden_dim(dim: int, multiple_of: int, multiplier: str | None) -> int:
+    """Width of the feed-forward network (torchtitan/models/llama3/model/model.py, FeedForward).
+
+    >>> hidden_dim(4096, 1024, "1.3"), hidden_dim(256, 256, None)
+    (14336, 768)
+    """
+    width = int(2 * 4 * dim / 3)
+    if multiplier is not None and re.fullmatch(r"\d{1,3}(\.\d+)?", multiplier):
+        width = int(float(multiplier) * width)
+    return multiple_of * -(-width // multiple_of)

@@ -1,0 +1,245 @@
+"""torchtitan's settings as a config: degrees, batch, FSDP, dtypes, checkpointing.
+
+Sources: pytorch/torchtitan@018740b7 torchtitan/models/llama3/infra/parallelize.py, @01db32e9 torchtitan/distributed/:
+activation_checkpoint.py, utils.py (maybe_enable_amp), pipeline_parallel.py (generate_llm_fqn_per_model_part).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from steptime.job.edit import read_model
+from steptime.launch.devices import required_data_parallel, told
+from steptime.launch.job_keys import JobKeys
+
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_SCHEDULES = {"1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2)}
+"""Schedule -> ours, and stages per rank where nothing else says them."""
+_OLD_SCHEDULES = {
+    "interleaved_1f1b": "Interleaved1F1B",
+    "interleaved1f1b": "Interleaved1F1B",
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+}
+_P = "parallelism."
+
+
+class Degrees(NamedTuple):
+    """Parallel degrees; dp is replicate * shard."""
+
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    replicate: int
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether parameters are sharded: over dp_shard and cp together (torchtitan/distributed/parallel_dims.py)."""
+        return self.dp // self.replicate * self.cp > 1
+
+
+def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
+    """The config of settings by their TOML names, with the model section and, where told, the number of devices.
+
+    Raises:
+        ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
+    """
+    degrees = degrees_of(keys, devices)
+    n_layers = _n_layers(model)
+    parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
+    if degrees.cp > 1:
+        words = {"allgather": "all_gather", "alltoall": "p2p"}
+        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method", words)}
+    if degrees.tp > 1:
+        parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
+    parallelism |= fsdp_of(keys, degrees)
+    if degrees.pp > 1:
+        parallelism |= pipeline_of(keys, degrees, n_layers)
+    performance = {"software": "fsdp2" if degrees.fsdp else "torch"}
+    performance |= dtypes_of(keys, degrees) | kernels_of(keys, degrees) | checkpointing_of(keys, n_layers)
+    return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
+
+
+def _n_layers(section: Any) -> int:
+    """Blocks of a model section."""
+    model = read_model(section)
+    return int(model["n_layers"] if isinstance(model, Mapping) else model.n_layers)
+
+
+def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
+    """The degrees; dp_shard -1 takes what the others leave of the devices, and what the user sets goes over both.
+
+    Raises:
+        ConfigError: they do not multiply to the devices, or nothing tells how many there are.
+    """
+    tp, pp, cp, replicate = (
+        keys.count(f"{_P}{name}_degree")
+        for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
+    )
+    shard = keys.count(f"{_P}data_parallel_shard_degree", least=-1)
+    if shard == 0:
+        raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
+    rest = {"tp": tp, "pp": pp, "cp": cp}
+    if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
+        dp = required_data_parallel(keys, rest, devices)
+        if dp % replicate:
+            keys.fail(
+                f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})"
+            )
+    else:
+        dp = replicate * shard
+        if devices is not None and devices != dp * tp * pp * cp:
+            keys.problems.append(
+                f"{keys.source}: the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}"
+            )
+    found = Degrees(tp, pp, cp, dp, replicate)
+    if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
+        keys.fail(
+            f"{_P}data_parallel_replicate_degree", "DDP runs with no other parallelism; set data_parallel_shard_degree"
+        )
+    return found
+
+
+def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
+    """FSDP2's options; none under DDP or on a single device."""
+    if not degrees.fsdp:
+        for key in (f"{_P}fsdp_reshard_after_forward", "training.mixed_precision_reduce"):
+            keys.without_effect(key, "only with FSDP")
+        return {"zero_level": 0}
+    # apply_fsdp: by default pipelines keep their parameters gathered between micro-batches
+    policies = {"default": degrees.pp == 1, "always": True, "never": False}
+    fsdp = {
+        "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
+        "reduce_dtype": keys.word("training.mixed_precision_reduce", _DTYPES),
+        "wrap": "block",
+    }
+    return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
+
+
+def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
+    """Precision, and the dtypes of parameters, gradients and moments."""
+    precision = keys.word("training.mixed_precision_param", _DTYPES)
+    stored = keys.word("training.dtype", _DTYPES)
+    states = {"param_dtype": stored, "main_grad_dtype": stored, "moment_dtype": stored}
+    if degrees.fsdp:
+        return {"precision": precision} | (states if stored == "bf16" else {})
+    if stored == "bf16":
+        return {"precision": "bf16"} | states
+    if degrees.tp * degrees.pp > 1:
+        # maybe_enable_amp: "Mixed precision training is disabled"
+        note = "performance.precision fp32: there is no mixed precision with TP or PP but without FSDP"
+        keys.becomes("training.mixed_precision_param", note)
+        return {"precision": "fp32"}
+    if precision == "bf16":
+        why = "torch.autocast without FSDP: its casts of the fp32 weights are not counted"
+        keys.leave_out("training.mixed_precision_param", why)
+    return {"precision": precision} | states
+
+
+def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
+    """Loss parallelism, asynchronous tensor parallelism, the optimizer."""
+    if str(keys.get("optimizer.name")) not in {"Adam", "AdamW"}:
+        keys.leave_out("optimizer.name", "states of another optimizer; taken as Adam's")
+    for key, gathers in (("disable_loss_parallel", True), ("enable_loss_parallel", False)):
+        if degrees.tp > 1 and keys.on(f"{_P}{key}", default=not gathers) == gathers:
+            keys.leave_out(f"{_P}{key}", "every rank gathers all logits; taken as parallel")
+    hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
+    if not hidden:
+        keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
+    return {"overlap": {"tp": True}} if hidden else {}
+
+
+def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
+    """Activation checkpointing, and whether recomputation ends with the last saved tensor where the file tells."""
+    key, plan = "activation_checkpoint.early_stop", recomputed_of(keys, n_layers)
+    if plan == {"activation_checkpointing_type": "none"}:
+        keys.without_effect(key, "nothing is checkpointed")
+    elif keys.get(key) is not None:
+        plan["recompute_stops_early"] = keys.on(key)
+    return plan
+
+
+def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
+    """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
+    option = str(keys.get("activation_checkpoint.selective_ac_option"))
+    mode = str(keys.get("activation_checkpoint.mode")).lower()
+    if mode != "selective":
+        keys.without_effect("activation_checkpoint.selective_ac_option", "only with mode selective")
+    if mode in {"none", "full"}:
+        return {"activation_checkpointing_type": mode}
+    if mode == "selective" and option.isdigit() and int(option) > 0:
+        # _apply_layer_sac: every n-th block is checkpointed whole
+        blocks = n_layers // int(option)
+        return {"recompute": {"granularity": "full", "method": "block", "n_layers": blocks}}
+    if mode == "selective" and option == "op":
+        why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
+        keys.leave_out("activation_checkpoint.selective_ac_option", why)
+        return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
+    if mode == "memory_budget":
+        keys.leave_out("activation_checkpoint.mode", "what the compiler recomputes; taken as none")
+        return {"activation_checkpointing_type": "none"}
+    if mode != "selective":
+        raise keys.error(
+            "activation_checkpoint.mode", f"expected none, selective, full or memory_budget (got {mode!r})"
+        )
+    raise keys.error("activation_checkpoint.selective_ac_option", f"expected op or a whole number (got {option!r})")
+
+
+def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
+    """Batch and sequence.
+
+    Raises:
+        ConfigError: the global batch is no multiple of what the ranks take at once.
+    """
+    local = keys.count("training.local_batch_size")
+    gbs = keys.count("training.global_batch_size", least=-1)
+    micro, at_once = local, local * degrees.dp
+    if degrees.pp > 1:
+        parts = keys.get(f"{_P}pipeline_parallel_microbatches")
+        micro = local // int(parts) if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
+        if micro < 1 or local % micro:
+            raise keys.error(
+                "training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})"
+            )
+        if gbs > at_once:
+            why = "the pipeline drains after every local batch; taken as one pass"
+            keys.leave_out("training.global_batch_size", why)
+    if gbs < 1:
+        gbs = at_once
+    if gbs % at_once:
+        raise keys.error(
+            "training.global_batch_size",
+            f"must be a multiple of local_batch_size * data-parallel ranks = {local} * {degrees.dp} (got {gbs})",
+        )
+    return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
+
+
+def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
+    """Schedule, virtual stages and layers per stage."""
+    key = f"{_P}pipeline_parallel_schedule"
+    word = str(keys.get(key))
+    word = _OLD_SCHEDULES.get(word.lower(), word)
+    if word not in _SCHEDULES:
+        keys.leave_out(key, "another schedule; taken as 1F1B")
+    schedule, per_rank = _SCHEDULES.get(word, ("1f1b", 1))
+    first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
+    last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
+    units = n_layers + first + last
+    if keys.get(f"{_P}pipeline_parallel_layers_per_stage") is not None:
+        stages = -(-units // keys.count(f"{_P}pipeline_parallel_layers_per_stage"))
+        if stages % degrees.pp:
+            raise keys.error(
+                f"{_P}pipeline_parallel_layers_per_stage",
+                f"makes {stages} stages, which {degrees.pp} ranks cannot share",
+            )
+        per_rank = stages // degrees.pp
+    stages = per_rank * degrees.pp
+    if stages > units:
+        raise keys.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")
+    counts = [units // stages + (stage < units % stages) for stage in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    found: dict[str, Any] = {"schedule": schedule, "layers_per_stage": counts}
+    return found | ({"vpp": per_rank} if per_rank > 1 else {})

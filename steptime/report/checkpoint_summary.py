@@ -1,0 +1,243 @@
+"""The summary of a checkpoint as text and for notebooks: answer first, then modules, ranks, roles, architecture, problems.
+
+Every name from a file is escaped before it is laid out. Nothing here imports pydantic, so that the command starts at once.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.api import Summary, summarize_checkpoint
+from steptime.checkpoint.dtypes import short
+from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.jsonable import pickles
+from steptime.report.checkpoint_modules import modules
+from steptime.report.format import BINARY, COUNT, bytes_in, quantity, unit_for
+from steptime.report.html import html
+from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to_text, wrapped
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.inventory import Inventory
+    from steptime.report.format import Unit
+    from steptime.report.table import ReportSection
+
+__all__ = ["Summary", "report", "summarize_checkpoint", "summary_html"]
+
+MAX_PROBLEMS = 12
+MAX_GLOBALS = 8
+MAX_RANKS = 16
+MAX_SECTIONS = 12
+MAX_KIND = 45
+_HTML_ROWS = 40
+
+Units = tuple["Unit", ...]
+
+
+def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Style = PLAIN) -> str:
+    """The whole report, 80 columns wide; "" where nothing could be read. Without Unicode names keep theirs."""
+    if not summary.sections:
+        return ""
+    first, *rest = _headline(summary, units, style)
+    lines = [first, *(line for text in rest for line in wrapped(text, hang="  "))]
+    text = "\n".join([*lines, "", to_text(sections(summary, depth, units), style._replace(ascii=False))])
+    return text.translate(ASCII) if style.ascii else text
+
+
+def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection]:
+    """What the report consists of under its headline."""
+    found = [
+        modules(summary, depth, units),
+        ranks(summary, units),
+        roles(summary, units),
+        files(summary, units),
+        architecture(summary),
+        pickle(summary),
+        problems(summary),
+    ]
+    return [section for section in found if section is not None]
+
+
+def summary_html(summary: Summary) -> str:
+    """A heading, the module tree and the problems: a notebook's `_repr_html_`."""
+    state = "complete" if summary.complete else "incomplete"
+    name = summary.counted[0].format if summary.counted else "nothing could be read"
+    head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.params:,} parameters, {state}</p>"
+    tree = modules(summary, 1, BINARY, most=_HTML_ROWS)
+    return "".join([head, html(tree) if tree else "", html(problems(summary)) if summary.all_problems else ""])
+
+
+def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
+    main, totals = summary.counted[0], summary.totals
+    state = "complete" if summary.complete else style.paint("INCOMPLETE", "bad")
+    count = len(summary.all_problems)
+    state += style.paint(f", {_counted(count, 'problem')} (below)", "bad") if count else ""
+    container = "" if main.container == "single file" else f", {main.container}"
+    kind = f"{main.format}{container}" + (f", step {summary.step}" if summary.step is not None else "")
+    io, size = summary.io, totals["logical_bytes"]
+    read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
+    n_files = sum(len(section.files) for section in summary.sections)
+    lines = [
+        style.paint(escaped(summary.path), "head"),
+        *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
+        f"{_counted(totals['tensors'], 'tensor')} in {_counted(n_files, 'file')}; {read}, no tensor data, no code run",
+        f"parameters {summary.params:,} ({quantity(summary.params, COUNT)})   bytes {size:,} ({_size(size, units)})",
+    ]
+    if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
+        logical, stored = totals["logical_params"], totals["stored_params"]
+        lines.append(f"  unique {totals['params']:,}   in whole tensors {logical:,}   stored {stored:,}")
+    if totals["stored_bytes"] != size:
+        lines.append(f"  storages hold {totals['stored_bytes']:,} bytes, tensors name {size:,}")
+    every = sum(row["bytes"] for row in summary.by_dtype) or 1
+    parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype]
+    return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _shown(text: str, limit: int) -> str:
+    """Text from a file, with names that fill a line cut in the middle."""
+    return re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}...{word[0][-28:]}", escaped(text, limit))
+
+
+def _listed(words: list[str], most: int) -> str:
+    """The first `most` words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
+def _size(nbytes: int, units: Units) -> str:
+    unit = unit_for(nbytes, units)
+    return f"{bytes_in(nbytes, unit)} {unit.name}"
+
+
+def ranks(summary: Inventory, units: Units) -> Table | None:
+    """One row per kind of rank, under the degrees of parallelism that are recorded."""
+    main = summary.counted[0]
+    title = "ranks"
+    if main.parallelism:
+        known = [f"{k.upper()} {v}" for k, v in main.parallelism.items() if type(v) is int]
+        source = main.parallelism.get("source")
+        title = f"parallelism {' x '.join(known) or 'not recorded'}" + (f" (from {source})" if source else "")
+    elif not main.ranks:
+        return None
+    rows = [
+        [
+            escaped(str(row["name"]), 60),
+            f"{row['tensors']:,}",
+            "" if row["params"] is None else f"{row['params']:,}",
+            *(_size(row[f"{what}_bytes"], units) for what in ("model", "optimizer")),
+        ]
+        for row in _merged(main.ranks)
+    ]
+    more = [f"{len(rows) - MAX_RANKS} more: --json lists all"] if len(rows) > MAX_RANKS else []
+    header = ["rank", "tensors", "params", "weights", "optimizer"] if rows else []
+    return Table(title, header, rows[:MAX_RANKS], more)
+
+
+def _merged(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours with equal figures as one row, "rank 0 .. rank 63"."""
+    rows: list[dict[str, Any]] = []
+    for rank in ranks:
+        same = rows and all(rows[-1][key] == value for key, value in rank.items() if key != "name")
+        if same:
+            rows[-1]["name"] = f"{rows[-1]['name'].partition(' .. ')[0]} .. {rank['name']}"
+        else:
+            rows.append(dict(rank))
+    return rows
+
+
+def roles(summary: Inventory, units: Units) -> Table | None:
+    """Bytes by role, when there is more than weights."""
+    by = summary.by_role
+    found = [("weights", "", by["model"]["bytes"])]
+    found += [("master copy", "", by["master"]["bytes"])] if by["master"] else []
+    states = escaped(", ".join(by["optimizer"]["states"][:4]), 30)
+    found += [("optimizer", states, by["optimizer"]["bytes"])] if by["optimizer"]["bytes"] else []
+    found += [("other", "", by["other"]["bytes"])] if by["other"]["bytes"] else []
+    if len(found) == 1:
+        return None
+    total = sum(nbytes for *_, nbytes in found)
+    per = f"{total / summary.params:.2f} B per parameter" if summary.params else ""
+    rows = [[name, note, f"{nbytes:,}", _size(nbytes, units)] for name, note, nbytes in found]
+    return Table(
+        "by role", ["", "", "bytes", ""], [*rows, [], ["total", per, f"{total:,}", _size(total, units)]], left=2
+    )
+
+
+def files(summary: Inventory, units: Units) -> Table | None:
+    """The sets of files, when there are several; notes; other saves in one line."""
+    several = len(summary.sections) > 1
+    rows = []
+    for section in summary.sections[:MAX_SECTIONS] if several else []:
+        same = f"  also present as {section.same_as}" if section.same_as else ""
+        size = f"{len(section.files)} file(s), {_size(section.nbytes, units)}"
+        rows.append([_shown(f"{section.path or '.'}: {section.format}, {size}{same}", 300)])
+    if len(summary.sections) > MAX_SECTIONS:
+        rows.append([f"and {len(summary.sections) - MAX_SECTIONS} more (--json lists all)"])
+    notes = [note for section in summary.sections for note in section.notes]
+    rows += [[f"note: {_shown(note, 300)}"] for note in notes[:6]]
+    if summary.others:
+        rows.append([f"other saves here (--all reads them): {_shown(', '.join(summary.others), 400)}"])
+    return Table(f"{len(summary.sections)} sets of files" if several else "files", [], rows) if rows else None
+
+
+def architecture(summary: Inventory) -> Table | None:
+    """What was inferred, and from where in a word."""
+    found = summary.architecture
+    if not found:
+        return None
+    known: list[str] = []
+    for key, entry in found.items():
+        if entry["value"] is None or key in ("q_rows", "kv_rows", "max_positions"):
+            continue
+        source = entry["from"] if entry["from"] in ("config.json", "args", "GGUF key-values") else ""
+        known.append(f"{key} {_value(entry['value'])}" + (f" ({source})" if source else ""))
+    rows = [[_shown("  ".join(known), 2000)]]
+    head = found.get("head_dim")
+    if head is not None and head["value"] is None:
+        fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
+        rows.append([_shown(f"head_dim: {head['from']}; possible: {fits}", 600)])
+    return Table("architecture (from names and shapes unless noted)", [], rows)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} {v}" for k, v in value.items()) + "}"
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def pickle(summary: Inventory) -> Table | None:
+    """What the pickles of the checkpoint ask for, and whether torch would load it without."""
+    facts = pickles(summary)
+    if not facts["globals"]:
+        return None
+    rows = []
+    if facts["needs"]:
+        needs = [_shown(name, 80) for name in facts["needs"]]
+        rows.append([f"needs these classes: {_listed(needs, MAX_GLOBALS)}"])
+    if facts["weights_only_loadable"]:
+        rows.append(["torch.load(weights_only=True) would accept it"])
+    elif facts["weights_only_loadable"] is False:
+        reasons = [_shown(reason, 80) for reason in facts["refused_because"]]
+        rows.append([f"torch.load(weights_only=True) would refuse: {_listed(reasons, 3)}"])
+    return Table("pickle: no code from this checkpoint was executed", [], rows)
+
+
+def problems(summary: Inventory) -> FactList:
+    """Every problem (the first dozen), or that there is none."""
+    found = summary.all_problems
+    facts = []
+    for item in found[:MAX_PROBLEMS]:
+        where = f"{escaped(item.file, 120)}: " if item.file else ""
+        text = _shown(f"{where}{item.message} [{item.code}]", 600)
+        facts.append(Fact(item.severity, [text], "bad" if item.severity == "error" else "warn"))
+    if len(found) > MAX_PROBLEMS:
+        facts.append(Fact("and", [f"{len(found) - MAX_PROBLEMS} more (--json lists all)"]))
+    return FactList(_counted(len(found), "problem") if found else "no problems found", facts)
+
+
+Summary.draw = staticmethod(summary_html)

@@ -1,0 +1,27 @@
+"""Sections of a report as HTML: the tables that text lays out, by tabulate."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from steptime.report.table import FactList
+
+if TYPE_CHECKING:
+    from steptime.report.table import ReportSection
+
+
+def html(section: ReportSection) -> str:
+    """One section as an HTML fragment, every text escaped."""
+    from tabulate import tabulate
+
+    title = f"<p><b>{escape(section.title)}</b></p>" if section.title else ""
+    if isinstance(section, FactList):
+        rows = [[fact.label if i == 0 else "", line] for fact in section.facts for i, line in enumerate(fact.lines)]
+        return title + str(tabulate(rows, tablefmt="html", disable_numparse=True))
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in section.notes)
+    if not section.header:
+        return title + "".join(f"<p>{escape(row[0])}</p>" for row in section.rows) + notes
+    body = [row + [""] * (len(section.header) - len(row)) for row in section.rows if row]
+    align = ["left"] * section.left + ["right"] * (len(section.header) - section.left)
+    return title + str(tabulate(body, section.header, tablefmt="html", disable_numparse=True, colalign=align)) + notes

@@ -1,0 +1,119 @@
+"""What each action of a schedule waits for: its actions sorted so that every input precedes its use."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from steptime.schedule.orders import Action, Kind, Orders, Place, described, order, placement
+
+
+class Input(NamedTuple):
+    """Where the actions of one kind and chunk of a stage get their input, and what they cost."""
+
+    numbers: list[int]
+    """By code, the numbers given so far on the stage that makes the input; MISSING until given."""
+    shift: int
+    """From an action's code to the code of the one that makes its input."""
+    cost: int
+    """Index into the costs [kind][stage][chunk], flattened."""
+    send: int
+    """Index into the send times: 0 for none, then the forward boundaries, then the backward ones."""
+
+
+class Graph(NamedTuple):
+    """A schedule's actions, numbered from 1 so that every input precedes its use; 0 is "nothing before"."""
+
+    orders: Orders
+    rows: list[tuple[int, int, int, int]]
+    """Of each action: the one before it on its stage, the one that makes its input, and `Input`'s cost and send."""
+    outgoing: list[int]
+    """By cost index, the send index of what that action makes."""
+    stages: list[list[int]]
+    """The actions of each stage in order."""
+    first_forward: list[list[int]]
+    """[pp][vpp]"""
+    last_backward: list[list[int]]
+    """[pp][vpp] the last gradients of the weights"""
+
+
+MISSING = -1
+
+
+@lru_cache(maxsize=64)
+def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Graph:
+    """Sort a schedule's actions topologically, once for all its walks.
+
+    Raises:
+        ValueError: as `order`; or the order deadlocks.
+    """
+    orders = order(schedule, pp, vpp, microbatches, group)
+    kinds = described(schedule).kinds
+    # Within a stage an action's code is (kind * vpp + chunk) * microbatches + microbatch: lists instead of dictionaries.
+    keys = [Action(kind, m, chunk) for kind in kinds for chunk in range(vpp) for m in range(microbatches)]
+    code_of = {key: code for code, key in enumerate(keys)}
+    codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
+    numbers = [[MISSING] * len(keys) for _ in range(pp)]
+    outgoing = [0] * (len(kinds) * pp * vpp)
+    places = placement(schedule, pp, vpp)
+    inputs = [_inputs(kinds, places, stage, microbatches, numbers, outgoing) for stage in range(pp)]
+    stages: list[list[int]] = [[] for _ in range(pp)]
+    rows = [(0, 0, 0, 0)]
+    sweep = [*range(pp), *range(pp - 2, 0, -1)]  # down with the forwards, up with the backwards
+    while len(rows) <= pp * len(keys):
+        before = len(rows)
+        for stage in sweep:
+            _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows)
+        if len(rows) == before:
+            raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
+    blocks = [[n[at : at + microbatches] for at in range(0, len(keys), microbatches)] for n in numbers]
+    first = [[min(block) for block in stage[:vpp]] for stage in blocks]
+    last = [[max(block) for block in stage[-vpp:]] for stage in blocks]
+    return Graph(orders, rows, outgoing, stages, first, last)
+
+
+def _inputs(
+    kinds: tuple[Kind, ...],
+    places: tuple[Place, ...],
+    stage: int,
+    microbatches: int,
+    numbers: list[list[int]],
+    outgoing: list[int],
+) -> list[Input]:
+    """`Input` by code of a stage's actions; fills `outgoing` of what they wait for."""
+    pp = len(numbers)
+    vpp = len(places) // pp
+    depth_of = {place: depth for depth, place in enumerate(places)}
+    inputs = []
+    for k, kind in enumerate(kinds):
+        for chunk in range(vpp):
+            cost = (k * pp + stage) * vpp + chunk
+            depth = depth_of[Place(stage, chunk)] + (-1 if kind == "F" else 1)
+            if kind == "W" or not 0 <= depth < len(places):  # the stage's own order implies it
+                here = Input([0] * len(numbers[stage]), 0, cost, 0)
+            else:
+                source = places[depth]
+                first, second = (source.stage, stage) if kind == "F" else (stage, source.stage)
+                boundary = first if second == (first + 1) % pp else second
+                send = 0 if source.stage == stage else 1 + boundary + pp * k
+                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches, cost, send)
+                outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
+            inputs += [here] * microbatches
+    return inputs
+
+
+def _advance(
+    codes: list[int], inputs: list[Input], numbers: list[int], done: list[int], rows: list[tuple[int, int, int, int]]
+) -> None:
+    """Number a stage's next actions as far as their inputs have numbers."""
+    previous = done[-1] if done else 0
+    for at in range(len(done), len(codes)):
+        code = codes[at]
+        upstream, shift, cost, send = inputs[code]
+        source = upstream[code + shift]
+        if source == MISSING:
+            return
+        number = len(rows)
+        rows.append((previous, source, cost, send))
+        done.append(number)
+        numbers[code] = previous = number

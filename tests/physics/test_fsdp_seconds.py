@@ -1,0 +1,87 @@
+"""FSDP2's collectives beside compute, on links of 1 B/s in a node of two devices and 1/2 B/s between nodes.
+
+A layer has 164,096 elements, the root (embedding, head, final norm) 262,272; all dimensions are even, so nothing is padded.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import SLIGHTLY, job, machine
+
+from steptime.answer.result import estimate
+
+LAYER, ROOT = 164_096, 262_272
+
+
+def answer(*, flops=1e30, memory=1e30, dp=2, microbatches=1, performance=None, replicas=1, **fsdp):
+    on = machine(flops=flops, memory=memory, link=1.0, outside=0.5, node=2)
+    layout = {"dp": dp, "replicas": replicas, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
+    return estimate(job("fsdp2", on=on, microbatches=microbatches, performance=performance, **layout))
+
+
+def seconds(expected: float):
+    return pytest.approx(expected, rel=SLIGHTLY)
+
+
+NO_OVERLAP = {"overlap": {"dp": False}}
+# two ranks pass half of a tensor on: a gather of bf16 takes 1 s an element, a reduce-scatter of fp32 2 s
+GATHERS, REDUCTIONS = ROOT + 2 * 2 * LAYER, 2 * (ROOT + 2 * LAYER)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # the root is gathered once, each of two layers for forward and again for backward
+        ({}, GATHERS + REDUCTIONS),
+        ({"reshard_after_forward": False}, ROOT + 2 * LAYER + REDUCTIONS),
+        ({"reduce_dtype": "bf16"}, GATHERS + REDUCTIONS / 2),
+        ({"microbatches": 3}, 3 * (GATHERS + REDUCTIONS)),
+        # two copies in two nodes: what the reduction leaves, half of 4 bytes an element, is all-reduced between them; a ring of
+        # two sends it once, at 1/2 B/s: 4 s an element
+        ({"dp": 4, "replicas": 2}, GATHERS + REDUCTIONS + 4 * (ROOT + 2 * LAYER)),
+    ],
+)
+def test_collectives_of_a_step(options, expected):
+    assert answer(performance=NO_OVERLAP, **options).time.parts_s["dp_comm"] == seconds(expected)
+
+
+def test_replicas_reduce_what_the_reduction_leaves():
+    """Of 4 bytes an element the half that is one of two shards."""
+    rows = {row.name: row for row in answer(dp=4, replicas=2, microbatches=3).collectives}
+    between = rows["block gradients, replicas"]
+    assert (between.kind, between.ranks, between.tier) == ("all_reduce", 2, "outside")
+    assert (between.bytes, between.count_per_step) == (LAYER / 2 * 4, 2 * 3)
+    assert rows["root gradients, replicas"].bytes == ROOT / 2 * 4
+    inside = rows["block gradients"]
+    assert (inside.ranks, inside.tier, inside.bytes) == (2, "inside", LAYER * 4)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "shown"),
+    [
+        # forward: the root, and the first layer beside an embedding that takes no time; the second beside the first layer.
+        # backward: the last layer's gather beside the head, the first one's beside the last layer; reductions beside the layers
+        # before, but the first layer's and the root's are left at the end
+        (1, (ROOT + LAYER) + (2 * LAYER + 2 * ROOT)),
+        # each layer waits for its own gather, in backward behind the reduction of the layer after it on the same network
+        (0, (ROOT + 2 * LAYER) + (LAYER + (2 * LAYER + LAYER) + 2 * LAYER + 2 * ROOT)),
+    ],
+)
+def test_where_compute_is_long_only_the_ends_show(prefetch, shown):
+    """A layer's forward, 16 * 163,840 + 16,384 = 2,637,824 FLOPs, takes 80 s an element; the other parts are as slow.
+
+    Two ranks share a node, where collectives take processors: 15 % of what hides comes back as slower compute.
+    """
+    found = answer(flops=2_637_824 / (80 * LAYER), prefetch=prefetch).time.parts_s["dp_comm"]
+    assert found == seconds(shown + 0.15 * (GATHERS + REDUCTIONS - shown))
+
+
+def test_copies_between_flat_buffers_and_parameters():
+    """On a device of 1 B/s: gathered bf16 read and written out, 4 bytes an element (a layer's twice); gradients read in bf16 and
+    written as fp32 to be reduced, 6 bytes. They are memory-bound work, as are all other kernels of the step.
+    """
+    sharded = answer(memory=1.0, performance=NO_OVERLAP).time.parts_s["memory_bound"]
+    plain = estimate(job("fsdp2", on=machine(memory=1.0), zero_level=3)).time.parts_s["memory_bound"]
+    assert plain == seconds(sharded)  # one rank copies as many
+    other = answer(memory=1.0, performance=NO_OVERLAP, reshard_after_forward=False, reduce_dtype="bf16")
+    assert sharded - other.time.parts_s["memory_bound"] == seconds(4 * 2 * LAYER + 2 * (ROOT + 2 * LAYER))

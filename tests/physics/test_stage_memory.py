@@ -1,0 +1,129 @@
+"""What a stage holds at its peak beside its states, added up tensor by tensor."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.answer.result import estimate
+from steptime.base.rows import StageMemory
+
+WIDE = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
+"""In units of 1024 * 1024 weights: qkv 3, projection 1, gate and up 4, down 2, the head 8."""
+UNIT = 2 * 1024 * 1024
+
+
+def stages(software="megatron-core", **said) -> list[StageMemory]:
+    return estimate(job(software, **said)).memory.stages
+
+
+# --- dummy weight gradients ---
+
+
+@pytest.mark.parametrize(
+    ("layout", "units"),
+    [
+        ({}, [18]),
+        ({"tp": 2}, [9]),
+        ({"model": WIDE | {"n_layers": 3}}, [18]),  # of one shape one serves all layers
+        ({"model": WIDE | {"inter_sz": 1024}}, [14]),  # gate and up 2, down 1: the projection's own shape
+        ({"model": WIDE | {"n_layers": 2}, "pp": 2}, [10, 18]),  # the head is the last stage's
+    ],
+)
+def test_fused_accumulation_keeps_a_dummy_gradient_of_each_shape(layout, units):
+    """Two tokens: beside 2 bytes for a weight of each shape (TransformerEngine's get_dummy_wgrad) all else is below 2 %."""
+    for stage, expected in zip(stages(**({"model": WIDE, "seqlen": 2} | layout)), units, strict=True):
+        assert stage.transient_bytes == pytest.approx(expected * UNIT, rel=0.02)
+
+
+def test_without_fusion_one_true_gradient_lives_for_a_moment():
+    """The head's, the largest: 8 units, added to the main gradient and gone."""
+    (stage,) = stages(model=WIDE, seqlen=2, performance={"grad_accumulation_fusion": False})
+    assert stage.transient_bytes == pytest.approx(8 * UNIT, rel=0.02)
+
+
+# --- a gathered input that comes back ---
+
+
+@pytest.mark.parametrize(("again", "expected"), [(True, 8_084_480), (False, 8_084_480 + 1_048_576 // 2)])
+def test_sequence_parallelism_gathers_a_projections_input_again(again, expected):
+    """nanotron keeps a shard of each gathered input and gathers into a buffer of its own for wgrad.
+
+    1024 tokens of 512 values, tp 2: A = 1,048,576 bytes whole, a half of it per rank in the sequence-parallel region, or of 256
+    columns of q, k, v or attention's output. Where the head's backward multiplies, one rank holds
+        of the layer: input, normed shard, q, k, v, output, second residual, its normed shard: 8 * A / 2; 64 columns of gate and
+            up 131,072, 32 each of SiLU's output, up and the product 3 * 65,536; log-sum-exp of 2 heads 8,192, two rstd 4,096
+        ids and mask of the vocabulary: 9 * 1024 = 9,216
+        of the head: input and its normed shard 2 * A / 2, rstd 2,048
+        the gradient of 128 columns of logits 262,144, that of the gathered input A, the gathered input A
+        wgrad before it is added: 2 * 128 * 512 = 131,072
+    7 * A + 744,448 = 8,084,480. Kept whole, three gathered inputs stand for their shards (3 * A / 2) and none comes back (- A).
+    """
+    model = {"n_layers": 1, "hidden_sz": 512, "inter_sz": 64, "n_q_heads": 4, "vocab_sz": 256}
+    (stage,) = stages("nanotron", model=model, tp=2, seqlen=1024, microbatches=2, performance={"sp_regather": again})
+    assert stage.peak_op == "backward of head.proj"
+    assert stage.activations_bytes + stage.transient_bytes == expected
+
+
+def test_megatrons_buffer_holds_the_gathered_input_and_not_its_gradient():
+    """The same job in Megatron-Core: the gathered input lies in the grow-only buffer, A for good; dgrad's output does not
+    (core/tensor_parallel/layers.py: grad_output.matmul(weight)).
+
+    Beside 7 * A: gate and up 131,072, SwiGLU's output 65,536, log-sum-exp and rstd as above 8,192 + 4,096 + 2,048, ids 9,216, the
+    logits' gradient 262,144; dummies of 638,976 weights (qkv 393,216, projection 131,072, gate and up 32,768, down 16,384, head
+    65,536): 1,277,952. In all 9,100,288.
+    """
+    model = {"n_layers": 1, "hidden_sz": 512, "inter_sz": 64, "n_q_heads": 4, "vocab_sz": 256}
+    (stage,) = stages(model=model, tp=2, seqlen=1024, microbatches=2)
+    assert stage.peak_op == "backward of head.proj"
+    assert stage.activations_bytes + stage.transient_bytes == 9_100_288
+
+
+# --- logits that torch's pipeline holds ---
+
+
+@pytest.mark.parametrize(("loss", "kept"), [("composite", 2), ("fused", 2)])
+def test_torchs_pipeline_holds_the_logits(loss, kept):
+    """A stage's output waits in fwd_cache for its backward (torch/distributed/pipelining/stage.py): on the last stage the logits,
+    which the loss of an eager model does not keep: 64 tokens of 1024 in bf16.
+
+    By hand for 64 tokens of 128 values, A = 16,384 bytes: input, two normed, second residual, q, k, v, output 8 * A; gate, up,
+    SiLU's and the product's output 4 * 2 * A; log-sum-exp of one head 256, two rstd 512. Head: norm's input, its output 2 * A,
+    rstd 256, log-probabilities 64 * 1024 of 4 bytes (of 2 where the logits are not upcast), targets 512; logits 131,072.
+    """
+    log_probs = 64 * 1024 * (4 if loss == "composite" else 2)
+    by_hand = 16 * 16_384 + 256 + 512 + 2 * 16_384 + 256 + log_probs + 512 + kept * 64 * 1024
+    last = stages("torch", pp=2, microbatches=4, seqlen=64, performance={"loss_impl": loss})[1]
+    assert last.activations_bytes == by_hand
+
+
+def test_without_a_pipeline_the_logits_go_with_the_loss():
+    """Two layers of one stage: the same sums, no logits, and the ids of 64 tokens at the embedding."""
+    by_hand = 2 * (16 * 16_384 + 256 + 512) + 2 * 16_384 + 256 + 64 * 1024 * 4 + 512 + 512
+    (stage,) = stages("torch", microbatches=4, seqlen=64)
+    assert stage.peak_op.endswith("loss.log_softmax")
+    assert stage.activations_bytes == by_hand
+
+
+# --- a tied weight's gradients ---
+
+
+@pytest.mark.parametrize(("microbatches", "own"), [(1, 0), (2, 1)])
+def test_a_tied_weights_two_gradients_lie_beside_their_sum(microbatches, own):
+    """Two tokens, a vocabulary of 65,536: V = 65,536 * 128 * 2 = 16,777,216 bytes is all but everything.
+
+    The head's gradient waits in autograd's input buffer, the embedding's comes, and their sum goes into a new one
+    (torch/csrc/autograd/input_buffer.cpp): 3 * V. Where an earlier micro-batch has left a gradient, that is beside them.
+    """
+    (stage,) = stages("torch", model={"tie_embeddings": True, "vocab_sz": 65_536}, seqlen=2, microbatches=microbatches)
+    assert stage.peak_op == "backward of embedding"
+    table = 16_777_216
+    assert stage.transient_bytes == pytest.approx(3 * table, rel=0.03)
+    assert stage.gradients_bytes == pytest.approx(own * table, abs=0.05 * table)
+
+
+def test_two_tables_have_a_gradient_each():
+    """Untied, the head's is a gradient before the embedding's is made: none waits, and Adam's temporaries are the peak."""
+    (stage,) = stages("torch", model={"vocab_sz": 65_536}, seqlen=2, microbatches=1)
+    assert stage.peak_op == "optimizer step"
+    assert stage.transient_bytes == 2 * (2 * 65_536 * 128 + 2 * 164_096 + 128)
