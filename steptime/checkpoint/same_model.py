@@ -37,7 +37,9 @@ def mark(found: list[Section]) -> None:
     Safetensors come first; where equal names and shapes are no copies, a note says that both count.
     """
     owners: dict[str, list[Section]] = {}
-    for section in sorted(found, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)):
+    for section in sorted(
+        found, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)
+    ):
         model = [t for t in section.tensors if t.role in ("", "model")]
         if len(model) < MIN_TENSORS or section.same_as is not None:
             continue
