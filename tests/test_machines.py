@@ -36,16 +36,16 @@ def figures(node, path=""):
         yield path, node, None
 
 
-@pytest.mark.parametrize("path", [*MACHINES, *ACCELERATORS], ids=lambda path: path.stem)
-def test_every_figure_has_a_source(path):
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = list(figures(content))
-    assert content["name"] == path.stem
-    assert len(found) >= 5
-    for at, _, source in found:
-        assert source, f"{path.name}: {at} names no source"
-        assert len(source) >= 7, f"{path.name}: {at}: {source!r} says nothing"
-        assert not re.search(r"STAS_|AZBENCH|LLMA\b|MLPERF\b|AWSREF|NVSLIDE|DLCALC", source), f"{at}: {source}"
+def test_every_figure_has_a_source():
+    for path in [*MACHINES, *ACCELERATORS]:
+        content = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        found = list(figures(content))
+        assert content["name"] == path.stem
+        assert len(found) >= 5, path.name
+        for at, _, source in found:
+            assert source, f"{path.name}: {at} names no source"
+            assert len(source) >= 7, f"{path.name}: {at}: {source!r} says nothing"
+            assert not re.search(r"STAS_|AZBENCH|LLMA\b|MLPERF\b|AWSREF|NVSLIDE|DLCALC", source), f"{at}: {source}"
 
 
 def test_all_machines_load_by_name():
@@ -70,7 +70,8 @@ def test_all_machines_load_by_name():
 
 
 def test_aliases_are_those_of_the_files():
-    stated = {alias: path.stem for path in MACHINES for alias in yaml.safe_load(path.read_text())["aliases"]}
+    files = {path.stem: yaml.load(path.read_text(), yaml.CSafeLoader) for path in MACHINES}
+    stated = {alias: name for name, content in files.items() for alias in content["aliases"]}
     assert stated == ALIASES
     assert not stated.keys() & set(machine_names())
     assert all(alias == normalise(alias) for alias in stated)

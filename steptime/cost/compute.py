@@ -195,8 +195,8 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
     reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
-    beside = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
-    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + beside)
+    around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
+    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:

@@ -124,11 +124,11 @@ ALIKE = [
         {"model.recompute_granularity": "selective", "model.recompute_modules": ["moe_act"]},
         "performance.activation_checkpointing_type", "none",
     ),
-    # mlp.py has no kernel of bias and squared ReLU in one
+    # activations.py: the squared ReLU is compiled, whatever is said of the other activations
     ("--squared-relu", {"squared_relu": True}, {"model.activation_func": "megatron.core.activations.squared_relu"},
-     "performance.activation_impl", "composite"),
+     "performance.activation_impl", "fused"),
     ("--squared-relu", {"squared_relu": True}, {"model.activation_func": "megatron.core.activations.squared_relu"},
-     "model.activation", "relu"),
+     "model.activation", "relu2"),
     ("--fp4-format e2m1 --fp4-param", {"fp4": "e2m1", "fp4_param": True}, {"model.fp4": "e2m1", "model.fp4_param": True},
      "performance.fp8_params", True),
     ("--make-vocab-size-divisible-by 256", {"make_vocab_size_divisible_by": 256}, {"model.make_vocab_size_divisible_by": 256},

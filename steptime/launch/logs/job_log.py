@@ -40,7 +40,7 @@ BEGINS, ENDS = b" arguments -----", b" end of arguments -----"
 PRINTED = re.compile(rb"Running with (?:args|configs): \{|Task Configuration|Experiment configuration \*+")
 """Where torchtitan, Megatron-Bridge and NeMo print their config."""
 
-ReadProgress = Callable[[str, float], None]
+TellProgress = Callable[[str, float], None]
 """Told the file and the share of it that is read."""
 
 
@@ -146,7 +146,7 @@ class FileState:
         """The line now read, and that on which the dump began."""
 
 
-def read_log(paths: Iterable[str], progress: ReadProgress | None = None) -> JobLog:
+def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobLog:
     """The logs of one job: node files, and restarts in any order.
 
     Raises:
@@ -171,7 +171,7 @@ def read_log(paths: Iterable[str], progress: ReadProgress | None = None) -> JobL
     return log
 
 
-def _read_file(log: JobLog, name: str, progress: ReadProgress | None) -> None:
+def _read_file(log: JobLog, name: str, progress: TellProgress | None) -> None:
     state = FileState()
     for state.line, line in enumerate(_lines(name, log, progress), 1):
         if len(log.files) == 1:
@@ -212,7 +212,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
         state.dump = None
 
 
-def _lines(name: str, log: JobLog, progress: ReadProgress | None) -> Iterator[bytes]:
+def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[bytes]:
     """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
     try:
         with open_plain(name) as file:

@@ -90,7 +90,7 @@ class DryRun:
         elif isinstance(node, Function):
             self.functions[node.name] = node
         else:
-            return self.block(node.body)
+            return self.block(node)
         return "ran"
 
     def chain(self, chain: Chain) -> Outcome:
