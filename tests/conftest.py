@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MOST_PROCESSES = 8
 JUDGED = dict.fromkeys(
-    (f"tests/test_{name}.py" for name in ("accuracy", "docs", "explain_row", "interval", "plot", "validate")),
+    (
+        f"tests/test_{name}.py"
+        for name in ("accuracy", "docs", "error_ceilings", "explain_row", "interval", "plot", "validate")
+    ),
     "tests of the shipped measured runs",
 )
 """Files whose tests share one process, since all of them need every measured run judged (`judge_shipped`)."""

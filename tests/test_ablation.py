@@ -1,10 +1,10 @@
 """One piece of physics off: what leaves the step is what the step's parts say, and nothing else."""
 
 import ablation
+import jobs
 import pytest
 from validation_rows import judged
 
-from steptime import Job
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.job.assembly import Assembly
@@ -15,14 +15,9 @@ NAMES = [switch.name for switch in ablation.SWITCHES]
 MODEL = {"n_layers": 8, "hidden_sz": 2048, "inter_sz": 8192, "n_q_heads": 16, "vocab_sz": 32000}
 
 
-def job(software="megatron-core", gbs=64, microbatch_sz=1, recompute="selective", precision="bf16", **parallelism):
-    return Job(
-        model=MODEL,
-        parallelism={"tp": 1, "pp": 1, "dp": 1} | parallelism,
-        performance={"software": software, "activation_checkpointing_type": recompute, "precision": precision},
-        data={"gbs": gbs, "seqlen": 2048, "microbatch_sz": microbatch_sz},
-        hardware={"node_type": "dgx-h100"},
-    )
+def job(software="megatron-core", gbs=64, recompute="selective", precision="bf16", **parallelism):
+    performance = {"activation_checkpointing_type": recompute, "precision": precision}
+    return jobs.job(MODEL, gbs=gbs, seqlen=2048, software=software, performance=performance, **parallelism)
 
 
 def step_s(made, off):

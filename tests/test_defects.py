@@ -12,13 +12,13 @@ from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
 
+import jobs
 import pytest
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.cost.comm import collective, network
 from steptime.hardware.machine import Machine
-from steptime.job.job import Job
 from steptime.job.mesh import Group, Parallelism
 from steptime.memory.states import shard_ranks
 
@@ -26,16 +26,8 @@ ROOT = Path(__file__).parents[1]
 T, H = 8192, 8192
 
 
-def job(
-    model="llama3-70b", *, gbs=256, seqlen=T, microbatch_sz=1, hardware="dgx-h100", performance=None, **layout
-) -> Job:
-    return Job(
-        model=model,
-        parallelism={"tp": 8, "pp": 4, "dp": 4, **layout},
-        performance=performance or {},
-        data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
-        hardware=hardware,
-    )
+def job(model="llama3-70b", **said):
+    return jobs.job(model, **({"gbs": 256, "seqlen": T, "tp": 8, "pp": 4, "dp": 4} | said))
 
 
 def rows(answer, axis):

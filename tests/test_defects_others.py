@@ -6,25 +6,17 @@ llm-analysis is cli99/llm-analysis@d841e40 (llm_analysis/analysis.py), Calculon 
 
 from __future__ import annotations
 
+import jobs
 import pytest
 
 from steptime.answer.result import estimate
 from steptime.hardware.machine import Machine
-from steptime.job.job import Job
 
 T = 8192
 
 
-def job(
-    model="llama3-70b", *, gbs=256, seqlen=T, microbatch_sz=1, hardware="dgx-h100", performance=None, **layout
-) -> Job:
-    return Job(
-        model=model,
-        parallelism={"tp": 8, "pp": 4, "dp": 4, **layout},
-        performance=performance or {},
-        data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
-        hardware=hardware,
-    )
+def job(model="llama3-70b", **said):
+    return jobs.job(model, **({"gbs": 256, "seqlen": T, "tp": 8, "pp": 4, "dp": 4} | said))
 
 
 def rows(answer, axis):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jobs
 import pytest
 
 from steptime.answer.result import estimate
@@ -12,16 +15,7 @@ SMALL = {"preset": "llama3-8b", "vocab_sz": 128}
 """Next to no embedding and head: stages of equal layers are equal."""
 
 
-def job(
-    model="llama3-8b", *, gbs=16, seqlen=4096, microbatch_sz=1, hardware="dgx-h100", performance=None, **layout
-) -> Job:
-    return Job(
-        model=model,
-        parallelism={"tp": 1, "pp": 1, "dp": 1, **layout},
-        performance=performance or {},
-        data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
-        hardware=hardware,
-    )
+job = partial(jobs.job, gbs=16)
 
 
 # --- parameters ---

@@ -79,28 +79,29 @@ def test_distances_by_hand():
 
 
 def test_weights_by_hand():
-    """A run at distance 0 weighs 1 and its own groups' shares; one of other software only the share of all: 1 of n + 10."""
+    """A run at distance 0 weighs 1 and its own groups' shares; one of other software only the share of all: 1 of n + 10.
+
+    Shares are 0.3 (architecture, width and family alike), 0.1 (family) and 0.05 (any)."""
     other = KIND._replace(software="fsdp2", family="fsdp2")
     found = Measured([run(0, 1.0), run(1, 1.1, place(other))], CONSTANTS)
     near, far = weigh(place(), found, distances(place(), found))
-    narrow, family, everything = interval.GROUPS
-    assert near == pytest.approx(1.0 + narrow / 11 + family / 11 + everything / 12)
-    assert far == pytest.approx(exp(-2.0 / 0.5) + everything / 12)
+    assert near == pytest.approx(1.0 + 0.3 / 11 + 0.1 / 11 + 0.05 / 12)
+    assert far == pytest.approx(exp(-2.0 / 0.5) + 0.05 / 12)
 
 
 def test_one_measured_run_is_the_whole_interval():
     """From the estimate, which is inside, to the run; beyond that what makes an interval as wide as two measurements differ."""
     found = Measured([run(0, 1.2)], CONSTANTS)
     here = interval.interval(place(), found)
-    assert (exp(here.low), exp(here.high), here.n) == (1.0, pytest.approx(1.2 * exp(interval.LEAST)), 1)
+    assert (exp(here.low), exp(here.high), here.n) == (1.0, pytest.approx(1.2 * exp(0.02)), 1)
     assert here.beyond == []
 
 
 def test_margins_add_in_squares():
-    """Two doublings of devices at 0.1 and an accelerator of another architecture at 0.3: sqrt(2 * 0.01 + 0.09), and LEAST."""
+    """Two doublings of devices at 0.1 and an accelerator of another architecture at 0.3: sqrt(2 * 0.01 + 0.09), and 0.02."""
     found = Measured([run(0, 1.0)], CONSTANTS)
     here = interval.interval(place(KIND._replace(accelerator="mi300x"), devices=4096.0), found)
-    assert here.high == pytest.approx(interval.LEAST + (2 * 0.01 + 0.09) ** 0.5)
+    assert here.high == pytest.approx(0.02 + (2 * 0.01 + 0.09) ** 0.5)
     assert here.low == -here.high
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
@@ -27,18 +28,6 @@ GPT = {
     "bias": True,
     "tie_embeddings": True,
 }
-
-
-def job(
-    model="llama3-8b", *, gbs=8, seqlen=4096, microbatch_sz=1, hardware="dgx-h100", performance=None, **layout
-) -> Job:
-    return Job(
-        model=model,
-        parallelism={"tp": 1, "pp": 1, "dp": 1, **layout},
-        performance=performance or {},
-        data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
-        hardware=hardware,
-    )
 
 
 def saved_by_a_layer(plan: Job) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jobs
 import numpy as np
 import pytest
 import rates
@@ -15,7 +16,6 @@ from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, gemm_traffic
 from steptime.cost.rates import rates as rates_of
 from steptime.job.assembly import Assembly
-from steptime.job.job import Job
 from steptime.memory.op_walk import quantized_gradients
 from steptime.memory.states import stage_states
 from steptime.model.blocks import block_ops
@@ -23,7 +23,7 @@ from steptime.model.ops import Comm, Gemm, Move, Op, Param
 from steptime.model.quantize import cast_bytes
 from steptime.report.explain import explain
 from steptime.software.performance import Performance, resolve
-from steptime.software.precision import RECIPES, SPLIT_ACCUMULATION, recipe, weight_bytes
+from steptime.software.precision import RECIPES, recipe, weight_bytes
 from steptime.timing.optimizer import quantize_bytes_per_weight
 from steptime.validation.recipes import recipe_of
 
@@ -32,15 +32,11 @@ RATES = replace(rates.RATES, recipe_flops=400e12)
 WEIGHT = (Param("w", (2560, 800)),)
 
 
-def job(precision: str = "fp8_delayed", node: str = "dgx-h100", tp: int = 1, **performance) -> Job:
+def job(precision="fp8_delayed", node="dgx-h100", tp=1, **performance):
     """One layer of T = 4,096 tokens: h 1,024, 8 heads of 128, i 4,096, SwiGLU."""
-    return Job(
-        model={"n_layers": 1, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 1024},
-        parallelism={"tp": tp, "pp": 1, "dp": 8 // tp, "sp": tp > 1},
-        performance={"precision": precision, **performance},
-        data={"gbs": 8 // tp, "seqlen": 4096, "microbatch_sz": 1},
-        hardware=node,
-    )
+    model = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 1024}
+    performance["precision"] = precision
+    return jobs.job(model, gbs=8 // tp, hardware=node, performance=performance, tp=tp, dp=8 // tp, sp=tp > 1)
 
 
 def block(*args, **kwargs) -> dict[str, Op]:
@@ -49,7 +45,7 @@ def block(*args, **kwargs) -> dict[str, Op]:
 
 def saved(ops: dict[str, Op]) -> dict[str, float]:
     """Bytes of each tensor that the block keeps, its input apart."""
-    sizes = {t.name: float(t.bytes) for op in ops.values() for t in op.made}
+    sizes = {t.name: float(t.bytes) for op in ops.values() for t in op.allocates}
     kept = {name for op in ops.values() for name in op.saves}
     return {name: sizes[name] for name in kept if name in sizes}
 
@@ -103,7 +99,9 @@ def test_a_product_by_hand():
     assert forward.bytes == 1280 * 800 + 800 * 2560 + 2 * 1280 * 2560
     assert dgrad.bytes == 1280 * 2560 + 800 * 2560 + 2 * 1280 * 800
     assert wgrad.bytes == 1280 * 2560 + 1280 * 800 + 2 * 4 * 800 * 2560  # the fp32 gradient read and written
-    slow = 2560 / 2960 * SPLIT_ACCUMULATION  # backward adds up in fp32
+    slow = (
+        2560 / 2960 / 1.15
+    )  # backward adds up in fp32: fast accumulation is 1.1 to 1.2 times as fast (pytorch/ao#2377)
     waves = 0.75 + 0.25 * 40 / 100  # 10 x 4 tiles
     assert dgrad.compute_s == pytest.approx(op.flops / (400e12 * slow * waves))
 
@@ -218,7 +216,7 @@ def test_a_column_of_batches_equals_its_rows(name):
 
     def costs(batch) -> list[object]:
         ops = block_ops(assembly.job.model, replace(assembly.shard, batch=batch))
-        sizes = {t.name: t.bytes for op in ops for t in op.made} | {"x": assembly.kinds[0].x.bytes * batch}
+        sizes = {t.name: t.bytes for op in ops for t in op.allocates} | {"x": assembly.kinds[0].x.bytes * batch}
         passes = [compute.forward(op, rates, sizes).time_s for op in ops if not isinstance(op, Comm)]
         passes += [done.time_s for op in ops if not isinstance(op, Comm) for done in compute.backward(op, rates, sizes)]
         passes += [compute.parameter_gradients(op, rates) for op in ops]

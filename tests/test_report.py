@@ -2,8 +2,10 @@
 
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
+import jobs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,6 @@ from steptime.base.rows import (
     Time,
     WeakScaling,
 )
-from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
 from steptime.report import breakdown, details, diff_tables, explain
 from steptime.report.estimate_text import report, sections
@@ -38,13 +39,7 @@ GIB = 2.0**30
 WIDTH = 80
 
 
-def job(**parallelism):
-    return Job(
-        model="llama3-70b",
-        parallelism={"tp": 8, "pp": 4, "dp": 32} | parallelism,
-        data={"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
-        hardware="dgx-h100",
-    )
+job = partial(jobs.job, "llama3-70b", gbs=2048, seqlen=8192, tp=8, pp=4, dp=32)
 
 
 def stage(index, activations_gib):

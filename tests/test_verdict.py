@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.job import Job
-from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 
-
-def job(
-    model="llama3-8b", *, gbs=8, seqlen=4096, microbatch_sz=1, hardware="dgx-h100", performance=None, **layout
-) -> Job:
-    return Job(
-        model=model,
-        parallelism={"tp": 1, "pp": 1, "dp": 1, **layout},
-        performance=performance or {},
-        data={"gbs": gbs, "seqlen": seqlen, "microbatch_sz": microbatch_sz},
-        hardware=hardware,
-    )
+CONTEXT = 2**29
+"""Half a GiB: 0.47 measured on A100 (stas00/ml-engineering@744d01e training/performance/README.md)."""
 
 
 def with_memory(plan: Job, usable: float) -> str:
@@ -30,7 +21,7 @@ def test_verdicts_at_their_edges():
     """Allocated and overhead decide whether it fits at all; reserved, or its p90, and overhead whether it fits well."""
     plan = job(tp=4, dp=2, gbs=8)
     memory = estimate(plan).memory
-    assert memory.overhead_bytes == (CONTEXT_BYTES, 2 * COMMUNICATOR_BYTES)
+    assert memory.overhead_bytes == (CONTEXT, 2 * 2**28)  # a quarter GiB per communicator in use
     outside = sum(memory.overhead_bytes)
     likely = max(memory.peak_reserved_bytes, memory.peak_reserved_bytes_p90)
     assert with_memory(plan, likely + outside + 1) == "fits"
@@ -41,10 +32,11 @@ def test_verdicts_at_their_edges():
 
 
 def test_reserved_memory_is_states_and_more_than_what_comes_and_goes():
+    """A fifth of what comes and goes: runs on 8 x B200 that report both lie at 0.14 to 0.6 (MooreThreads/SimuMax@4dcaae5)."""
     stage = estimate(job(tp=4, dp=2)).memory.stages[0]
     moving = stage.activations_bytes + stage.transient_bytes
-    assert stage.reserved_bytes == pytest.approx(stage.allocated_bytes + FRAGMENTATION * moving)
+    assert stage.reserved_bytes == pytest.approx(stage.allocated_bytes + 0.2 * moving)
 
 
 def test_one_device_has_no_communicator():
-    assert estimate(job()).memory.overhead_bytes == (CONTEXT_BYTES, 0.0)
+    assert estimate(job()).memory.overhead_bytes == (CONTEXT, 0.0)

@@ -94,7 +94,8 @@ class Accelerator(Config):
     kernels: Kernels | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
-    sm_count: int | None = None
+    sm_count: int | None = Field(None, ge=1)
+    """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), to which a GEMM's output tiles are dealt."""
     power_w: float | None = None
     note: str = ""
 

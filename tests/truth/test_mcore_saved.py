@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from math import prod
 
 import pytest
 from mcore_ask import ask, checked, model, part, shard
@@ -106,22 +107,19 @@ def answers(layout):
     return dict(zip(VARIANTS, ask([config(layout, v) for v in VARIANTS], tp=LAYOUTS[layout][0]), strict=True))
 
 
-def our_parts(c, tp):
+def our_parts(c, ours, seen):
     """Op lists of embedding, block and head, and the modules that a block recomputes."""
-    ours, seen = model(c), shard(c, tp)
     modules = frozenset(c.get("recompute", {}).get("modules", ()))
-    x = Tensor("x", seen.sequence_tokens * ours.hidden_sz, seen.itemsize)
     blocks = [(n, block_ops(ours, seen), modules) for n in range(c["layers"])]
-    return x, [
+    return [
         ("embedding", embedding_ops(ours, seen), frozenset()),
         *blocks,
         ("head", head_ops(ours, seen), frozenset()),
     ]
 
 
-def our_saved(c, tp):
+def our_saved(parts, x):
     """Bytes that each part of ours keeps for backward."""
-    x, parts = our_parts(c, tp)
     saved = {}
     for name, ops, modules in parts:
         sizes = tensor_bytes(ops, x)
@@ -143,16 +141,9 @@ def their_saved(c, answer):
     return dict(saved)
 
 
-@pytest.mark.parametrize(("layout", "variant"), CASES)
-def test_saved_bytes(layout, variant):
-    c = config(layout, variant)
-    assert our_saved(c, LAYOUTS[layout][0]) == their_saved(c, checked(answers(layout)[variant]))
-
-
-def our_collectives(c, tp):
+def our_collectives(parts, tp):
     """Collectives of a forward and a backward: (kind, ranks, bytes) with their counts."""
     ahead, back = Counter(), Counter()
-    _, parts = our_parts(c, tp)
     for _, ops, modules in parts:
         replayed = {i for s in find_segments(ops, modules) for i in range(s.first, s.last + 1)}
         for i, op in enumerate(ops):
@@ -172,25 +163,12 @@ def their_collectives(calls, tp):
 
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)
-def test_collectives(layout, variant):
-    tp, c = LAYOUTS[layout][0], config(layout, variant)
-    answer = checked(answers(layout)[variant])
-    assert our_collectives(c, tp) == (
-        their_collectives(answer["forward"], tp),
-        their_collectives(answer["backward"], tp),
-    )
-
-
-@pytest.mark.parametrize(("layout", "variant"), CASES)
-def test_parameters(layout, variant):
-    tp, c = LAYOUTS[layout][0], config(layout, variant)
-    split = [p.local(tp) for p in params(model(c), shard(c, tp))]
-    counted = [count(shape) for _, shape in checked(answers(layout)[variant])["params"]]
-    assert sum(split) == sum(counted)
-
-
-def count(shape):
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    return elements
+def test_saved_bytes_collectives_and_parameters(layout, variant):
+    tp, c, answer = LAYOUTS[layout][0], config(layout, variant), checked(answers(layout)[variant])
+    ours, seen = model(c), shard(c, tp)
+    parts = our_parts(c, ours, seen)
+    x = Tensor("x", seen.sequence_tokens * ours.hidden_sz, seen.itemsize)
+    assert our_saved(parts, x) == their_saved(c, answer)
+    theirs = their_collectives(answer["forward"], tp), their_collectives(answer["backward"], tp)
+    assert our_collectives(parts, tp) == theirs
+    assert sum(p.local(tp) for p in params(ours, seen)) == sum(prod(shape) for _, shape in answer["params"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import jobs
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +20,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime.answer.result import estimate
 from steptime.bench.runs.probes import Collectives, IssuedCollective, LiveBytes
-from steptime.job.job import Job
 from steptime.model.ops import Attention
 
 BATCH, SEQLEN, HEADS, HEAD = 2, 512, 4, 64
@@ -81,22 +81,10 @@ def run(cp: int, how: str) -> Seen:
     return Seen(forward.calls, backward.calls, kernels.flops, (ahead.peak.total, back.peak.total))
 
 
-def job(cp: int, how: str) -> Job:
+def job(cp: int, how: str):
     wide = HEADS * HEAD
-    return Job(
-        model={
-            "n_layers": 1,
-            "hidden_sz": wide,
-            "inter_sz": wide,
-            "n_q_heads": HEADS,
-            "n_kv_heads": HEADS,
-            "vocab_sz": 128,
-        },
-        parallelism={"tp": 1, "pp": 1, "dp": 1, "cp": cp, "cp_comm_type": how},
-        performance={"software": "fsdp2"},
-        data={"gbs": BATCH, "seqlen": SEQLEN, "microbatch_sz": BATCH},
-        hardware="dgx-h100",
-    )
+    model = {"n_layers": 1, "hidden_sz": wide, "inter_sz": wide, "n_q_heads": HEADS, "vocab_sz": 128}
+    return jobs.job(model, gbs=BATCH, seqlen=SEQLEN, microbatch_sz=BATCH, software="fsdp2", cp=cp, cp_comm_type=how)
 
 
 cases = pytest.mark.parametrize(("cp", "how"), [(cp, how) for cp in (2, 4, 8) for how in METHODS])
