@@ -13,7 +13,6 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from steptime.base.config import ConfigError
-from steptime.launch.logs.dump import read_dump
 from steptime.launch.logs.files import open_plain, pieces
 from steptime.launch.logs.lines import (
     AcceleratorName,
@@ -26,6 +25,7 @@ from steptime.launch.logs.lines import (
     said,
 )
 from steptime.launch.logs.logged_steps import LoggedSteps
+from steptime.launch.logs.printed_config import read_dump
 
 HEAD = 900_000
 """Bytes of the beginning that are held, for the readers of configs printed there."""

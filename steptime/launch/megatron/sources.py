@@ -11,8 +11,8 @@ from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.launch.devices import told_whole
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.logs.dump import BEGIN, read_dump
 from steptime.launch.logs.lines import vocabulary_of
+from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.flags import arguments_of, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import LaunchFlag, Reading
