@@ -2,12 +2,12 @@
 
 import argparse
 import pickle
-import subprocess
-import sys
 import textwrap
 
+import forked
 import pytest
 import torch
+from bench.launch import fork
 
 HIDDEN, FFN, VOCAB = 64, 160, 512
 
@@ -200,12 +200,22 @@ def test_deepspeed_universal(make, summarize, codes):
     assert codes(summarize(make.folder / "global_step3_universal")) == {"MISSING_FILE"}
 
 
+def run_ranks(code, folder):
+    """A script on two ranks, told the folder that they write to."""
+    script = folder / "ranks.py"
+    script.write_text(code)
+    done = fork(script, folder, ranks=[{"RANK": str(rank)} for rank in range(2)])
+    assert done.returncode == 0, done.stderr
+    script.unlink()
+
+
 FSDP2 = textwrap.dedent(
     """
-    import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+    import os, sys, warnings, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.checkpoint.state_dict import get_state_dict
-    rank, folder = int(sys.argv[1]), sys.argv[2]
+    warnings.simplefilter("ignore")
+    rank, folder = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     mesh = dist.init_device_mesh("cpu", (2,))
     model = torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3))
@@ -226,9 +236,7 @@ FSDP2 = textwrap.dedent(
 def fsdp2(tmp_path_factory):
     """A model saved by two gloo ranks, as one distributed checkpoint and as one file per rank."""
     folder = tmp_path_factory.mktemp("fsdp2")
-    code = [sys.executable, "-W", "ignore", "-c", FSDP2]
-    runs = [subprocess.Popen([*code, str(rank), str(folder)]) for rank in range(2)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    run_ranks(FSDP2, folder)
     return folder
 
 
@@ -255,10 +263,11 @@ def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
 
 SHARDED = textwrap.dedent(
     """
-    import os, sys, torch, torch.distributed as dist
+    import os, sys, warnings, torch, torch.distributed as dist
+    warnings.simplefilter("ignore")
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-    rank, folder = int(sys.argv[1]), sys.argv[2]
+    rank, folder = int(os.environ["RANK"]), sys.argv[1]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
     torch.save({"w": sharded_tensor.zeros(spec, 5, 4)}, f"{folder}/model.rank_{rank}.pth")
@@ -269,9 +278,8 @@ SHARDED = textwrap.dedent(
 
 
 def test_sharded_tensors_of_two_ranks(make, summarize):
-    code = [sys.executable, "-W", "ignore", "-c", SHARDED]
-    runs = [subprocess.Popen([*code, str(rank), str(make.folder)]) for rank in range(2)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    run_ranks(SHARDED, make.folder)
+    (make.folder / "rendezvous").unlink(missing_ok=True)
     summary = summarize(make.folder)
     assert (summary.params, summary.exit_code) == (20, 0)
     assert [(t.shape, t.whole, t.offsets) for t in summary.tensors] == [
@@ -325,31 +333,37 @@ def test_metadata_that_runs_code_is_named(make, summarize, codes):
 
 MCORE = textwrap.dedent(
     """
-    import os, sys, argparse, torch, torch.distributed as dist
-    folder = sys.argv[1]
-    dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
-    torch.cuda.current_device = lambda: "cpu"
-    torch.cuda.synchronize = lambda *a, **k: None
-    from megatron.core import dist_checkpointing, parallel_state
-    parallel_state.initialize_model_parallel()
-    ShardedTensor = dist_checkpointing.ShardedTensor
-    state = {"args": argparse.Namespace(hidden_size=8, num_layers=2, tensor_model_parallel_size=1), "iteration": 30}
-    for layer in range(2):
-        key = f"decoder.layers.{layer}.mlp.linear_fc1.weight"
+    def main():  # Megatron starts a process, which imports this file
+        import os, sys, argparse, torch, torch.distributed as dist
+        folder = sys.argv[1]
+        dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
+        torch.cuda.current_device = lambda: "cpu"
+        torch.cuda.synchronize = lambda *a, **k: None
+        from megatron.core import dist_checkpointing, parallel_state
+        parallel_state.initialize_model_parallel()
+        ShardedTensor = dist_checkpointing.ShardedTensor
+        state = {"args": argparse.Namespace(hidden_size=8, num_layers=2, tensor_model_parallel_size=1), "iteration": 30}
+        for layer in range(2):
+            key = f"decoder.layers.{layer}.mlp.linear_fc1.weight"
+            state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
+        key = "optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"
         state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
-    key = "optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"
-    state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
-    os.makedirs(folder)
-    dist_checkpointing.save(state, folder)
-    dist.barrier()
-    os._exit(0)  # no teardown in which one rank could outlive the other
+        os.makedirs(folder)
+        dist_checkpointing.save(state, folder)
+        dist.barrier()
+        os._exit(0)  # no teardown in which one rank could outlive the other
+
+    if __name__ == "__main__":
+        main()
     """
 )
 
 
-def test_megatron_core_writer(make, summarize):
-    folder = make.folder / "iter_0000030"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", MCORE, str(folder)], check=True, timeout=180)
+def test_megatron_core_writer(make, summarize, tmp_path):
+    folder, script = make.folder / "iter_0000030", tmp_path / "mcore.py"
+    script.write_text(MCORE)
+    done = forked.run(forked.server("mcore_imports"), script, folder)
+    assert done.returncode == 0, done.stderr
     summary = summarize(make.folder)
     assert summary.sections[0].format == "Megatron dist_checkpointing (torch_dist)"
     assert (summary.params, summary.step, summary.exit_code) == (64, 30, 0)
