@@ -1,6 +1,7 @@
 """What a calibration is worth: rows calibrated by their siblings, which share model, accelerator, precision and release.
 
-Rows marked fit choose what the factor scales and how far it is shrunk (steptime/calibration.py); rows marked test only report.
+Rows marked fit choose what the factor scales and how far it is shrunk (steptime/software/calibration.py); rows marked test
+only report.
 A sibling is another cell: another layout, batch or scale.
 
 python benchmarks/calibrate.py         the shipped shrinkage

@@ -131,7 +131,9 @@ def parameters(op: Op) -> sympy.Expr:
 
 def sizes(ops: Iterable[Op], x: Tensor) -> dict[str, sympy.Expr]:
     """Bytes of every tensor by name."""
-    return {t.name: formula(t.elements) * sympy.nsimplify(t.itemsize) for t in (x, *(t for op in ops for t in op.made))}
+    return {
+        t.name: formula(t.elements) * sympy.nsimplify(t.itemsize) for t in (x, *(t for op in ops for t in op.allocates))
+    }
 
 
 def sends(op: Op) -> list[str]:

@@ -21,11 +21,12 @@ def machine(
     node: int = 8,
     outside: float | None = None,
     kernels: dict[str, float] | None = None,
+    **figures: Any,
 ) -> Machine:
     """Nodes of `node` devices with one SM each, on which GEMMs and attention reach `flops` at every shape.
 
     `memory`, `link` (inside a node) and `outside` (between nodes, as `link` unless said) are rates [B/s]; hops are free.
-    `kernels`: fixed times, which profiles of eager torch take from the device.
+    `kernels`: fixed times, which profiles of eager torch take from the device. `figures`: other keys of an accelerator.
     """
     device: dict[str, Any] = {
         "name": "toy",
@@ -41,7 +42,7 @@ def machine(
         "gemm_overhead_k": 0.0,
         "sm_count": 1,
         "kernels": {"gemm_kernel_s": 0.0, "move_kernel_s": 0.0} | (kernels or {}),
-    }
+    } | figures
     inside = {"name": "inside", "size": node, "bytes_per_s": link, "latency_s": 0.0, "efficiency": 1.0}
     between = {"name": "outside", "bytes_per_s": outside or link, "latency_s": 0.0, "efficiency": 1.0}
     return Machine(name="toy", accelerator=device, devices_per_node=node, tiers=[inside, between])

@@ -105,7 +105,7 @@ def seconds(ops, model, shard):
 def tensor_bytes_of(ops, shard, hidden):
     """Sizes by name, left as columns."""
     sizes = {"x": shard.sequence_tokens * hidden * shard.itemsize, "ids": 0.0}
-    return sizes | {t.name: t.bytes for op in ops for t in op.made}
+    return sizes | {t.name: t.bytes for op in ops for t in op.allocates}
 
 
 def alike(model, table):

@@ -12,8 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptime.answer.assumptions import assumptions
 from steptime.cost.comm import ALGORITHMS, FREE, collective, network, tree_depth
 from steptime.hardware.machine import Machine, Tier
+from steptime.job.job import Job
 from steptime.job.mesh import Group, Parallelism, group
 from steptime.job.sections import CrossDc
 
@@ -164,6 +166,25 @@ def test_the_link_between_centres_is_shared_by_the_devices_of_one():
     assert [(tier.name, tier.size) for tier in small] == [("nvlink", 4), ("cross-dc", inf)]
     with pytest.raises(ValueError, match="devices"):
         network(Machine.load("h100"), dc)
+
+
+def test_an_estimate_says_how_the_link_between_centres_counts():
+    """8,000 Gbit/s are 1e12 B/s; 2 x 512 devices share them at 1.953 GB/s each, in full: no efficiency is taken off."""
+    plan = {
+        "model": "llama3-8b",
+        "parallelism": {"tp": 8, "pp": 1, "dp": 128},
+        "data": {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1},
+        "hardware": "h100",
+    }
+    link = {"n_dcs": 2, "interconnect_bandwidth_gbps": 8000, "interconnect_latency_s": 0.005}
+    lines = [line for line in assumptions(Job(**plan, cross_dc=link)) if line.startswith("cross_dc: ")]
+    assert len(lines) == 1
+    assert "8000 Gbit/s each way" in lines[0]
+    assert "full stated rate" in lines[0]
+    assert "evenly by the 512 devices" in lines[0]
+    assert not any("cross_dc" in line for line in assumptions(Job(**plan)))
+    between = network(Machine.load("h100"), CrossDc(**link), devices=1024)[-1]
+    assert (between.efficiency, between.bytes_per_s) == (1.0, 1e12 / 512)
 
 
 def test_gradients_cross_centres_in_phases_where_the_link_is_slow():

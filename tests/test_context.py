@@ -15,7 +15,7 @@ from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.cost.comm import collective
-from steptime.cost.parts import neighbour
+from steptime.cost.parts import neighbor
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import group
@@ -150,7 +150,7 @@ def test_an_exchange_hides_under_the_block_beside_it():
     part, ops = timing.parts.layer, timing.assembly.kinds[0].ops
     over = group(timing.job.parallelism, "cp")
     at = next(i for i, op in enumerate(ops) if isinstance(op, Comm) and op.axis == "cp")
-    assert isinstance(ops[neighbour(ops, at)], Attention)
+    assert isinstance(ops[neighbor(ops, at)], Attention)
     for work, count, bytes_ in ((part.forward, 3, 2 * K), (part.backward, 4, 3 * K)):
         one = collective("send_recv", bytes_, over, timing.context.tiers).time_s
         hidden = count * min(one, work.attention_s / 4) * 0.85  # 15 % slow the compute beside them (calculon)

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 from rates import RATES
 
+from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
 from steptime.cost import compute
 from steptime.cost.compute import gemm_backward, move_pass, shape_efficiency
 from steptime.cost.overlap import Stream, hidden_s, in_pieces_s
+from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.model.ops import Attention, Gemm, Move, Param, Tensor
+from steptime.software.performance import load_software
 from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param, update_s
 
 WEIGHT = (Param("w", (2560, 950)),)
@@ -56,6 +59,28 @@ def test_waves_of_tiles():
     assert shape_efficiency(128.0, 256.0 * 101, 800.0, 1.0, 100.0) == pytest.approx((0.75 + 0.25 * 101 / 200) * 0.8)
     assert shape_efficiency(129.0, 256.0 * 50, 800.0, 1.0, 100.0) == pytest.approx(0.8)  # 2 x 50 tiles
     assert shape_efficiency(128.0, 256.0, 800.0, 100.0, 100.0) == pytest.approx(0.8)  # a hundred products at once
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "sms", "full"), [("gb200-186", 152, 1024 / (7 * 152)), ("mi300x", 304, 1024 / (4 * 304))]
+)
+def test_waves_on_devices_other_than_hopper(accelerator, sms, full):
+    """4096 x 8192 is 32 x 32 = 1,024 tiles: 6.74 waves in 7 on GB200, 0.962 full; 3.37 in 4 on MI300X, 0.842 full."""
+    device = Machine.load("dgx-h100", {"accelerator": accelerator}).accelerator
+    r = rates(device, load_software("megatron-core"))
+    op = Gemm("mlp.up", m=4096.0, n=8192.0, k=800.0, params=WEIGHT)
+    assert r.sm_count == sms
+    expected = op.flops / (r.gemm_flops * 0.8 * (0.75 + 0.25 * full))
+    assert compute.forward(op, r, {}).compute_s == pytest.approx(expected)
+
+
+def test_without_multiprocessors_there_are_no_waves():
+    """A TPU has none: of k / (k + 200) nothing is lost, and the estimate says so."""
+    assert shape_efficiency(129.0, 257.0, 800.0, 1.0, None) == pytest.approx(0.8)
+    job = llama3_70b(hardware={"node_type": "gcp-tpu-v5p"})
+    assert rates(job.machine.accelerator, job.software).sm_count is None
+    assert any("no accelerator.sm_count, and no loss in a last wave" in line for line in assumptions(job))
+    assert not any("sm_count" in line for line in assumptions(llama3_70b()))
 
 
 def test_backward_of_a_projection_is_two_products():

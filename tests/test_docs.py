@@ -97,6 +97,12 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_the_package_that_a_page_names_are_there(page):
+    named = re.findall(r"`((?:steptime|benchmarks|docs)/[a-z0-9_/]+\.\w+)", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def yaml_blocks():
     return re.findall(r"```yaml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 

@@ -254,6 +254,16 @@ def test_neuronlink_is_per_chip_and_finite():
     assert all(0 < tier.latency_s < 1e-3 for name in machine_names() for tier in Machine.load(name).tiers)
 
 
+def test_all_gpus_have_a_number_of_processors():
+    """Only chips whose matrix units are no grid of processors have none."""
+    without = {path.stem for path in ACCELERATORS if "sm_count" not in path.read_text(encoding="utf-8")}
+    assert {name.rstrip("0123456789") if "tpu" not in name else "tpu" for name in without} == {
+        "gaudi",
+        "tpu",
+        "trainium",
+    }
+
+
 def test_usable_memory_is_less_than_the_label():
     gib = {
         name: Machine.load(name).accelerator.usable_memory_bytes / 2**30

@@ -45,7 +45,7 @@ def block(*args, **kwargs) -> dict[str, Op]:
 
 def saved(ops: dict[str, Op]) -> dict[str, float]:
     """Bytes of each tensor that the block keeps, its input apart."""
-    sizes = {t.name: float(t.bytes) for op in ops.values() for t in op.made}
+    sizes = {t.name: float(t.bytes) for op in ops.values() for t in op.allocates}
     kept = {name for op in ops.values() for name in op.saves}
     return {name: sizes[name] for name in kept if name in sizes}
 
@@ -216,7 +216,7 @@ def test_a_column_of_batches_equals_its_rows(name):
 
     def costs(batch) -> list[object]:
         ops = block_ops(assembly.job.model, replace(assembly.shard, batch=batch))
-        sizes = {t.name: t.bytes for op in ops for t in op.made} | {"x": assembly.kinds[0].x.bytes * batch}
+        sizes = {t.name: t.bytes for op in ops for t in op.allocates} | {"x": assembly.kinds[0].x.bytes * batch}
         passes = [compute.forward(op, rates, sizes).time_s for op in ops if not isinstance(op, Comm)]
         passes += [done.time_s for op in ops if not isinstance(op, Comm) for done in compute.backward(op, rates, sizes)]
         passes += [compute.parameter_gradients(op, rates) for op in ops]

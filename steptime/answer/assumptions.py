@@ -21,6 +21,7 @@ def assumptions(job: Job) -> list[str]:
         *_fitted(job),
         *_unproved(job),
         *_machine(job),
+        *_cross_dc(job),
         *_memory(job),
         *notes(job),
     ]
@@ -55,6 +56,8 @@ def _unsaid(job: Job) -> list[str]:
     if job.parallelism.cp > 1:
         layout["cp_comm_type"] = job.cp_comm_type
     taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
+    if job.model.learned_positions and job.model.max_positions is None:
+        lines.append(f"model.max_positions unsaid, so: {job.data.seqlen:,} learned positions, those of a sequence")
     if taken:
         lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
     if job.performance.recompute is None and job.performance.activation_checkpointing_type is None:
@@ -105,6 +108,18 @@ def _machine(job: Job) -> list[str]:
     return lines
 
 
+def _cross_dc(job: Job) -> list[str]:
+    if job.cross_dc is None:
+        return []
+    devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
+    return [
+        (
+            f"cross_dc: {gbps:g} Gbit/s each way out of every centre, counted at the full stated rate (no efficiency measured), "
+            f"shared evenly by the {devices:g} devices there; data parallelism alone crosses it"
+        )
+    ]
+
+
 def _usual_figures(job: Job) -> list[str]:
     """Figures of the machine that its file leaves to the defaults."""
     device, precision = job.machine.accelerator, str(job.software.precision)
@@ -121,6 +136,8 @@ def _usual_figures(job: Job) -> list[str]:
         twins = {precision}
     if not twins & device.sustained_flops.keys():
         found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
+    if device.sm_count is None:
+        found.append("no accelerator.sm_count, and no loss in a last wave of tiles that does not fill it")
     return found
 
 

@@ -53,7 +53,7 @@ def figures(measured: Sweeps, device: BenchDevice, dtype: str, provenance: Prove
     rate = float(memory["memory_bytes_per_s"].value) if memory else float("inf")
     share = float(memory["memory_efficiency"].value) if memory else 1.0
     gemm_s = float(kernels["kernels.gemm_kernel_s"].value) if kernels else 0.0
-    under = rate_fit.KnownRates(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else 1.0)
+    under = rate_fit.KnownRates(rate * share, gemm_s, float(device.processors) if device.kind == "cuda" else None)
     products = _products(measured.gemms, dtype, device.statistic, under, provenance)
     known = known_accelerator(device)
     peaks = {} if known else _peaks(products)

@@ -128,7 +128,7 @@ class KnownRates(NamedTuple):
     """What streaming kernels sustain: memory_bytes_per_s times memory_efficiency."""
     gemm_kernel_s: float
     """A kernel's fixed time, as the software profile has it."""
-    sm_count: float = 1.0
+    sm_count: float | None = None
     compute_flops: float = 0.0
     """Sustained rate of bf16, which quantised products are compared to; 0: half of theirs."""
 

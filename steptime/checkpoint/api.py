@@ -79,7 +79,8 @@ def _summarize(scan: Scan, path: str) -> Summary:
     if not isinstance(result, Contents):
         raise result
     section = single.section(result)
-    config = smalljson.load(folder, "config.json")
-    if isinstance(config, dict):
-        section.facts.setdefault("config", config)
+    for file, fact in directory.CONFIGS.items():
+        config = smalljson.load(folder, file)
+        if isinstance(config, dict):
+            section.facts.setdefault(fact, config)
     return Summary(path, [section])

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "block_count"),
-    "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers"),
+    "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length", "dim"),
     "inter_sz": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "feed_forward_length"),
-    "n_q_heads": ("num_attention_heads", "n_head", "num_heads", "attention.head_count"),
-    "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv"),
+    "n_q_heads": ("num_attention_heads", "n_head", "num_heads", "attention.head_count", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv", "n_kv_heads"),
     "head_dim": ("head_dim", "kv_channels", "attention.key_length"),
     "vocab_sz": ("padded_vocab_size", "vocab_size"),
     "tie_embeddings": ("tie_word_embeddings",),
@@ -28,7 +28,12 @@ CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 def from_config(facts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """(source, fields) of each config a section's facts hold: config.json, pickled args, GGUF key-values."""
     found = []
-    for key, source in (("config", "config.json"), ("args", "args"), ("gguf", "GGUF key-values")):
+    for key, source in (
+        ("config", "config.json"),
+        ("params", "params.json"),
+        ("args", "args"),
+        ("gguf", "GGUF key-values"),
+    ):
         values = facts.get(key)
         if not isinstance(values, dict):
             continue

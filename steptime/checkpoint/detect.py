@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".gguf", ".npy", ".npz", ".h5", ".hdf5",
-    ".keras", ".msgpack", ".pt2", ".tar", ".th", ".model", ".t7", ".weights",
+    ".keras", ".msgpack", ".pt2", ".tar", ".th", ".model", ".t7", ".weights", ".eqx",
 )  # fmt: skip
 _MAGIC: tuple[tuple[bytes, Reader], ...] = (
     (b"GGUF", gguf.read),
     (b"\x93NUMPY", npy.read),
     (b"\x89HDF\r\n\x1a\n", hdf5.read),
-    (torch_legacy.MAGIC, torch_legacy.read),
     (b"PK\x03\x04", zipped.read),
     (b"PK\x05\x06", zipped.read),
 )
@@ -59,6 +58,10 @@ def _reader(source: Source) -> Reader:
     for magic, reader in _MAGIC:
         if head.startswith(magic):
             return reader
+    if torch_legacy.begins(head):
+        return torch_legacy.read
+    if head[:1] == b"{" and b"}\n" + npy.MAGIC in source.upto(0, npy.HEADER_READ):
+        return npy.read
     if head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5:
         return torch_file.read_bare
     if head[257:262] == b"ustar":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import smalljson
+from steptime.checkpoint import same_model, smalljson
 from steptime.checkpoint.detect import SUFFIXES
 from steptime.checkpoint.layouts import (
     dcp,
@@ -30,8 +30,8 @@ _LAYOUTS: tuple[Layout, ...] = (
     dcp.sections, megatron_save.sections, deepspeed_save.sections, ranks.sections, orbax.sections, nanotron.sections,
     shards.sections,
 )  # fmt: skip
-MIN_SHAPES = 8  # so many tensors of equal shapes under other names are no coincidence
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
+CONFIGS = {"config.json": "config", "params.json": "params"}  # of the weights beside them, by the fact they become
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
 
@@ -41,13 +41,13 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
     choice = iterations.choose(scan, folder)
     problems = list(choice.problems)
     found: list[Section] = []
+    above = _configs(folder, [])
     for chosen in choice.folders:
-        for section in _sections(scan, chosen):
+        for section in _sections(scan, chosen, {} if chosen is folder else above):
             if choice.step is not None and not scan.everything:
                 section.facts.setdefault("step", choice.step)
             found.append(section)
-    _config(found, choice.folders)
-    _mark_repeated(found)
+    same_model.mark(found)
     found = _with_facts(found)
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
@@ -61,7 +61,7 @@ def _with_facts(found: list[Section]) -> list[Section]:
     """Files without tensors are no section of their own; what is in them belongs to the first one."""
     kept = [section for section in found if section.tensors or section.problems]
     for section in found:
-        if kept and section not in kept:
+        if kept and not (section.tensors or section.problems):
             kept[0].pickles += section.pickles
             kept[0].files += section.files
             kept[0].nbytes += section.nbytes
@@ -71,8 +71,8 @@ def _with_facts(found: list[Section]) -> list[Section]:
     return kept
 
 
-def _sections(scan: Scan, folder: Folder) -> list[Section]:
-    """All sets in `folder` and, up to a depth, below it."""
+def _sections(scan: Scan, folder: Folder, above: dict[str, Any]) -> list[Section]:
+    """All sets in `folder` and, up to a depth, below it; where it has no config of its own that of the folder `above` counts."""
     found: list[Section] = []
     left = [*folder.files, *(f"{name}/" for name in folder.dirs)]
     for layout in _LAYOUTS:
@@ -80,13 +80,31 @@ def _sections(scan: Scan, folder: Folder) -> list[Section]:
         found += sections
         left = [name for name in left if name not in used]
     found += _loose(scan, folder, [name for name in left if not name.endswith("/")])
+    configs = _configs(folder, found) or above
+    for section in found:
+        for fact, config in configs.items():
+            section.facts.setdefault(fact, config)
+    own = any(section.tensors for section in found)
     for name in left:
         if name.endswith("/") and folder.depth < MAX_DEPTH and not name.startswith("."):
             try:
-                found += _sections(scan, scan.below(folder, name[:-1]))
+                found += _sections(scan, scan.below(folder, name[:-1]), {} if own else configs)
             except UnreadableError as error:
                 found.append(Section("directory", "directory", folder.named(name), problems=[error.problem]))
     return found
+
+
+def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
+    """The JSON documents beside the weights, against which names and shapes are checked."""
+    configs: dict[str, Any] = {}
+    for name, fact in CONFIGS.items():
+        config = smalljson.load(folder, name) if name in folder.files else {}
+        if isinstance(config, dict):
+            configs |= {fact: config} if config else {}
+        elif found:
+            message = "is not a JSON object that can be read: nothing is checked against it"
+            found[0].problem("BAD_CONFIG", message, folder.named(name), severity="warning")
+    return configs
 
 
 def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
@@ -104,40 +122,3 @@ def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
         elif not (name.endswith(".model") and result.problem.code == "UNKNOWN_FORMAT"):  # tokenizers
             found.append(Section("unreadable", "single file", folder.named(name), problems=[result.problem]))
     return found
-
-
-def _config(found: list[Section], folders: list[Folder]) -> None:
-    """config.json beside the weights is what the names and shapes are checked against."""
-    for folder in folders:
-        if "config.json" not in folder.files:
-            continue
-        config = smalljson.load(folder, "config.json")
-        for section in found:
-            if folder.rel in (section.path, section.path.rpartition("/")[0]):
-                if isinstance(config, dict):
-                    section.facts.setdefault("config", config)
-                else:
-                    message = "is not a JSON object that can be read: nothing is checked against it"
-                    section.problem("BAD_CONFIG", message, folder.named("config.json"), severity="warning")
-                break
-
-
-def _mark_repeated(found: list[Section]) -> None:
-    """The same model twice is counted once: the first set counts, the others point to it.
-
-    The same names and shapes, or in another format, whose names may differ (GGUF), the same shapes as often each.
-    """
-    owners: dict[object, tuple[str, str]] = {}
-    order = sorted(found, key=lambda s: ("safetensors" not in s.format, s.path))
-    for section in order:
-        names = frozenset((t.name, t.whole) for t in section.tensors if t.role in ("", "model"))
-        if len(names) < 2:
-            continue
-        shapes = tuple(sorted(whole for _, whole in names))
-        path = section.path or section.format
-        owner, _ = owners.setdefault(names, (path, section.format))
-        other, other_format = owners.setdefault(shapes, (path, section.format))
-        if owner == path and len(shapes) >= MIN_SHAPES and other_format != section.format:
-            owner = other
-        if owner != path:
-            section.same_as = owner

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import aliases, architecture, identity, tree
+from steptime.checkpoint import architecture, counting, identity, tree
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ class Inventory:
     def __post_init__(self) -> None:
         """Count every element once and decide which role stands for the model."""
         for section in self.sections:
-            if any(t.unique < 0 for t in section.tensors):
-                aliases.mark(section.tensors)
-            section.problems += aliases.dragged(section.tensors)
+            counting.count(section)
+            section.problems += counting.dragged(section.tensors)
 
     @cached_property
     def counted(self) -> list[Section]:
@@ -82,7 +81,7 @@ class Inventory:
             "logical_params": sum(whole.values()),
             "stored_params": sum(t.numel for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
-            "stored_bytes": aliases.stored_bytes(self.tensors),
+            "stored_bytes": counting.stored_bytes(self.tensors),
             "file_bytes": sum(section.nbytes for section in self.sections),
         }
 

@@ -87,12 +87,12 @@ def pickles(summary: Inventory) -> dict[str, Any]:
     """Globals of all streams together. `weights_only_loadable` is null when torch.load reads none of the files."""
     facts = [item for section in summary.sections for item in section.pickles]
     torch_files = [item for item in facts if item.torch_file]
-    dangers = [(item.where, danger) for item in facts for danger in item.dangerous]
+    dangers = [danger for item in facts for danger in item.dangerous]
     return {
         "globals": sorted({ref for item in facts for ref in item.refs}),
         "dangerous": [
-            {"global": danger.path, "in": where, "byte": danger.at, "arguments": danger.argc}
-            for where, danger in dangers
+            {"global": danger.path, "in": danger.where, "byte": danger.at, "arguments": danger.argc}
+            for danger in dangers
         ],
         "needs": sorted({need for item in facts for need in item.needs}),
         "weights_only_loadable": not any(item.refused for item in torch_files) if torch_files else None,

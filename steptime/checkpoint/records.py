@@ -38,8 +38,9 @@ class UnreadableError(Exception):
 class StoredTensor:
     """One named tensor as stored: `shape` [elements] and `nbytes` are of the piece in `file`, `global_shape` of the whole.
 
-    `storage` names the storage inside `file`, which spans `storage_nbytes`; the tensor covers `extent` bytes of it from
-    `start`. `unique` is the number of elements nobody counted before (0 for an alias), filled by `aliases.mark`.
+    `storage` names the storage inside `file`, which spans `storage_nbytes` and has the `checksum` the container keeps of
+    it; the tensor covers `extent` bytes of it from `start`. `offsets` are its first element in the whole. `unique` is the
+    number of elements nobody counted before (0 for an alias), filled by `counting.count`.
     """
 
     name: str
@@ -52,11 +53,12 @@ class StoredTensor:
     storage_nbytes: int = 0
     start: int = 0
     extent: int = -1
+    checksum: int | None = None
     global_shape: Shape | None = None
     offsets: Shape | None = None
     rank: dict[str, int] | None = None
     alias_of: str | None = None
-    unique: int = -1
+    unique: int = 0
     note: str = ""
 
     @property
@@ -93,7 +95,7 @@ class Section:
     """One set of files that belong together, e.g. the shards of a model or all ranks of one iteration.
 
     `parallelism` has degrees (tp, pp, ...) with their `source`; `ranks` one row per (stage, rank) for the table;
-    `facts` holds what the files say about themselves (step, args, config, metadata).
+    `facts` holds what the files say about themselves (step, args, config, metadata), `stem` what their names have in common.
     """
 
     format: str
@@ -108,6 +110,7 @@ class Section:
     read: int = 0
     parallelism: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    stem: str = ""
     same_as: str | None = None
     unread: int = 0  # files of the set that could not be read
     notes: list[str] = field(default_factory=list)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 MODEL_KEYS = frozenset(
     {"model", "state_dict", "model_state_dict", "module", "net", "network", "model_state", "weights", "params",
-     "model_weights", "generator", "student", "encoder", "policy", "actor"}
+     "model_weights", "generator", "discriminator", "student", "encoder", "decoder", "policy", "actor", "critic", "value",
+     "vae", "unet", "text_encoder", "netG", "netD", "G", "D", "backbone", "head", "llm", "projector"}
+)  # fmt: skip
+STATE_KEYS = frozenset(
+    {"rng", "rng_state", "rng_states", "rng_tracker_states", "cuda_rng_state", "torch_rng_state", "random", "random_state",
+     "random_states", "numpy_rng_state", "lr_scheduler", "lr_schedulers", "scheduler", "scheduler_state_dict", "lr_sched",
+     "opt_param_scheduler", "scaler", "grad_scaler", "amp_scaler", "amp", "sampler", "dataloader", "dataloaders", "loops",
+     "callbacks", "train_state", "rerun_state_machine", "rerun_state_machine_state", "extra_state"}
 )  # fmt: skip
 EMA_KEYS = frozenset(
     {"ema", "model_ema", "ema_model", "ema_state_dict", "params_ema", "state_dict_ema", "shadow", "teacher"}
@@ -23,6 +30,7 @@ STATE_NAMES = frozenset(
      "exp_inf", "mu_product", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_slow", "mu", "nu", "count", "step",
      "state1", "state2", "qmap1", "qmap2", "absmax1", "absmax2", "prev", "step_size"}
 )  # fmt: skip
+OTHER_FILES = ("scheduler", "random_states", "training_args", "scaler", "trainer_state", "extra_state", "dataloader")
 ADAM_NAMES = {"exp_avg", "exp_avg_sq"}
 
 
@@ -33,7 +41,7 @@ def is_model_key(key: str) -> bool:
 
 def is_optimizer_key(key: str) -> bool:
     """Whether a key holds optimizer state."""
-    return key.lower().startswith(OPTIMIZER_KEYS)
+    return key == "opt" or key.lower().startswith(OPTIMIZER_KEYS)
 
 
 def optimizer_role(path: list[str]) -> str:
@@ -49,21 +57,26 @@ def role_and_name(path: list[str], tops: set[str], file_role: str = "") -> tuple
     name = ".".join(path)
     if file_role:
         return (optimizer_role(path) if file_role == "optimizer" else file_role), name
-    if len(path) == 1:
-        return ("other" if any(map(is_model_key, tops - {path[0]})) and _is_state(path[0]) else ""), name
     top = path[0]
+    if is_state_key(top):
+        return "other", name
+    if len(path) == 1:
+        return "", name
     if is_optimizer_key(top):
         return optimizer_role(path), name
+    models = {key for key in tops if is_model_key(key)}
     if is_model_key(top):
-        below = path[2:] if len(path) > 2 and path[1] == "module" else path[1:]
-        return "model", ".".join(below)
+        start = 2 if len(path) > 2 and path[1] == "module" else 1
+        together = any(key in MODEL_KEYS for key in models - {top})  # a generator and a discriminator keep their names
+        return "model", name if together else ".".join(path[start:])
     if top in EMA_KEYS:
-        return ("other", name) if any(map(is_model_key, tops)) else ("model", ".".join(path[1:]))
-    return ("other" if any(map(is_model_key, tops)) else ""), name
+        return ("other", name) if models else ("model", ".".join(path[1:]))
+    return ("other" if models else ""), name
 
 
-def _is_state(key: str) -> bool:
-    return "rng" in key or "random" in key or "scheduler" in key
+def is_state_key(key: str) -> bool:
+    """Whether a key holds the state of a run that is neither weights nor optimizer: random generators, schedules, loops."""
+    return key in STATE_KEYS or "rng_state" in key
 
 
 def of_file(file: str) -> str:
@@ -71,6 +84,6 @@ def of_file(file: str) -> str:
     base = file.rsplit("/", 1)[-1].lower()
     if base.startswith(("optimizer", "optim_", "optim.", "distrib_optim")) or "optim_states" in base:
         return "optimizer"
-    if base.startswith(("scheduler", "rng_state", "random_states", "training_args", "scaler", "trainer_state")):
+    if base.startswith(OTHER_FILES) or "rng_state" in base:
         return "other"
     return ""

@@ -26,7 +26,7 @@ ENCRYPTED = 1
 
 
 class ZipEntry(NamedTuple):
-    """One member: sizes in bytes, `header` the byte of its local header."""
+    """One member: sizes in bytes, `header` the byte of its local header, `crc` the CRC-32 of its data."""
 
     name: str
     flags: int
@@ -34,6 +34,7 @@ class ZipEntry(NamedTuple):
     stored: int
     size: int
     header: int
+    crc: int
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ def _entries(data: bytes, shift: int, file: str) -> ZipDirectory:
             stored, size, header = _wide(data[extra_at : extra_at + extra_len], stored, size, header)
         if name in entries:
             directory.duplicates.append(name)
-        entries[name] = ZipEntry(name, fields[5], fields[6], stored, size, header + shift)
+        entries[name] = ZipEntry(name, fields[5], fields[6], stored, size, header + shift, fields[9])
     if at < len(data) and not entries:
         raise UnreadableError("BAD_ZIP", "central directory is damaged", file)
     return directory

@@ -73,11 +73,11 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report.progress import ReadProgress
+    from steptime.report.progress import ProgressLine
     from steptime.validation.logged import read_run
 
     sets = [setting.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for setting in options.sets]
-    with ReadProgress(sys.stderr) as progress:
+    with ProgressLine(sys.stderr) as progress:
         return read_run(
             paths,
             sets,

@@ -128,7 +128,8 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
 
     Args:
         machine: gives the tiers inside a centre.
-        cross_dc: the link between two centres: its rate is the total of all devices of one centre.
+        cross_dc: the link between two centres: its rate is the total of all devices of one centre, and counts in full, nothing
+            being known of what collectives reach of it (the estimate's assumptions say so).
         devices: all devices of the job; needed with `cross_dc`.
 
     Raises:

@@ -48,15 +48,18 @@ class Pass(NamedTuple):
 NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float, overhead: float = K_OVERHEAD) -> Num:
+def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None, overhead: float = K_OVERHEAD) -> Num:
     """Share of the asymptotic rate: depth, k / (k + overhead), and waves of output tiles.
 
-    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one. `overhead`: what a
-    tile costs beside its depth, in units of k (`depth_overhead`).
+    A GEMM of ceil(m/128) ceil(n/256) tiles runs in ceil(tiles/SMs) waves, the last one as long as a full one; without a number of
+    SMs no wave is counted. `overhead`: what a tile costs beside its depth, in units of k (`depth_overhead`).
     """
+    deep = k / (k + overhead)
+    if sm_count is None:
+        return deep
     waves = ceil(m / TILE_M) * ceil(n / TILE_N) * count / sm_count
     full = waves / ceil(waves)
-    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * (k / (k + overhead))
+    return (1.0 - WAVE_LOSS + WAVE_LOSS * full) * deep
 
 
 def depth_overhead(op: Gemm, r: Rates) -> float:
@@ -192,8 +195,8 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
     reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
-    beside = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
-    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + beside)
+    around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
+    return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)
 
 
 def move_pass(bytes_: Num, kernels: float, r: Rates) -> Pass:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 
+RATES = ("gemm_flops", "recipe_flops", "attention_forward_flops", "attention_backward_flops", "bytes_per_s")
+TIMES = ("gemm_kernel_s", "move_kernel_s", "slowness")
+
 
 def slower_rates(rates: Rates, factor: float) -> Rates:
-    """Every rate (`_flops`, `_per_s`) divided and every time (`_s`, slowness) multiplied by the factor; names carry the units."""
+    """Every rate divided and every time multiplied by the factor."""
     if factor == 1.0:
         return rates
-    changed: dict[str, Any] = {}
-    for field in fields(rates):
-        value = getattr(rates, field.name)
-        if field.name.endswith(("_flops", "_per_s")):
-            changed[field.name] = value / factor
-        elif field.name.endswith("_s") or field.name == "slowness":
-            changed[field.name] = value * factor
-    return replace(rates, **changed)
+    slower = {name: getattr(rates, name) / factor for name in RATES}
+    return replace(rates, **slower, **{name: getattr(rates, name) * factor for name in TIMES})
 
 
 def slower_tiers(tiers: tuple[Tier, ...], factor: float) -> tuple[Tier, ...]:

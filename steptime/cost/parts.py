@@ -102,13 +102,13 @@ class Context:
         latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
         return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
 
-    def hidden(self, op: Comm, cost: CommCost, beside: Num) -> Num:
-        """Seconds of an op's calls that run beside `beside` seconds of its neighbour: a projection, or attention with cp."""
+    def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num) -> Num:
+        """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp."""
         overlap = self.software.overlap
         if op.axis != "cp":
-            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, beside, self.tp), overlap.tp)
+            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
         slowed = contention(self.groups[op.axis], self.tiers)
-        at_once_s = op.count * minimum(cost.time_s, beside * op.beside)
+        at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
 
 
@@ -159,15 +159,14 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             work.add(op, passes[i])
         elif op.kind is not None:
             cost = context.price(op, op.kind)
-            near = neighbour(ops, i)
-            beside = passes[near].time_s if near is not None else 0.0
-            hidden = context.hidden(op, cost, beside)
+            near = neighbor(ops, i)
+            hidden = context.hidden(op, cost, passes[near].time_s if near is not None else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
 
 
-def neighbour(ops: list[Op], i: int) -> int | None:
+def neighbor(ops: list[Op], i: int) -> int | None:
     """What runs beside a collective.
 
     The attention kernel for the exchanges of context parallelism; else the projection after a collective that enters the
@@ -199,7 +198,7 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
                 work.add(op, done)
             work.memory_s += compute.parameter_gradients(op, context.rates)
         elif op.backward is not None:
-            near = neighbour(ops, i)
+            near = neighbor(ops, i)
             dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
             work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
             work.kernels += 1.0

@@ -32,7 +32,8 @@ class Rates:
     """Rate of a long copy in device memory."""
     gemm_kernel_s: float
     move_kernel_s: float
-    sm_count: float
+    sm_count: float | None
+    """Processors that a GEMM's output tiles are dealt to, in waves; None where the device has no such thing, or it is unknown."""
     grad_itemsize: float
     """Bytes per element of the gradient that wgrad writes."""
     fused_accumulation: bool
@@ -84,7 +85,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         bytes_per_s=accelerator.memory_bytes_per_s * accelerator.memory_efficiency / slow,
         gemm_kernel_s=software.timing.gemm_kernel_s * slow,
         move_kernel_s=software.timing.move_kernel_s * slow,
-        sm_count=float(accelerator.sm_count or 1),
+        sm_count=accelerator.sm_count,
         grad_itemsize=main if software.states.grad_accumulation_fusion else software.itemsize,
         fused_accumulation=software.states.grad_accumulation_fusion,
         slowness=slow,

@@ -112,7 +112,7 @@ def group_seconds(
     found = groups(assembly)
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
-    again = 1.0 if options(assembly).reshard_after_forward else 0.0
+    regathers = 1.0 if options(assembly).reshard_after_forward else 0.0
     forward = [CommSeconds(root.gather_s, embedding.forward.seconds, 0.0, root.copy_s)]
     back = [CommSeconds(0.0, embedding.backward.seconds, root.reduce_s, root.compute_s)]
     at = 0
@@ -121,7 +121,9 @@ def group_seconds(
         at += count
         forward += [CommSeconds(of.gather_s, work.forward.seconds, 0.0, of.copy_s)] * count
         compute_s = work.backward.seconds + replay_s[part]
-        back += [CommSeconds(again * of.gather_s, compute_s, of.reduce_s, again * of.copy_s + of.compute_s)] * count
+        back += [
+            CommSeconds(regathers * of.gather_s, compute_s, of.reduce_s, regathers * of.copy_s + of.compute_s)
+        ] * count
     forward.append(CommSeconds(0.0, head.forward.seconds))
     back.append(CommSeconds(0.0, head.backward.seconds))
     return forward, back[::-1]
@@ -134,10 +136,10 @@ def rows(
     job = assembly.job
     over, copies = shard_group(job), copy_group(job)
     found, m = groups(assembly), float(job.microbatches)
-    again = 2.0 if options(assembly).reshard_after_forward else 1.0
+    gathers_each = 2.0 if options(assembly).reshard_after_forward else 1.0
     made = []
     each = {of: float(found.layers.count(of)) for of in found.layers}
-    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], again) for i, of in enumerate(each)]
+    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], gathers_each) for i, of in enumerate(each)]
     for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
         sizes = buffers(assembly, of)
         if of.padded:

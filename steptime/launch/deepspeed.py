@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from steptime.base.config import ConfigError, show
 from steptime.launch.devices import data_parallel, devices_in, told, told_whole
@@ -26,15 +26,6 @@ _TOLD = {
     "zero_optimization.overlap_comm": "performance.overlap.dp",
 }
 """Key that a trainer fills in ("auto") -> what the user sets instead."""
-_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
-
-
-class BatchSizes(NamedTuple):
-    """Sequences per step, per micro-batch, and the data-parallel ranks that share them."""
-
-    gbs: int
-    micro: int
-    dp: int
 
 
 def read_deepspeed(
@@ -55,30 +46,28 @@ def read_deepspeed(
     if isinstance(zero, bool):
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table, path), sets=sets)
-    if problems := _unsaid(keys):
-        raise ConfigError(problems)
+    _check_told(keys)
     performance = {"software": "deepspeed"} | _precision(keys)
-    parallelism, batch = _layout(keys, devices_in("", env))
-    level = parallelism["zero_level"]
-    performance |= _overlap(keys, level)
+    parallelism, data = _layout(keys, devices_in("", env))
     bucket = "zero_optimization.reduce_bucket_size"
-    if level == 0:
-        keys.without_effect(bucket, "only with ZeRO")
-    elif told(sets, "parallelism.bucket_size_mb") is None and keys.get(bucket) != "auto":
-        itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
-        parallelism["bucket_size_mb"] = keys.count(bucket) * itemsize / 1e6
-    if parallelism["tp"] == 1:
-        keys.without_effect("activation_checkpointing.partition_activations", "only with tensor parallelism")
+    if parallelism["zero_level"]:
+        if told(sets, "parallelism.bucket_size_mb") is None and keys.get(bucket) != "auto":
+            itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
+            parallelism["bucket_size_mb"] = keys.count(bucket) * itemsize / 1e6
+        # unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides
+        overlap = "zero_optimization.overlap_comm"
+        if keys.get(overlap) != "auto" and not keys.on(overlap, default=parallelism["zero_level"] == 3):
+            performance["overlap"] = {"dp": False}
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of another optimizer; taken as Adam's")
-    config = {
-        "model": told(sets, "model"),
-        "parallelism": parallelism,
-        "performance": performance,
-        "data": {"gbs": batch.gbs, "seqlen": told_whole(sets, "data.seqlen"), "microbatch_sz": batch.micro},
-    }
-    keys.beside_flags += _not_in_the_file(batch, sets)
-    return keys.reading(config)
+    if told(sets, "parallelism.dp") is None:
+        note = "parallelism.dp, by the batch sizes or WORLD_SIZE"
+        keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))
+    if told(sets, "performance.activation_checkpointing_type") is None and told(sets, "performance.recompute") is None:
+        note = "performance.activation_checkpointing_type; the model switches it on, not this file"
+        keys.beside_flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
+    model = told(sets, "model")
+    return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
 
 
 def _json(path: str, text: str) -> dict[str, Any]:
@@ -95,61 +84,55 @@ def _json(path: str, text: str) -> dict[str, Any]:
     return tree
 
 
-def _unsaid(keys: JobKeys) -> list[str]:
+def _check_told(keys: JobKeys) -> None:
     """What only the user can tell: the model, the sequence, and values that a trainer would fill in."""
-    problems, path, sets = [], keys.source, keys.sets
-    if told(sets, "model") is None and told(sets, "model.preset") is None and told(sets, "model.n_layers") is None:
-        problems.append(f"{path}: a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
-    if told(sets, "data.seqlen") is None:
-        problems.append(f"{path}: a ds_config.json has no sequence length; add --set data.seqlen=N")
+    if all(told(keys.sets, key) is None for key in ("model", "model.preset", "model.n_layers")):
+        keys.problem("a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
+    if told(keys.sets, "data.seqlen") is None:
+        keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
     for key, ours in _TOLD.items():
-        if keys.get(key) == "auto" and told(sets, ours) is None:
-            problems.append(
-                f'{path}: {key}: "auto" is filled in by the trainer; write its value, or add --set {ours}=...'
-            )
+        if keys.get(key) == "auto" and told(keys.sets, ours) is None:
+            keys.problem(f'{key}: "auto" is filled in by the trainer; write its value, or add --set {ours}=...')
     if keys.get("bf16.enabled") is True and keys.get("fp16.enabled") is True:
-        problems.append(f"{path}: bf16.enabled and fp16.enabled are both true; keep one")
-    return problems
+        keys.problem("bf16.enabled and fp16.enabled are both true; keep one")
+    if keys.problems:
+        raise ConfigError(keys.problems)
 
 
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16 or fp32, and what gradients accumulate in."""
-    given = told(keys.sets, "performance.precision")
-    if given is not None:
-        precision = str(given)
-    else:
-        precision = "bf16" if keys.on("bf16.enabled") else "fp16" if keys.on("fp16.enabled") else "fp32"
-    section = {"precision": precision}
+    section = {"precision": told(keys.sets, "performance.precision")}
+    if section["precision"] is None:
+        section["precision"] = "bf16" if keys.on("bf16.enabled") else "fp16" if keys.on("fp16.enabled") else "fp32"
     if keys.get("data_types.grad_accum_dtype") is not None:
-        section["main_grad_dtype"] = keys.word("data_types.grad_accum_dtype", _DTYPES)
+        section["main_grad_dtype"] = keys.word("data_types.grad_accum_dtype")
     return section
 
 
-def _layout(keys: JobKeys, devices: int | None) -> tuple[dict[str, Any], BatchSizes]:
-    """Degrees, ZeRO level and batch."""
+def _layout(keys: JobKeys, devices: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parallelism and data sections; what the user sets goes over the file."""
     tp = told_whole(keys.sets, "parallelism.tp") or keys.count("tensor_parallel.autotp_size", 1, least=0) or 1
     pp = told_whole(keys.sets, "parallelism.pp") or 1
     cp = told_whole(keys.sets, "parallelism.cp") or keys.count("sequence_parallel_size", 1)
-    batch = batch_of(keys, data_parallel(keys, {"tp": tp, "pp": pp, "cp": cp}, devices))
-    level = told(keys.sets, "parallelism.zero_level")
-    if level is None:
-        level = keys.count("zero_optimization.stage", 0, least=0)
-    layout = {"tp": tp, "pp": pp, "dp": batch.dp, "zero_level": level}
-    return layout | ({"cp": cp} if cp > 1 else {}), batch
+    keys.put("tensor_parallel.autotp_size", tp if tp > 1 else 0)
+    for key in (_BATCH, _MICRO, "zero_optimization.stage"):
+        if (ours := told(keys.sets, _TOLD[key])) is not None:
+            keys.put(key, ours)
+    gbs, micro, dp = batch_of(keys, data_parallel(keys, {"tp": tp, "pp": pp, "cp": cp}, devices))
+    layout = {"tp": tp, "pp": pp, "dp": dp, "zero_level": keys.count("zero_optimization.stage", 0, least=0)}
+    data = {"gbs": gbs, "seqlen": told_whole(keys.sets, "data.seqlen"), "microbatch_sz": micro}
+    return layout | ({"cp": cp} if cp > 1 else {}), data
 
 
-def batch_of(keys: JobKeys, dp: int | None) -> BatchSizes:
-    """The batch: train_batch_size = micro-batch * accumulation steps * data-parallel ranks, of which one may be unsaid.
+def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
+    """Sequences per step and per micro-batch, and the data-parallel ranks that share them.
+
+    train_batch_size = micro-batch * accumulation steps * data-parallel ranks, of which one may be unsaid.
 
     Raises:
         ConfigError: they contradict each other, or too little is said.
     """
-
-    def said(key: str) -> int | None:
-        ours = told_whole(keys.sets, _TOLD[key]) if key in _TOLD else None
-        return ours or (None if str(keys.get(key)) in {"None", "auto"} else keys.whole(key))
-
-    gbs, micro, steps = said(_BATCH), said(_MICRO), said(_STEPS)
+    gbs, micro, steps = (None if keys.get(key) == "auto" else keys.whole(key) for key in (_BATCH, _MICRO, _STEPS))
     if dp is None and gbs is not None and micro is not None and steps is not None and gbs % (micro * steps) == 0:
         dp = gbs // (micro * steps)
     if gbs is not None and micro is not None and steps is not None and gbs != micro * steps * (dp or 0):
@@ -157,8 +140,7 @@ def batch_of(keys: JobKeys, dp: int | None) -> BatchSizes:
         raise keys.error(_BATCH, f"must be {_MICRO} * {_STEPS} * {ranks} = {micro} * {steps} * {dp or 'N'} (got {gbs})")
     if dp is None:
         raise ConfigError(
-            f"{keys.source}: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks), "
-            "or set WORLD_SIZE"
+            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N, or set WORLD_SIZE"
         )
     if gbs is None and micro is None:
         raise keys.error(_BATCH, f"missing, and so is {_MICRO}; one is required")
@@ -169,32 +151,4 @@ def batch_of(keys: JobKeys, dp: int | None) -> BatchSizes:
     if micro < 1 or gbs % (micro * dp):
         parts = f"{_MICRO} * data-parallel ranks = {micro or 1} * {dp}"
         raise keys.error(_BATCH, f"must be a multiple of {parts} (got {show(gbs)})")
-    return BatchSizes(gbs, micro, dp)
-
-
-def _overlap(keys: JobKeys, level: int) -> dict[str, Any]:
-    """overlap_comm: unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides."""
-    said = keys.get("zero_optimization.overlap_comm")
-    if level == 0:
-        keys.without_effect("zero_optimization.overlap_comm", "only with ZeRO")
-        return {}
-    if said == "auto":
-        return {}
-    hidden = level == 3 if said is None else keys.on("zero_optimization.overlap_comm")
-    if hidden:
-        keys.becomes("zero_optimization.overlap_comm", "performance.overlap.dp: the share of the deepspeed profile")
-        return {}
-    return {"overlap": {"dp": False}}
-
-
-def _not_in_the_file(batch: BatchSizes, sets: Mapping[str, Any] | None) -> list[LaunchFlag]:
-    """What the config rests on beside the file."""
-    flags = []
-    if told(sets, "parallelism.dp") is None:
-        flags.append(
-            LaunchFlag("data-parallel ranks", str(batch.dp), "used", "parallelism.dp, by the batch sizes or WORLD_SIZE")
-        )
-    if told(sets, "performance.activation_checkpointing_type") is None and told(sets, "performance.recompute") is None:
-        note = "performance.activation_checkpointing_type; the model switches it on, not this file"
-        flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
-    return flags
+    return gbs, micro, dp

@@ -74,19 +74,5 @@ def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None
     ranks = prod(degrees.values())
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-        keys.problems.append(f"{keys.source}: world size {devices} is no multiple of {words} = {ranks}{fix}")
+        keys.problem(f"world size {devices} is no multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)
-
-
-def required_data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None) -> int:
-    """The same for a framework whose batch follows from it.
-
-    Raises:
-        ConfigError: nothing says how many devices there are.
-    """
-    if (dp := data_parallel(keys, degrees, devices)) is None:
-        raise ConfigError(
-            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N (devices / "
-            f"{prod(degrees.values())}), or set WORLD_SIZE"
-        )
-    return dp

@@ -61,11 +61,15 @@ class JobKeys:
 
     def error(self, key: str, problem: str) -> ConfigError:
         """The problem of a key, after those already gathered."""
-        return ConfigError([*self.problems, f"{self.source}: {self.name(key)}: {problem}"])
+        return ConfigError(dict.fromkeys([*self.problems, f"{self.source}: {self.name(key)}: {problem}"]))
 
     def fail(self, key: str, problem: str) -> None:
         """Gather the problem of a key."""
-        self.problems = self.error(key, problem).problems
+        self.problem(f"{self.name(key)}: {problem}")
+
+    def problem(self, what: str) -> None:
+        """Gather a problem of several keys."""
+        self.problems.append(f"{self.source}: {what}")
 
     def put(self, key: str, value: Any, by: str = "") -> None:
         """Set a key to what others make of it; `by` says who, where the source may say the key too."""
@@ -121,15 +125,19 @@ class JobKeys:
         self.fail(key, f"expected true or false (got {show(value)})")
         return default
 
-    def word(self, key: str, words: Mapping[str, Any]) -> Any:
-        """What a word stands for, whatever its case; of a dotted path (torch.float32) the last part may be the word."""
-        value = self.get(key)
-        folded = {name.lower(): found for name, found in words.items()}
-        said = str(value).lower()
-        said = said if said in folded else said.rpartition(".")[2]
-        if said not in folded:
-            self.fail(key, f"expected one of {', '.join(words)} (got {show(value)})")
-        return folded.get(said, next(iter(words.values())))
+    def word(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
+        """What a key's word means by the table, else by `words`, whatever its case; a word that it does not take is a problem."""
+        words = words or self.table.rules[key].words
+        found = self.meaning(key, words)
+        if found is None:
+            self.fail(key, f"expected one of {', '.join(words)} (got {show(self.get(key))})")
+        return next(iter(words.values())) if found is None else found
+
+    def meaning(self, key: str, words: Mapping[str, Any] | None = None) -> Any:
+        """The same, None for a word that it does not take; of a dotted path (torch.float32) the last part may be the word."""
+        said = str(self.get(key)).lower()
+        folded = {name.lower(): found for name, found in (words or self.table.rules[key].words).items()}
+        return folded.get(said, folded.get(said.rpartition(".")[2]))
 
     def words(self, key: str) -> list[str]:
         """The words of a key that takes several: a list, or one text of them."""
@@ -180,9 +188,8 @@ class JobKeys:
             if value in (*_NOTHING, False):
                 return "irrelevant", f"off; unknown to {framework}"
             close = get_close_matches(key, [known for known in self.table.rules if "*" not in known], n=1, cutoff=0.8)
-            return "unmodelled", f"unknown to {framework}" + (
-                f"; did you mean {self.spell(close[0])}?" if close else ""
-            )
+            hint = f"; did you mean {self.spell(close[0])}?" if close else ""
+            return "unmodelled", f"unknown to {framework}{hint}"
         if rule.status == "irrelevant":
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:

@@ -2,7 +2,8 @@
 
 A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), or
 that it changes cost and no config expresses it (`unmodelled`, but for the values that switch it off). `section.*` stands for
-all keys of a section that are not named themselves; `with` names the key beside which alone another one matters.
+all keys of a section that are not named themselves; `with` names the key beside which alone another one matters, `words` what the
+words mean that a key takes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class KeyRule(NamedTuple):
     """Values that switch an unmodelled key off."""
     beside: str = ""
     """The key that has to be on for this one to matter."""
+    words: Mapping[str, Any] = {}
+    """What the words mean that a key takes."""
 
 
 class KeyTable(NamedTuple):
@@ -65,9 +68,9 @@ def load_table(name: str) -> KeyTable:
     raw = parse_mapping(*read_source(FOLDER / f"{name}.yaml"))
     base = load_table(raw["extends"]) if "extends" in raw else KeyTable("", {}, {}, {}, {}, {})
     rules, said = dict(base.rules), dict(raw.get("defaults") or {})
-    for key, words in (raw.get("used") or {}).items():
-        entry = {"to": words} if isinstance(words, str) else words
-        rules[key] = KeyRule("used", entry["to"], beside=entry.get("with", ""))
+    for key, told in (raw.get("used") or {}).items():
+        entry: dict[str, Any] = {"to": told} if isinstance(told, str) else told
+        rules[key] = KeyRule("used", entry["to"], (), entry.get("with", ""), entry.get("words") or {})
         said |= {key: entry["default"]} if "default" in entry else {}
     for note, keys in (raw.get("irrelevant") or {}).items():
         rules |= dict.fromkeys(keys, KeyRule("irrelevant", note))
@@ -163,17 +166,3 @@ def _near(name: str, table: KeyTable) -> str:
     beside |= {key for key in known if key[: key.rfind(".") + 1] == section}
     close = get_close_matches(name, beside or known, n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else "; remove it"
-
-
-__all__ = [
-    "FOLDER",
-    "GivenKey",
-    "KeyRule",
-    "KeyTable",
-    "flatten",
-    "load_table",
-    "named_defaults",
-    "read_keys",
-    "rule_of",
-    "spelled",
-]

@@ -32,9 +32,15 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 
 _MARKS = {
     "megatron": r"-{8,} arguments -{8,}|--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
-    "torchtitan": r"^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|Trainer\.Config\b",
-    "nemo": r"_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|^ConfigContainer:|\[NeMo [IW] ",
-    "deepspeed": r"\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
+    "torchtitan": (
+        r"torchtitan\.train\b|--job\.config|^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|"
+        r"Trainer\.Config\b"
+    ),
+    "nemo": (
+        r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
+        r"^ConfigContainer:|\[NeMo [IW] "
+    ),
+    "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
 """Kind -> what a file of it holds, for a word on a file that another kind's reader cannot read."""
 

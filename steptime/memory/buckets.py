@@ -7,7 +7,7 @@ Line numbers: megatron-core 0.16.1, megatron/core/distributed/param_and_grad_buf
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from steptime.base.num import Num, is_column, lcm, where
@@ -19,7 +19,7 @@ BUCKET_ALIGNMENT = 128
 
 
 def bucket_elements(
-    params: Sequence[Num],
+    params: Iterable[Num],
     dp: Num,
     bucket_size: Num | None,
     *,
@@ -39,6 +39,7 @@ def bucket_elements(
     >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
     [1152, 128]
     """
+    params = list(params)
     if any(map(is_column, (dp, bucket_size, *params[:1]))):
         return _columns(params, dp, bucket_size, sharded=sharded, alone=alone, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
@@ -46,12 +47,12 @@ def bucket_elements(
     end = 0
     for position, elements in enumerate(params):
         start = round_up(end, start_at)
-        apart = sharded and position in alone
-        if apart and end > ends[-1]:
+        own_bucket = sharded and position in alone
+        if own_bucket and end > ends[-1]:
             start = round_up(start, end_at)
             ends.append(start)
         end = start + elements
-        if apart or (bucket_size is not None and end - ends[-1] >= bucket_size):
+        if own_bucket or (bucket_size is not None and end - ends[-1] >= bucket_size):
             end = round_up(end, end_at)
             ends.append(end)
     if end > ends[-1]:
@@ -68,13 +69,13 @@ def _columns(
     last = end = 0.0
     for position, elements in enumerate(params):
         start = round_up(end, start_at)
-        apart = sharded and position in alone
-        if apart:
+        own_bucket = sharded and position in alone
+        if own_bucket:
             start = where(end > last, round_up(start, end_at), start)
             sizes.append(where(end > last, start - last, 0.0))
             last = where(end > last, start, last)
         end = start + elements
-        closes = apart if apart or bucket_size is None else end - last >= bucket_size
+        closes = own_bucket if own_bucket or bucket_size is None else end - last >= bucket_size
         end = where(closes, round_up(end, end_at), end)
         sizes.append(where(closes, end - last, 0.0))
         last = where(closes, end, last)

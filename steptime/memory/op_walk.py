@@ -83,7 +83,7 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autog
     """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
-        sizes |= {t.name: 0.0 for op in ops for t in op.made if t.pooled}
+        sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules) if modules else []
     kept = kept_names(ops, segments)
     saved = sum([sizes[name] for name in kept])
@@ -97,7 +97,7 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
     stay = {*kept, out}
     ledger = Ledger(sizes[x])
     for i, op in enumerate(ops):
-        made = [t.name for t in op.made]
+        made = [t.name for t in op.allocates]
         ledger.bytes = ledger.bytes + sum([sizes[name] for name in made])
         ledger.mark(op.name, forward_temp(op))
         gone = [name for name in made if name not in last_use] + [
@@ -122,7 +122,7 @@ class BackwardWalk:
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
         self.saved = set(kept)
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
-        own = (t for op in ops for t in op.made if t.grad_itemsize or t.name in self.regathers)
+        own = (t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers)
         self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
         self.ledger = Ledger(sum([sizes[name] for name in kept]))
         self.replays = {segment.trigger: segment for segment in segments}
@@ -158,7 +158,7 @@ class BackwardWalk:
         """Run a segment's forward again; what backward will read stays."""
         for i in replayed(self.ops, segment.first, segment.last, stops_early=self.autograd.stops_early):
             op = self.ops[i]
-            fresh = [t.name for t in op.made if t.name not in self.saved]
+            fresh = [t.name for t in op.allocates if t.name not in self.saved]
             self.ledger.bytes = self.ledger.bytes + sum([self.sizes[name] for name in fresh])
             self.ledger.mark(op.name, forward_temp(op))
             stay = {name for name in fresh if name in self.first_need}

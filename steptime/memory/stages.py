@@ -120,8 +120,8 @@ class PartMemories:
         parts = [(count, memory) for count, _, memory in self.layers(chunk)]
         embedding = self.embedding
         if chunk.embedding and chunk.head and self.assembly.job.model.tie_embeddings:
-            parts = [(count, beside(part, self.tied_gradient)) for count, part in parts]
-            embedding = beside(embedding, 2.0 * self.tied_gradient)
+            parts = [(count, with_backward_extra(part, self.tied_gradient)) for count, part in parts]
+            embedding = with_backward_extra(embedding, 2.0 * self.tied_gradient)
         if chunk.embedding:
             parts = [(1, embedding), *parts]
         return [*parts, (1, self.head)] if chunk.head else parts
@@ -170,7 +170,7 @@ def weight_grad_itemsize(job: Job) -> float:
     return 0.0 if own and job.single_microbatch else software.itemsize
 
 
-def beside(part: PartMemory, bytes_: Num) -> PartMemory:
+def with_backward_extra(part: PartMemory, bytes_: Num) -> PartMemory:
     """A part whose backward runs beside `bytes_` of others."""
     return part._replace(backward=Peak(part.backward.bytes + bytes_, part.backward.op))
 
@@ -222,12 +222,11 @@ def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backwar
 
 
 def logits_kept(assembly: Assembly) -> Num:
-    """Bytes of the logits where torch's pipeline holds them till their backward and the loss does not (stage.py, fwd_cache)."""
-    job, name = assembly.job, "head.logits"
+    """Bytes of the logits where torch's pipeline holds them till their backward, as its loss does not (stage.py, fwd_cache)."""
+    job = assembly.job
     if job.parallelism.pp == 1 or job.software.family not in EAGER_TORCH:
         return 0.0
-    saved = any(name in op.saves for op in assembly.head.ops)
-    return 0.0 if saved else assembly.head.sizes[name]
+    return assembly.head.sizes["head.logits"]
 
 
 def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None) -> PeakMoment:
@@ -256,7 +255,7 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
 def pooled_bytes(assembly: Assembly) -> list[Num]:
     """Bytes of the tensors that lie in Megatron's grow-only buffer."""
     parts = (*assembly.kinds, assembly.head)
-    return [t.bytes for part in parts for op in part.ops for t in op.made if t.pooled]
+    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
 
 
 def comm_buffer_bytes(assembly: Assembly) -> Num:

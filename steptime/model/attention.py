@@ -9,7 +9,7 @@ from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Backward, Operand, backward_casts, cast_context, cast_norm
-from steptime.model.sublayers import FP32, Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.sublayers import FP32, Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -91,7 +91,7 @@ def casts(shard: Shard, width: Num, hidden: int) -> Backward:
     return backward_casts(shard, shard.tokens, width, hidden, from_norm=True)
 
 
-def spread(model: Model, shard: Shard, qkv: str) -> Made:
+def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:
     """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
 
     megatron/core/transformer/attention.py, SelfAttention.get_query_key_value_tensors (num_query_groups < world_size).
@@ -139,7 +139,7 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     return [op], out_q.name, out_k.name
 
 
-def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
     if shard.context_split:
         return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
@@ -148,14 +148,14 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
     return unfused(model, shard, q, k, v)
 
 
-def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
     local = Local(shard, *heads(model, shard), model.head_dim)
     out = local.out
     return [local.kernel((q, k, v), out, (q, k, v, out.name, local.lse.name))], out.name
 
 
-def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Made:
+def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """Scores in memory: two batched GEMMs around a scale-mask-softmax and dropout.
 
     Keeps q, k, v, the probabilities and, with dropout, the mask and the dropped probabilities: the 5 a s^2 b of Korthikanti

@@ -69,15 +69,21 @@ def params(model: Model, shard: Shard) -> list[Param]:
     return [*params_of(embedding_ops(model, shard)), *head, *inside]
 
 
-def n_params(model: Model) -> int:
+def n_params(model: Model, seqlen: int | None = None) -> int:
     """Unique parameters of the whole model, vocabulary unpadded, a tied embedding once.
 
-    Learned positions without `max_positions` are counted with none: a Job fills in its sequence length.
+    `seqlen`: rows of a learned position table that does not say its `max_positions`, as in a job of such sequences.
+
+    Raises:
+        ValueError: neither says how many positions are learned.
     """
+    positions = model.max_positions or seqlen
+    if model.learned_positions and positions is None:
+        raise ValueError("model.max_positions: unsaid, so the learned positions cannot be counted; say it, or seqlen")
     whole = Shard(
         1.0,
         1.0,
-        float(model.max_positions or 0),
+        float(positions or 0),
         1.0,
         sp=False,
         vocab=model.vocab_sz,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.num import Num, minimum
 from steptime.model.ops import Attention, Comm, Move, Op, Tensor
-from steptime.model.sublayers import FP32, Made
+from steptime.model.sublayers import FP32, Sublayer
 
 if TYPE_CHECKING:
     from steptime.model.shard import Shard
@@ -73,7 +73,7 @@ class Local(NamedTuple):
         return Attention("attn.core", inputs, (out,), saves, (self.lse,), role="core_attn", **(shape | work))
 
 
-def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -> Made:
+def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -> Sublayer:
     """Ops of attention over shard.cp ranks by shard.cp_comm_type: p2p, all_gather or a2a; and the output's name.
 
     `heads`: query and key-value heads of a tensor-parallel rank; `d`: head size; `qkv`: names of query, key and value.
@@ -86,9 +86,9 @@ def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -
     return (ring if shard.cp_comm_type == "p2p" else gathered)(local, qkv), local.out.name
 
 
-def exchange(name: str, *, beside: Num = 0.0, **call: Any) -> Comm:
+def exchange(name: str, *, attention_share: Num = 0.0, **call: Any) -> Comm:
     """Calls over the cp ranks that leave the dataflow alone: their buffers are counted as temporaries of the kernel."""
-    return Comm(f"attn.core.{name}", axis="cp", beside=beside, role="core_attn", **call)
+    return Comm(f"attn.core.{name}", axis="cp", attention_share=attention_share, role="core_attn", **call)
 
 
 def ring(local: Local, qkv: Names) -> list[Op]:
@@ -115,8 +115,8 @@ def ring(local: Local, qkv: Names) -> list[Op]:
     )
     mean = 2.0 * kv * (cp - 1.0) / cp
     return [
-        exchange("ring", kind="send_recv", bytes=kv, count=cp - 1.0, beside=1.0 / cp),
-        exchange("ring_grad", backward="send_recv", bytes=mean, count=1.0 * cp, beside=1.0 / cp),
+        exchange("ring", kind="send_recv", bytes=kv, count=cp - 1.0, attention_share=1.0 / cp),
+        exchange("ring_grad", backward="send_recv", bytes=mean, count=1.0 * cp, attention_share=1.0 / cp),
         kernel,
     ]
 
@@ -173,7 +173,7 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
     """
     shard, (q, k, v) = local.shard, qkv
     size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
-    again = shard.software.kernels.cp_impl == "transformer_engine"
+    exchanged_again = shard.software.kernels.cp_impl == "transformer_engine"
 
     def swap(part: str, name: str, made: Tensor, saves: tuple[str, ...] = ()) -> Comm:
         return Comm(
@@ -185,7 +185,7 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
     made = [Tensor(f"attn.core.{part}.heads", elements, size) for part, _, elements in counts]
     swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, made, strict=True)]
     inner, out = Tensor("attn.core.out.heads", local.q, size), local.out
-    kept = out.name if again else inner.name
+    kept = out.name if exchanged_again else inner.name
     names = (made[0].name, made[1].name, made[2].name)
     kernel = local.kernel(
         names,
@@ -195,14 +195,14 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
         n_q_heads=local.n_q / cp,
         n_kv_heads=local.n_kv / cp,
         merge_forward_bytes=4.0 * (moved + local.q_bytes),
-        merge_backward_bytes=4.0 * (moved + (2.0 if again else 1.0) * local.q_bytes),
+        merge_backward_bytes=4.0 * (moved + (2.0 if exchanged_again else 1.0) * local.q_bytes),
         merge_kernels=8.0,
         # the tensors before the exchange, and the copies that were sent
         forward_temp_bytes=2.0 * moved,
         backward_temp_bytes=2.0 * moved,
     )
-    back = [exchange("out_again", backward="all_to_all", bytes=local.q_bytes)] if again else []
-    return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if again else ())]
+    back = [exchange("out_again", backward="all_to_all", bytes=local.q_bytes)] if exchanged_again else []
+    return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if exchanged_again else ())]
 
 
 def torch_ring(local: Local, qkv: Names) -> list[Op]:
@@ -240,8 +240,8 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
     )
     grads = {"backward": "send_recv", "bytes": kv_fp32}
     return [
-        exchange("ring" if hands_on else "gather", beside=1.0 / cp, **turns),
-        exchange("ring_grad", count=cp - 1.0, beside=1.0 / cp, **grads),
+        exchange("ring" if hands_on else "gather", attention_share=1.0 / cp, **turns),
+        exchange("ring_grad", count=cp - 1.0, attention_share=1.0 / cp, **grads),
         exchange("last_grad", **grads),
         kernel,
     ]

@@ -107,7 +107,7 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
         parts = Tensor("head.logits.parts", shard.tokens * shard.vocab, logits.itemsize)
         whole = Tensor("head.logits.whole", parts.elements, logits.itemsize)
         gather = Comm("head.concat", (logits.name,), (parts,), kind="all_gather", bytes=parts.bytes)
-        return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, held=True)]
+        return [gather, Move("head.cat", (parts.name,), (whole,)), *torch_loss(shard, whole, logits_kept=True)]
     ops = [vocab_parallel_loss(shard, logits)] if shard.software.kernels.vocab_parallel else torch_loss(shard, logits)
     if shard.split:
         per_token = shard.tokens * FP32
@@ -115,20 +115,20 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
     return ops
 
 
-def torch_loss(shard: Shard, logits: Tensor, *, held: bool = False) -> list[Op]:
+def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> list[Op]:
     """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
-    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `held`: the trainer keeps the logits beside them.
+    cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
-    x, beside, ops = logits, 0.0, list[Op]()
+    x, logits_bytes, ops = logits, 0.0, list[Op]()
     if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
-        beside = logits.bytes  # a training loop holds the logits until it has the loss
-        ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if held else ()))
+        logits_bytes = logits.bytes  # a training loop holds the logits until it has the loss
+        ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if logits_kept else ()))
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
-    ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=beside))
+    ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=logits_bytes))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)
     nll = Move(
         "loss.nll", (log_probs.name,), (), (ids.name,), (ids,), forward_bytes=picked, backward_bytes=log_probs.bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.model.attention import casts, linear_params
 from steptime.model.ops import Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
-from steptime.model.sublayers import Made, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.sublayers import Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -33,7 +33,7 @@ def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     return [*normed, *entered, *inner, *quantised, down, *left, *dropped, last]
 
 
-def glu(model: Model, shard: Shard, x: Operand) -> Made:
+def glu(model: Model, shard: Shard, x: Operand) -> Sublayer:
     """act(gate) * up (Shazeer 2020).
 
     fused: one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
@@ -68,7 +68,7 @@ def glu(model: Model, shard: Shard, x: Operand) -> Made:
     return [*ops, Move("mlp.act.mul", (activated, up), (out,), (activated, up), role="act")], out.name
 
 
-def plain(model: Model, shard: Shard, x: Operand) -> Made:
+def plain(model: Model, shard: Shard, x: Operand) -> Sublayer:
     """act(up)."""
     width = model.inter_sz / shard.tp
     params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
@@ -83,7 +83,7 @@ def plain(model: Model, shard: Shard, x: Operand) -> Made:
     return [up, *made], activated
 
 
-def activate(model: Model, shard: Shard, x: str, out: Tensor) -> Made:
+def activate(model: Model, shard: Shard, x: str, out: Tensor) -> Sublayer:
     """The activation of `x`, or of the half of it that is as large as `out`, kernel by kernel.
 
     GELU and SiLU keep their input, ReLU its output. Squared ReLU is two kernels, pow(relu(x), 2) (megatron/core/activations.py,

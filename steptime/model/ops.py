@@ -88,7 +88,7 @@ class Op:
     role: Role = field(default="", kw_only=True)
 
     @property
-    def made(self) -> tuple[Tensor, ...]:
+    def allocates(self) -> tuple[Tensor, ...]:
         """Every storage this op allocates in forward."""
         return self.outputs + self.stats
 
@@ -174,7 +174,7 @@ class Comm(Op):
 
     `bytes` is the full tensor of one call: what all-gather returns, what reduce-scatter and all-reduce take.
     `regather`: this all-gather is repeated in backward, for wgrad, because only the shard was saved (Megatron SP).
-    `count` calls are alike; each can run beside `beside` of the part's attention kernel (axis cp), as a share of its time.
+    `count` calls are alike; each can run beside the share `attention_share` of the part's attention kernel (axis cp).
     `region`: it enters the tensor-parallel region, before a column-parallel projection, or leaves it, after a row-parallel one.
     """
 
@@ -186,7 +186,7 @@ class Comm(Op):
     backward_bytes: Num | None = None
     """The full tensor of the collective in backward, where that differs."""
     count: Num = 1.0
-    beside: Num = 0.0
+    attention_share: Num = 0.0
     region: Literal["", "enter", "leave"] = ""
 
 
@@ -194,6 +194,6 @@ def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:
     """Size of every tensor of a part by name, its input included [B]."""
     sizes: dict[str, Num] = {x.name: 1.0 * x.bytes}
     for op in ops:
-        for tensor in op.made:
+        for tensor in op.allocates:
             sizes[tensor.name] = 1.0 * tensor.bytes
     return sizes

@@ -61,25 +61,25 @@ def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
 
 def checkpoint(ops: list[Op], run: range) -> Segment:
     """A run replayed from its inputs, which are kept, when its own backward starts; its outputs stay for what follows."""
-    inner = names_made(ops, run) - {t.name for t in ops[run[-1]].outputs}
+    inner = allocated_names(ops, run) - {t.name for t in ops[run[-1]].outputs}
     return Segment(run[0], run[-1], run[-1], reads(ops, run), frozenset(inner))
 
 
 def discarded(ops: list[Op], run: range) -> Segment:
     """A run whose outputs are thrown away, and made again just before the backward of the last op that reads or keeps them."""
-    made = names_made(ops, run)
+    made = allocated_names(ops, run)
     users = (i for i in range(run.stop, len(ops)) if made & {*ops[i].inputs, *ops[i].saves})
     return Segment(run[0], run[-1], max(users, default=run[-1]), reads(ops, run), frozenset(made))
 
 
-def names_made(ops: list[Op], run: range) -> set[str]:
+def allocated_names(ops: list[Op], run: range) -> set[str]:
     """Every storage that a run allocates."""
-    return {t.name for i in run for t in ops[i].made}
+    return {t.name for i in run for t in ops[i].allocates}
 
 
 def reads(ops: list[Op], run: range) -> tuple[str, ...]:
     """What a run reads of others."""
-    made = names_made(ops, run)
+    made = allocated_names(ops, run)
     return tuple(dict.fromkeys(name for i in run for name in ops[i].inputs if name not in made))
 
 
@@ -114,5 +114,5 @@ def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> rang
     if not saving:
         return range(first, first)
     end = saving[-1]
-    makes_its_own = any(t.name in ops[end].saves for t in ops[end].made)
+    makes_its_own = any(t.name in ops[end].saves for t in ops[end].allocates)
     return range(first, end + 1 if makes_its_own else end)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
     from steptime.software.precision import Recipe
 
-Made = tuple[list[Op], str]
+Sublayer = tuple[list[Op], str]
 FP32 = 4.0
 """Bytes of one fp32 number."""
 
@@ -29,7 +29,7 @@ def norm_params(name: str, width: int, model: Model) -> tuple[Param, ...]:
     return (weight,)
 
 
-def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, role: Role = "norm") -> Made:
+def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, role: Role = "norm") -> Sublayer:
     """RMSNorm or LayerNorm over `rows` vectors of `width`.
 
     fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
@@ -134,7 +134,7 @@ def enter_tp(
     return [gather], x._replace(read=whole.name) if regather else Operand(whole.name, whole.name)
 
 
-def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Made:
+def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Sublayer:
     """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place.
 
     Under a recipe backward gathers quantised gradients, in both directions where a transpose does not make the other (TE
@@ -162,7 +162,7 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = ""
     return [scatter, *agree(name, shard, forward=False, role=role)], out.name
 
 
-def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: Role = "") -> Made:
+def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: Role = "") -> Sublayer:
     """Dropout with its mask kept; nothing when the probability is 0."""
     if not model.dropout:
         return [], x

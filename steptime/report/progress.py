@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 PATIENCE_S, EVERY_S = 1.0, 0.2
 
 
-class ReadProgress:
+class ProgressLine:
     """Tells a terminal how far a file is read, once that has taken longer than `PATIENCE_S`; other streams stay silent."""
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -1,6 +1,6 @@
 """Pipeline schedules: the order of each stage, its walk in time, what it holds, and the closed form."""
 
-from steptime.schedule.live import Peak, in_flight, peaks
+from steptime.schedule.live import StagePeak, in_flight, peaks
 from steptime.schedule.orders import (
     SCHEDULES,
     Action,
@@ -13,16 +13,16 @@ from steptime.schedule.orders import (
     order,
     placement,
 )
-from steptime.schedule.walk import Span, Walk, walk
+from steptime.schedule.walk import ActionSpan, Walk, walk
 
 __all__ = [
     "SCHEDULES",
     "Action",
+    "ActionSpan",
     "Orders",
-    "Peak",
     "Place",
     "Schedule",
-    "Span",
+    "StagePeak",
     "Walk",
     "bubble_fraction",
     "closed_form_s",

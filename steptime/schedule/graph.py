@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from steptime.schedule.orders import Action, Kind, Orders, Place, described, order, placement
+from steptime.schedule.orders import Action, ActionKind, Orders, Place, described, order, placement
 
 
 class Input(NamedTuple):
@@ -73,7 +73,7 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
 
 
 def _inputs(
-    kinds: tuple[Kind, ...],
+    kinds: tuple[ActionKind, ...],
     places: tuple[Place, ...],
     stage: int,
     microbatches: int,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter, mul, sub
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, where
-from steptime.schedule.orders import Action, Kind, described, first_backward, order, shortened
+from steptime.schedule.orders import Action, ActionKind, described, first_backward, order, shortened
 
-PerChunk: TypeAlias = Sequence[Sequence[Num]]
+BytesPerChunk: TypeAlias = Sequence[Sequence[Num]]
 """Bytes of each chunk, [pp][vpp]: numbers or columns."""
 
 
@@ -25,7 +25,7 @@ class State(NamedTuple):
     action: Action
 
 
-class Peak(NamedTuple):
+class StagePeak(NamedTuple):
     """The worst moment of a stage."""
 
     bytes: Num
@@ -55,10 +55,10 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     return found
 
 
-def _distinct(actions: Sequence[Action], vpp: int, last: Kind) -> list[State]:
+def _distinct(actions: Sequence[Action], vpp: int, last: ActionKind) -> list[State]:
     """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first."""
     held, whole = [0] * vpp, [0] * vpp
-    first: dict[tuple[Kind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
+    first: dict[tuple[ActionKind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
     for (kind, chunk), run in groupby(actions, key=itemgetter(0, 2)):
         same = list(run)
         if kind == "F":
@@ -75,8 +75,8 @@ def _corners(found: list[State]) -> list[State]:
 
     What is held is a sum of counts times bytes, so between two ends of a stretch it is at most what it is at one of them.
     """
-    kept: dict[tuple[Kind, int], list[State]] = {}
-    steps: dict[tuple[Kind, int], list[int]] = {}
+    kept: dict[tuple[ActionKind, int], list[State]] = {}
+    steps: dict[tuple[ActionKind, int], list[int]] = {}
     for state in found:
         key = state.action.kind, state.action.chunk
         row = kept.setdefault(key, [])
@@ -94,14 +94,14 @@ def peaks(
     pp: int,
     vpp: int,
     microbatches: int,
-    weights: PerChunk,
-    fwd_extra: PerChunk,
-    bwd_extra: PerChunk,
+    weights: BytesPerChunk,
+    fwd_extra: BytesPerChunk,
+    bwd_extra: BytesPerChunk,
     group: int | None = None,
     *,
-    kept: PerChunk | None = None,
-    weight_extra: PerChunk | None = None,
-) -> list[Peak]:
+    kept: BytesPerChunk | None = None,
+    weight_extra: BytesPerChunk | None = None,
+) -> list[StagePeak]:
     """The most bytes each stage holds beside its states.
 
     Args:
@@ -130,19 +130,25 @@ def peaks(
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):
         late = [0.0] * vpp if kept is None else kept[stage]
         early = [all_of - after for all_of, after in zip(weights[stage], late, strict=True)]
-        best = Peak(-1.0, 0.0, candidates[0].action)
-        for held, whole, action in candidates:
-            saved = sum(map(mul, whole, early))
-            if kept is not None:
-                saved += sum(map(mul, held, late))
-            total = saved + extras[action.kind][stage][action.chunk]
-            more = total > best.bytes
-            if is_column(more):
-                best = Peak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
-            elif more:
-                best = Peak(total, saved, action)
-        worst.append(best)
+        extra = {kind: bytes_[stage] for kind, bytes_ in extras.items()}
+        worst.append(_stage_peak(candidates, early, late if kept is not None else None, extra))
     return worst
+
+
+def _stage_peak(
+    candidates: Sequence[State], early: Sequence[Num], late: Sequence[Num] | None, extra: Mapping[str, Sequence[Num]]
+) -> StagePeak:
+    """The worst of a stage's states. `early`, `late`: bytes by chunk that backward, and the weights' gradients, free."""
+    best = StagePeak(-1.0, 0.0, candidates[0].action)
+    for held, whole, action in candidates:
+        saved = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
+        total = saved + extra[action.kind][action.chunk]
+        more = total > best.bytes
+        if is_column(more):
+            best = StagePeak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
+        elif more:
+            best = StagePeak(total, saved, action)
+    return best
 
 
 def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[float]:

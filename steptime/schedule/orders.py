@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from steptime.base.num import Num, maximum
 
-Kind: TypeAlias = Literal["F", "B", "W"]
+ActionKind: TypeAlias = Literal["F", "B", "W"]
 """Forward, backward, and the gradients of the weights where a schedule runs them apart; B then is those of the inputs alone."""
 
 
 class Action(NamedTuple):
     """One pass of one micro-batch through one of a stage's model chunks."""
 
-    kind: Kind
+    kind: ActionKind
     microbatch: int
     chunk: int
     """Virtual chunk of that stage, 0 to vpp - 1."""
@@ -58,7 +58,7 @@ class Schedule(NamedTuple):
     """(pp, vpp, group) to how the middle of a long step repeats itself, if it does."""
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[ActionKind, ...]:
         """The kinds of action that it runs."""
         return ("F", "B", "W") if self.split else ("F", "B")
 

@@ -16,11 +16,11 @@ from typing import NamedTuple, TypeAlias
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import Action, described, first_backward, shortened
 
-PerChunk: TypeAlias = Sequence[Sequence[float]]
+SecondsPerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """An action and when it ran."""
 
     action: Action
@@ -28,7 +28,7 @@ class Span(NamedTuple):
     end_s: float
 
 
-class Run(NamedTuple):
+class GraphRun(NamedTuple):
     """The actions of a graph in time."""
 
     graph: Graph
@@ -67,7 +67,7 @@ class Step(NamedTuple):
         costs, sends = ([(value + grid) - grid for value in seconds] for seconds in (self.costs, self.sends))
         return self._replace(costs=costs, sends=sends)
 
-    def run(self, microbatches: int, group: int | None) -> Run:
+    def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action is over, of so many micro-batches: the one loop that is run for every estimate."""
         found = graph(self.schedule, self.pp, self.vpp, microbatches, group)
         held, waited = self.costs, self.sends
@@ -80,7 +80,7 @@ class Step(NamedTuple):
             ready = free[previous]
             arrived = free[source] + waited[send]
             push((ready if ready > arrived else arrived) + held[cost])  # noqa: FURB136  (max() doubles the loop's time)
-        return Run(found, self.costs, waited, free)
+        return GraphRun(found, self.costs, waited, free)
 
     def walk(self) -> Walk:
         """The step in time, from a run of a shorter one where that stands for it."""
@@ -91,7 +91,7 @@ class Step(NamedTuple):
         busy = [self.microbatches * sum(stage) for stage in work]
         return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
 
-    def _shortened(self) -> tuple[Run, float] | None:
+    def _shortened(self) -> tuple[GraphRun, float] | None:
         """The run of a shorter step, and how much later it ends with all the repeats; None where it does not stand for this one.
 
         Times are sums and maxima of what they wait for, so once a repeat starts everything by the same seconds later than the one
@@ -127,7 +127,7 @@ class Walk:
     """Seconds of forwards and backwards."""
     idle_s: list[float]
     """The rest of the makespan: the bubble, and what sends delay."""
-    _run: Run = field(repr=False)
+    _run: GraphRun = field(repr=False)
     _skipped_s: float = field(repr=False)
     """How much later everything after the repeats of the run is in the whole step."""
     _step: Step = field(repr=False)
@@ -157,11 +157,11 @@ class Walk:
         """Idle share of the makespan, mean over stages."""
         return sum(self.idle_s) / (len(self.idle_s) * self.makespan_s) if self.makespan_s else 0.0
 
-    def spans(self) -> list[list[Span]]:
+    def spans(self) -> list[list[ActionSpan]]:
         """Every action of each stage in order, with its start and end."""
         whole = self._step.run(self._step.microbatches, self._step.group)
         return [
-            [Span(action, whole.start(n), whole.end(n)) for action, n in zip(actions, numbers, strict=True)]
+            [ActionSpan(action, whole.start(n), whole.end(n)) for action, n in zip(actions, numbers, strict=True)]
             for actions, numbers in zip(whole.graph.orders, whole.graph.stages, strict=True)
         ]
 
@@ -171,12 +171,12 @@ def walk(
     pp: int,
     vpp: int,
     microbatches: int,
-    forward_s: PerChunk,
-    backward_s: PerChunk,
+    forward_s: SecondsPerChunk,
+    backward_s: SecondsPerChunk,
     send_s: Sequence[float],
     send_back_s: Sequence[float] | None = None,
     *,
-    weight_s: PerChunk | None = None,
+    weight_s: SecondsPerChunk | None = None,
     blocking: bool = False,
     group: int | None = None,
 ) -> Walk:
@@ -212,8 +212,8 @@ def walk(
 
 
 def _tables(
-    schedule: str, forward_s: PerChunk, backward_s: PerChunk, weight_s: PerChunk | None
-) -> tuple[PerChunk, ...]:
+    schedule: str, forward_s: SecondsPerChunk, backward_s: SecondsPerChunk, weight_s: SecondsPerChunk | None
+) -> tuple[SecondsPerChunk, ...]:
     """Seconds by kind of action."""
     if described(schedule).split:
         if weight_s is None:

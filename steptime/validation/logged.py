@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
-from steptime.launch.logs.job_log import JobLog, ReadProgress, read_log
+from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.read import KINDS, read_as
@@ -92,7 +92,7 @@ def read_run(
     kind: str | None = None,
     allow_unmodelled: bool = False,
     hardware: Hardware | None = None,
-    progress: ReadProgress | None = None,
+    progress: TellProgress | None = None,
 ) -> LoggedRun:
     """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
 

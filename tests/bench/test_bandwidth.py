@@ -30,7 +30,7 @@ def job():
 def model_bytes(job, part, names):
     """Bytes forward and backward of the ops of these names, as the cost model counts them."""
     found = estimate(job)
-    side = getattr(found.assembly, part)
+    side = found.assembly.kinds[0] if part == "block" else getattr(found.assembly, part)
     ops = [op for op in side.ops if op.name in names]
     assert len(ops) == len(names)
     forward = sum(compute.forward(op, found.timing.rates, side.sizes).bytes for op in ops)

@@ -4,18 +4,22 @@ import argparse
 import collections
 import datetime as dt
 import enum
+import functools
+import importlib
 import io
 import pathlib
 import pickle
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import _weights_only_unpickler as unpickler
 
-from steptime.checkpoint.pickles import allowlist
+from steptime.checkpoint.pickles import allowlist, inert, pickle_verdict
 from steptime.checkpoint.pickles.pickle_verdict import BLOCKED_MODULES, DTENSOR, runs_code
 
 
@@ -97,29 +101,145 @@ def test_dtensor_names_are_torchs():
     }
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["os.system", "posix.system", "nt.system", "subprocess.Popen", "builtins.eval", "builtins.exec", "builtins.getattr",
-     "builtins.__import__", "runpy.run_module", "importlib.import_module", "shutil.rmtree", "socket.socket", "ctypes.CDLL",
-     "pickle.loads", "marshal.loads", "types.FunctionType", "operator.attrgetter", "operator.methodcaller", "pip.main",
-     "torch.load", "torch.hub.load", "torch.jit.load", "numpy.load", "numpy.testing._private.utils.runstring",
-     "webbrowser.open", "code.interact", "pdb.run", "timeit.timeit", "cProfile.run", "bdb.Bdb", "asyncio.run",
-     "multiprocessing.util.spawnv_passfds", "urllib.request.urlopen", "logging.config.listen", "doctest.debug_script",
-     "torch.serialization.os.system", "collections.abc.sys.modules", "__builtin__.eval", "commands.getoutput"],
-)  # fmt: skip
-def test_known_dangers(path):
+# What picklescan, modelscan and fickling test against, and what got past lists of known dangers: names only.
+_NAMES = """
+os.system posix.system nt.system os.popen os.execl subprocess.Popen subprocess.getoutput builtins.eval builtins.exec
+builtins.compile builtins.open builtins.getattr builtins.apply builtins.__import__ __builtin__.eval __builtin__.file
+commands.getoutput commands.getstatusoutput popen2.popen3 urllib2.urlopen httplib.HTTPSConnection exceptions.eval
+runpy.run_module runpy._run_code importlib.import_module importlib.util.spec_from_file_location pkgutil.resolve_name
+pkgutil.get_loader shutil.rmtree socket.socket socket.create_connection ctypes.CDLL ctypes.util.find_library
+pickle.loads pickle.load _pickle.loads marshal.loads shelve.open types.FunctionType types.CodeType operator.attrgetter
+operator.methodcaller functools.reduce functools.partialmethod pip.main pip._internal.main.main ensurepip._run_pip
+setuptools.sandbox.run_setup pkg_resources.run_script distutils.spawn.spawn distutils.file_util.write_file sys.exit
+sys.settrace webbrowser.open code.interact code.InteractiveInterpreter codeop.compile_command bdb.Bdb bdb.Bdb.run
+pdb.run pdb.Pdb pydoc.pipepager pydoc.locate timeit.timeit timeit.main trace.Trace trace.Trace.run profile.run
+profile.Profile cProfile.run cProfile.runctx doctest.debug_script doctest.DocTestRunner asyncio.run
+asyncio.create_subprocess_shell asyncio.unix_events._UnixSubprocessTransport._start
+multiprocessing.util.spawnv_passfds concurrent.futures.ThreadPoolExecutor threading.Thread signal.signal
+atexit.register urllib.request.urlopen http.client.HTTPSConnection ftplib.FTP smtplib.SMTP telnetlib.Telnet
+ssl.SSLSocket xmlrpc.client.ServerProxy logging.config.listen tempfile.NamedTemporaryFile zipfile.ZipFile tarfile.open
+zipimport.zipimporter venv.create venv.main sqlite3.connect pty.spawn pathlib.Path.write_text pathlib.Path.unlink
+idlelib.pyshell.ModifiedInterpreter.runcode idlelib.run.Executive.runcode idlelib.autocomplete.AutoComplete.get_entity
+idlelib.debugobj.ObjectTreeItem.SetText lib2to3.pgen2.grammar.Grammar.loadgrammar lib2to3.pgen2.pgen.ParserGenerator
+test.support.script_helper.run_python_until_end test.support.script_helper.assert_python_ok _pyrepl.pager.pipe_pager
+_pyrepl.console.InteractiveColoredConsole _aix_support._read_cmd_output _osx_support._read_output
+_osx_support._find_build_tool _posixsubprocess.fork_exec _ctypes.dlopen _testcapi.run_in_subinterp nturl2path.os
+uuid._get_command_stdout uuid._popen uuid.os.system random._os.system datetime.sys.modules collections._sys.modules
+platform.popen sysconfig._parse_makefile turtle.Screen antigravity.webbrowser.open wsgiref.simple_server.make_server
+torch.load torch.hub.load torch.hub.load_state_dict_from_url torch.jit.load torch.jit.script
+torch.package.PackageImporter torch.serialization.load torch.serialization.os.system torch.ops.load_library
+torch.classes.load_library torch.library.torch.utils.collect_env.run torch.utils.collect_env.run
+torch.utils.cpp_extension.load_inline torch.utils.bottleneck.__main__.run_cprofile
+torch.utils._config_module.ConfigModule.load_config torch.utils.data.datapipes.utils.decoder.basichandlers
+torch.jit.unsupported_tensor_ops.execWrapper torch.testing._internal.common_utils.shell torch.distributed.run.main
+torch.distributed.rpc.rpc_sync torch._dynamo.guards.GuardBuilder.get torch._dynamo.config.load_config
+torch._inductor.codecache.compile_file torch._inductor.codecache.load_by_key_path
+torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_guards_expression torch.fx.graph_module._exec_with_source
+torch.nn.Module.register_forward_hook torch.storage._load_from_bytes torch._utils.os.system
+torch.nn.modules.module.Module.__init__ torch.optim.lr_scheduler.sys.modules torch.save numpy.load numpy.loadtxt
+numpy.ctypeslib.load_library numpy.testing._private.utils.runstring numpy.f2py.compile
+numpy.f2py.crackfortran.getlincoef numpy.f2py.crackfortran._eval_length numpy.f2py.diagnose.run_command
+numpy.distutils.exec_command.exec_command numpy.lib.npyio.load numpy.lib._datasource.open numpy.memmap
+requests.api.get requests.get aiohttp.client.request httpx.get cloudpickle.loads dill.loads joblib.load pandas.eval
+pandas.read_pickle pandas.io.pickle.read_pickle IPython.get_ipython IPython.core.page.page fsspec.open
+paramiko.client.connect jax._src.numpy.load fire.core.fire sh.bash mymodule.f.__globals__ mymodule.Thing.__reduce__
+mymodule.os.system collections.abc.sys.modules
+"""
+DANGERS = _NAMES.split()
+
+
+@pytest.mark.parametrize("path", DANGERS)
+def test_what_runs_code_is_named(path):
     assert runs_code(path)
 
 
+def names_of(library):
+    return [f"{module}.{name}" for module, names in library.items() for name in names.split()]
+
+
 @pytest.mark.parametrize(
-    "path",
-    ["collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argparse.Namespace", "datetime.datetime",
-     "numpy.core.multiarray._reconstruct", "numpy._core.multiarray.scalar", "numpy.dtype", "megatron.core.enums.ModelType",
-     "omegaconf.dictconfig.DictConfig", "builtins.set", "builtins.dict", "pathlib.PosixPath", "__main__.Config",
-     "transformers.training_args.TrainingArguments", "copyreg._reconstructor", "random.Random"],
-)  # fmt: skip
-def test_constructors_of_data_are_not_dangers(path):
+    "path", [*names_of(inert._PLAIN), *names_of(inert._NUMPY), *names_of(inert._TORCH), *names_of(inert._WRITERS)]
+)
+def test_what_is_listed_builds_data(path):
     assert not runs_code(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["torch.nn.modules.linear.Linear", "torch.optim.adamw.AdamW", "torch.distributed.checkpoint.metadata.Metadata",
+             "megatron.core.enums.ModelType", "__main__.Config", "mypackage.config.Mode", "collections.OrderedDict"],
+)  # fmt: skip
+def test_classes_are_no_errors(path):
+    assert not runs_code(path)
+
+
+def test_the_verdict_does_not_vary_with_the_python_that_runs():
+    """Nothing asks the running interpreter which modules it has; what later or earlier ones have is listed."""
+    assert "stdlib_module_names" not in Path(pickle_verdict.__file__).read_text()
+    public = {name for name in sys.stdlib_module_names if not name.startswith("_")}
+    assert public <= inert.PRESENT
+    assert {"distutils", "imp", "commands", "annotationlib", "compression"} <= inert.PRESENT
+
+
+def test_listed_names_of_the_standard_library_torch_and_numpy_are_there():
+    """A name that no version has would be a hole that nobody needs; those of other versions are few and known."""
+    elsewhere = {"pathlib._local", "numpy.core.multiarray", "numpy.core.numeric", "numpy.core.records", "torch.tensor"}
+    for library in (inert._PLAIN, inert._NUMPY, inert._TORCH):
+        for module, names in library.items():
+            if module in elsewhere:
+                continue
+            loaded = importlib.import_module(module)
+            for name in names.split():
+                if name not in {"_rebuild_sparse_csr_tensor", "_rebuild_xla_tensor", "bool", "byte"}:
+                    assert functools.reduce(getattr, name.split("."), loaded) is not None, (module, name)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (b"cmyproject.tools\nrun\nX\x01\x00\x00\x00a\x85R.", "myproject.tools.run called with 1 argument"),
+        (b"ctorch._tensor\n_rebuild_from_type_v2\n(cmyproject\nrun\ncbuiltins\nobject\n)NtR.", "myproject.run named"),
+        (b"cfunctools\npartial\ncbuiltins\nset\n\x85R)R.", "the result of a call called with 0 arguments"),
+        (b"ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.", "collections.OrderedDict named"),
+        (b"ctorch.storage\n_load_from_bytes\nC\x03abc\x85R.", "torch.storage._load_from_bytes called"),
+    ],
+    ids=["function of a project", "passed to a call", "computed function", "attributes of a class", "bytes of no stream"],
+)  # fmt: skip
+def test_ways_to_run_code_without_a_known_name(make, summarize, stream, words):
+    summary = summarize(make.write("x.pkl", b"\x80\x03" + stream))
+    assert summary.exit_code == 1
+    assert words in summary.all_problems[0].message
+
+
+def test_a_class_of_another_project_is_named_and_no_error(make, summarize):
+    summary = summarize(make.write("x.pkl", b"\x80\x02cmyproject.config\nConfig\n)\x81."))
+    assert (summary.exit_code, [p.code for p in summary.all_problems]) == (0, ["UNKNOWN_GLOBAL"])
+    assert summarize(make.write("x.pkl", b"\x80\x02cmyproject.config\nConfig\n)\x81."), strict=True).exit_code == 1
+
+
+EVIL = b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R."
+
+
+def test_every_stream_of_a_file_is_read(make, summarize, codes):
+    """Behind the first pickle, in bytes that a loader inside it gets, in a further member, in an array of objects."""
+    behind = pickle.dumps({}, 2) + EVIL
+    inside = pickle.dumps(1, 2) + EVIL
+    nested = b"\x80\x03cpickle\nloads\nB" + len(inside).to_bytes(4, "little") + inside + b"\x85R."
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + EVIL
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a/data.pkl", pickle.dumps({}, 2))
+        archive.writestr("a/constants.pkl", EVIL)
+    legacy = io.BytesIO()
+    torch.save({}, legacy, _use_new_zipfile_serialization=False)
+    first = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
+    rows = {"behind.pkl": behind, "nested.pkl": nested, "array.npy": array, "member.pt": out.getvalue(),
+            "zip.pt": make.torch_zip(behind), "legacy.pt": first + EVIL + legacy.getvalue()[len(first) + 6:]}  # fmt: skip
+    for name, data in rows.items():
+        summary = summarize(make.write(name, data))
+        assert summary.exit_code == 1, name
+        assert "DANGEROUS_PICKLE" in codes(summary), name
+        assert any("posix.system" in problem.message for problem in summary.all_problems), name
 
 
 def test_python_2_names_load_as_torch_maps_them(make, summarize):

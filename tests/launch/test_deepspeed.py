@@ -120,7 +120,7 @@ def test_what_a_trainer_fills_in_is_asked_for_by_name():
         (
             {"gradient_accumulation_steps": None},
             {},
-            "job: the number of devices is not in the file; add --set parallelism.dp=N (data-parallel ranks), or set WORLD_SIZE",
+            "job: does not say how many devices there are; add --set parallelism.dp=N, or set WORLD_SIZE",
         ),
         (
             {"gradient_accumulation_steps": None},

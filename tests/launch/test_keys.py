@@ -116,6 +116,7 @@ def test_words_and_switches():
     found = settings(a__kind="Adam", a__size="torch.float32", b__mode="True", b__offload=False)
     assert found.word("a.kind", {"adam": 1}) == 1
     assert found.word("a.size", {"float32": 2}) == 2
+    assert found.meaning("a.size", {"bf16": 1}) is None
     assert found.on("b.mode")
     assert not found.on("b.offload")
     assert found.on("a.part", default=True)

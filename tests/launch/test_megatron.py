@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.keys import load_table, spelled
-from steptime.launch.logs.dump import read_dump
+from steptime.launch.logs.printed_config import read_dump
 from steptime.launch.megatron.flags import plain
 from steptime.launch.megatron.parallelism_section import stages_of
 from steptime.launch.megatron.sources import from_arguments, read_megatron
 from steptime.launch.plan_yaml import plan_yaml
-from steptime.launch.read import read
+from steptime.launch.read import read, read_as
 from steptime.launch.reading import Reading, to_job
 
 FOLDER = Path(__file__).parents[1] / "data" / "launch" / "megatron"
@@ -462,10 +462,6 @@ BAD = [
     ("torchrun --nproc_per_node 8 pretrain_gpt.py $ALL",
      "run.sh: line 1 launches pretrain_gpt.py, which is no Megatron-LM training; $ALL has no value"),
     (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: missing, and required"),
-    ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml",
-     "run.sh: line 1 launches torchtitan.train, which is no Megatron-LM training; try --from torchtitan"),
-    ("deepspeed --num_gpus 8 train.py --deepspeed ds.json",
-     "run.sh: line 1 launches train.py, which is no Megatron-LM training; try --from deepspeed"),
     ("python train.py --lr 1",
      "run.sh: line 1 launches train.py, which is no Megatron-LM training; its flags have no --num-layers"),
     ("echo nothing", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
@@ -478,6 +474,17 @@ BAD = [
 @pytest.mark.parametrize(("text", "problem"), BAD)
 def test_bad_input_is_one_line(text, problem):
     assert problems(read_megatron, "run.sh", text) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("command", "other"),
+    [
+        ("torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file x.toml", "torchtitan"),
+        ("deepspeed --num_gpus 8 train.py --deepspeed ds.json", "deepspeed"),
+    ],
+)
+def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
+    assert problems(read_as, "megatron", "run.sh", command, {}, None) == [f"run.sh: is {other}'s; try --from {other}"]
 
 
 def test_the_public_example_contradicts_itself():

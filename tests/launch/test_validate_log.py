@@ -14,7 +14,7 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.commands import cli
 from steptime.job.job import Job
-from steptime.report.progress import ReadProgress
+from steptime.report.progress import ProgressLine
 from steptime.validation import judgement as judging
 from steptime.validation.conventions import conventions, counted
 from steptime.validation.logged import compare, read_run
@@ -181,7 +181,7 @@ def test_progress_on_a_terminal_alone(monkeypatch):
         (Terminal(), "\rx.log: 50 % read\rx.log: 100 % read\r" + " " * 17 + "\r"),
         (io.StringIO(), ""),
     ):
-        with ReadProgress(stream) as progress:
+        with ProgressLine(stream) as progress:
             progress.told("x.log", 0.5)
             progress.told("x.log", 1.2)
         assert stream.getvalue() == expected

@@ -135,3 +135,37 @@ def test_zero_2_reduces_every_micro_batch(backward_s, late):
     layout = {"zero_level": 2, "n_param_buckets": 1, "bucket_size_mb": None, "microbatches": 4}
     found = exposed("gradients", BACKWARD_FLOPS / backward_s, **layout)
     assert found == by_hand(4_522_752 + 3 * late, 4 * 4_522_752)
+
+
+# --- copies of the shards, and one link of a node ---
+
+
+def test_copies_add_a_reduction_between_them_and_no_gather():
+    """Two copies of two shards: half of each fp32 bucket is all-reduced between them, 2 * 1/2 of it sent by each rank: 2 + 2 s an
+    element. Either collective costs 8.4 us before its first hop, and hops are free.
+    """
+    layout = {"dp": 4, "replicas": 2, "n_param_buckets": 1, "bucket_size_mb": None, "model": MODEL}
+    rows = {row.name: row for row in estimate(job(on=machine(link=1.0), **layout)).collectives}
+    assert rows["gradients"].time_s == pytest.approx(4 * EVERY_GATHER, rel=SLIGHTLY)
+    assert rows["gradients"].bandwidth_s == pytest.approx(4 * EVERY_GATHER)
+    assert rows["gradients"].latency_s == pytest.approx(16.8e-6)
+    assert rows["gradients"].tier == "inside"
+    assert rows["parameters"].time_s == pytest.approx(EVERY_GATHER, rel=SLIGHTLY)
+    assert rows["parameters"].latency_s == pytest.approx(8.4e-6)
+
+
+@pytest.mark.parametrize(("software", "links"), [("megatron-core", 4), ("deepspeed", 1)])
+def test_a_ring_over_nodes_has_every_link_of_a_node_or_one(software, links):
+    """Eight ranks in two nodes of four: 7/8 of a tensor leaves by four NICs of 1 B/s, or by one (node_links of the profile)."""
+    on = machine(link=1e3, outside=1.0, node=4)
+    layout = {"dp": 8, "n_param_buckets": 1, "model": MODEL, "zero_level": 1}
+    (row,) = [r for r in estimate(job(software, on=on, **layout)).collectives if r.name == "parameters"]
+    assert row.bandwidth_s == pytest.approx(7 / 8 * row.bytes / links)
+
+
+def test_what_hides_is_the_rest():
+    """Of 2,261,376 s of gathers and twice that of reductions what does not show; the slowed compute counts as shown."""
+    layout = {"dp": 2, "bucket_size_mb": 0.5, "model": MODEL}
+    time = estimate(job(on=machine(flops=FORWARD_FLOPS / 6_000_000, link=1.0), **layout)).time
+    assert time.parts_s["dp_comm"] + time.hidden_s["dp_comm"] == pytest.approx(3 * EVERY_GATHER, rel=SLIGHTLY)
+    assert time.hidden_s["dp_comm"] > EVERY_GATHER

@@ -85,3 +85,14 @@ def test_copies_between_flat_buffers_and_parameters():
     assert plain == seconds(sharded)  # one rank copies as many
     other = answer(memory=1.0, performance=NO_OVERLAP, reshard_after_forward=False, reduce_dtype="bf16")
     assert sharded - other.time.parts_s["memory_bound"] == seconds(4 * 2 * LAYER + 2 * (ROOT + 2 * LAYER))
+
+
+def test_layers_of_two_widths_have_groups_of_two_sizes():
+    """Two layers with an MLP of 512, one of 256, two of 512: 98,304 elements more in four of five."""
+    layers = [{"repeat": 2, "inter_sz": 512}, {"repeat": 1}, {"repeat": 2, "inter_sz": 512}]
+    on, layout = machine(link=1.0), {"dp": 2, "fsdp": {"reduce_dtype": "fp32"}, "performance": NO_OVERLAP}
+    found = estimate(job("fsdp2", on=on, model={"n_layers": 5, "layers": layers}, **layout))
+    every = 5 * LAYER + 4 * 98_304
+    assert found.time.parts_s["dp_comm"] == seconds(ROOT + 2 * every + 2 * (ROOT + every))
+    held = sum(row.bytes * row.count_per_step for row in found.collectives if row.kind == "all_gather")
+    assert held == 2 * (ROOT + 2 * every)

@@ -50,3 +50,26 @@ def test_a_part_of_a_layer_run_again_waits_for_its_share_of_the_kernels():
 def test_graphs_leave_half_of_the_gaps():
     """The host no longer holds the device up; pauses between dependent kernels stay (assumed: 0.5)."""
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        # every layer by itself: 13 of its 15 ops
+        ({"n_layers": 1}, 4 * 13 / 15),
+        # groups of two: the first of each hands its output to the second, so all of it runs
+        ({"n_layers": 2}, 2 * (1 + 13 / 15)),
+        ({"n_layers": 3}, (2 + 13 / 15) + 13 / 15),
+        ({"n_layers": 4}, 3 + 13 / 15),
+        # the first three layers, one by one; the fourth is kept
+        ({"n_layers": 3, "method": "block"}, 3 * 13 / 15),
+        ({"n_layers": 0, "method": "block"}, 0),
+    ],
+)
+def test_a_replay_stops_when_the_last_saved_tensor_is_back(said, seconds):
+    """torch/utils/checkpoint.py, _StopRecomputationError: the product's output is down's input, the last that backward reads, so
+    neither down nor the residual behind it runs again. A layer's forward has 1 s of gaps, spread over its ops.
+    """
+    performance = {"recompute": {"granularity": "full", "method": "uniform"} | said}
+    of = job("torch", on=machine(kernels={"layer_gap_s": 3.0}), performance=performance, model={"n_layers": 4})
+    assert estimate(of).time.parts_s.get("recompute", 0.0) == pytest.approx(seconds)

@@ -68,3 +68,43 @@ def test_a_communicator_for_every_group_in_use(layout, communicators):
     found = estimate(job(**(layout | {"model": model}))).memory.overhead_bytes
     assert found.communicators == communicators * 2**28
     assert found.context == 2**29
+
+
+def buckets(**layout) -> float:
+    """Reductions of a step of eight layers of 16,779,264 parameters and two tables of 131,072."""
+    model = {"n_layers": 8, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 128}
+    rows = estimate(job(model=model, **layout)).collectives
+    return sum(row.count_per_step for row in rows if row.name == "gradients")
+
+
+@pytest.mark.parametrize(
+    ("layout", "count"),
+    [({"dp": 8}, 4), ({"dp": 40}, 4), ({"dp": 64}, 3), ({"dp": 32, "cp": 2}, 3), ({"dp": 64, "zero_level": 0}, 3)],
+)
+def test_buckets_grow_with_the_ranks(layout, count):
+    """megatron/core/distributed/distributed_data_parallel.py:65, max(40e6, 1e6 * ranks); a bucket closes with the parameter that
+    fills it. In backward order a layer has down 4,194,304, gate and up 8,388,608, a norm 1,024, qkv 3,145,728, projection
+    1,048,576 and a norm.
+
+    40e6: the head and two layers are 33.7e6, of the sixth layer down and gate and up fill 46.3e6. Its rest and two layers 37.8e6,
+    down 41.9e6. The rest of that, a layer 29.4e6, and gate and up of the first 42.0e6. The rest: four buckets.
+    64e6: the head and three layers are 50.5e6, of the fifth all but the projection 66.2e6. That and three layers 51.4e6, of the
+    first 63.97e6 up to its norm, so qkv too. The rest: three.
+    """
+    assert buckets(**layout) == count
+
+
+def test_reserved_memory_is_a_fifth_more_than_what_comes_and_goes():
+    """States lie in large buffers; activations and transients fragment by a fifth (runs on B200, MooreThreads/SimuMax)."""
+    (stage,) = estimate(job(seqlen=512)).memory.stages
+    fixed = stage.params_bytes + stage.gradients_bytes + stage.optimizer_bytes
+    moving = stage.activations_bytes + stage.transient_bytes
+    assert moving > 0
+    assert stage.reserved_bytes == pytest.approx(fixed + 1.2 * moving)
+
+
+def test_fsdp_pads_rows_to_the_ranks():
+    """A vocabulary of 1002 in halves has 501 rows a rank, 504 over four shards: twice 504 * 128, and the norm's 128."""
+    layout = {"model": {"vocab_sz": 1002, "n_q_heads": 2}, "tp": 2, "dp": 4, "fsdp": {}}
+    rows = {row.name: row.bytes for row in estimate(job("fsdp2", **layout)).collectives}
+    assert rows["root parameters"] == 2 * (2 * 504 * 128 + 128)

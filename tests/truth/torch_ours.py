@@ -64,7 +64,7 @@ def replayed(ops: list[Op], recompute: str) -> list[Op]:
     if recompute == "selective":
         ops = [op for op in ops if op.name.startswith("attn.core")]
     last = max(i for i, op in enumerate(ops) if op.saves)
-    made = {t.name for t in ops[last].made}
+    made = {t.name for t in ops[last].allocates}
     return ops[: last + 1 if made & set(ops[last].saves) else last]
 
 

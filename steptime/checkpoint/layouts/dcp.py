@@ -64,8 +64,6 @@ def _metadata(scan: Scan, folder: Folder, name: str, section: Section) -> Conten
     scan.files_opened += 1
     scan.bytes_read += contents.read
     section.absorb(contents)
-    for tensor in contents.tensors:
-        tensor.unique = tensor.numel
     return contents
 
 

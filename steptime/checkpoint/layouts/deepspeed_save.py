@@ -11,9 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import nbytes
-from steptime.checkpoint.layouts import single
-from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.pickles.values import mapping, pairs
+from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
+from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
 from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 MODEL = re.compile(r"^(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt$")
 OPTIM = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt$")
-LAYER = re.compile(r"^layer_(?P<layer>\d+)-model_(?P<mp>\d+)-model_states\.pt$")
+LAYER = re.compile(r"^layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt$")
 EXPERT = re.compile(r"^(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt$")
 EXPERT_OPTIM = re.compile(r"^expp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt$")
 KINDS = (MODEL, OPTIM, LAYER, EXPERT, EXPERT_OPTIM)
-MAX_LINES = 10
 
 
 def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
@@ -44,20 +43,19 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
 def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """The files that every rank wrote."""
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
-    if not any(MODEL.match(n) or OPTIM.match(n) for n in wanted):
+    if not any(MODEL.match(n) or OPTIM.match(n) or LAYER.match(n) for n in wanted):
         return [], set()
     section = Section("DeepSpeed", f"{len(wanted)} files", folder.rel)
     read = scan.absorb(section, folder, wanted, _facts)
-    kept = {contents.file.rpartition("/")[2]: contents.facts["kept"] for contents in read}
-    for facts in kept.values():
-        for key, value in facts.items():
+    for contents in read:
+        for key, value in contents.facts["kept"].items():
             section.facts.setdefault(key, value)
     stage = section.facts.get("zero_stage")
     section.format = f"DeepSpeed ZeRO-{stage}" if stage is not None else "DeepSpeed"
     _check_ranks(section, folder, wanted)
-    _count(section, kept)
+    _name(section, {_base(contents.file): contents.facts["kept"] for contents in read})
     _parallelism(section, wanted)
-    section.ranks = _rows(section)
+    section.ranks = grid.rows(section.tensors, _rank_name)
     return [section], set(wanted)
 
 
@@ -67,15 +65,15 @@ def _facts(contents: Contents) -> dict[str, Any]:
     top = mapping(root)
     found = single.facts_of(root)
     shapes: list[tuple[str, Shape]] = []
-    groups = top.get("param_shapes")
-    for group in groups if type(groups) is list else [groups]:
-        shapes += [
-            (key, shape) for key, value in pairs(group) if type(key) is str and (shape := shape_of(value)) is not None
-        ]
+    for key in ("param_shapes", "frozen_param_shapes"):
+        groups = top.get(key)
+        for group in groups if type(groups) is list else [groups]:
+            named = ((name, shape_of(value)) for name, value in pairs(group) if type(name) is str)
+            shapes += [(name, shape) for name, shape in named if shape is not None]
     state = mapping(top.get("optimizer_state_dict"))
-    found["zero_stage"] = state.get("zero_stage")
+    found["zero_stage"] = _number(state.get("zero_stage"))
     count = state.get("partition_count")
-    found["partition_count"] = count[0] if type(count) is list and count else count
+    found["partition_count"] = _number(count[0] if type(count) is list and count else count)
     for key in ("ds_version", "dp_world_size", "mp_world_size"):
         found[key] = top.get(key) if type(top.get(key)) in (int, str) else None
     shared = mapping(top.get("shared_params"))
@@ -84,80 +82,95 @@ def _facts(contents: Contents) -> dict[str, Any]:
     return found | ({"param_shapes": shapes} if shapes else {})
 
 
+def _number(value: Any) -> int | None:
+    """An integer, or that of an enum member, which pickles as a call of its class."""
+    if type(value) is CallRecord and type(value.args) is tuple and len(value.args) == 1:
+        value = value.args[0]
+    return value if type(value) is int else None
+
+
+def _base(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
 def _check_ranks(section: Section, folder: Folder, wanted: list[str]) -> None:
     """Data-parallel and model-parallel ranks must have no gap."""
     for kind, what in ((OPTIM, "optim"), (MODEL, "model")):
-        present: dict[tuple[int, int], str] = {}
-        for name in wanted:
-            match = kind.match(name)
-            if match and match["dp"] is not None:
-                present[int(match["dp"]), int(match["mp"])] = name
+        matches = [match for name in wanted if (match := kind.match(name)) and match["dp"] is not None]
+        present = {(int(match["mp"]), int(match["dp"])) for match in matches}
         if not present:
             continue
-        counted = section.facts.get("dp_world_size") or section.facts.get("partition_count") or 0
-        ranks = max(max(dp for dp, _ in present) + 1, counted if type(counted) is int and counted < 1 << 16 else 0)
-        ways = max(mp for _, mp in present) + 1
-        missing = [(dp, mp) for mp in range(ways) for dp in range(ranks) if (dp, mp) not in present]
-        for dp, mp in missing[:MAX_LINES]:
-            name = f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_{what}_states.pt"
-            message = f"missing: {len(present)} of {ranks * ways} partitions present"
-            section.problem("MISSING_RANK", message, folder.named(name))
-        if len(missing) > MAX_LINES:
-            section.problem("MISSING_RANK", f"{len(missing) - MAX_LINES} more partitions are missing")
+        stated = section.facts.get("dp_world_size") or section.facts.get("partition_count") or 0
+        ranks = max(max(dp for _, dp in present) + 1, stated if type(stated) is int else 0)
+        first = matches[0]
+        prefix = first[0][: first[0].index("zero_pp_rank_")]
+        grid.check(
+            section, {"mp": 1 + max(mp for mp, _ in present), "dp": ranks}, present,
+            lambda mp, dp, prefix=prefix, what=what: folder.named(f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_{what}_states.pt"),
+        )  # fmt: skip
 
 
-def _count(section: Section, kept: dict[str, dict[str, Any]]) -> None:
-    """Replace ZeRO-3's empty tensors by their true shapes and count what every data-parallel rank repeats once."""
-    for tensor in section.tensors:  # pipeline layers and experts are bare state dicts, without a key that says so
-        name = tensor.file.rpartition("/")[2]
-        tensor.role = tensor.role or ("model" if LAYER.match(name) or EXPERT.match(name) else "other")
-    model = [t for t in section.tensors if t.role == "model"]
-    empty = bool(model) and all(t.shape == (0,) for t in model if t.note == "") and any(t.shape == (0,) for t in model)
-    shapes: list[tuple[str, Shape]] = next(
-        (facts["param_shapes"] for facts in kept.values() if "param_shapes" in facts), []
-    )
-    for tensor in section.tensors:
-        tensor.unique = tensor.numel if tensor.role != "model" else 0
-    if empty and shapes:
-        dtype = model[0].dtype
-        source = model[0].file
-        section.tensors = [t for t in section.tensors if t.role != "model"]
-        for name, shape in shapes:
-            tensor = StoredTensor(
-                name, shape, dtype, 0, source, "model", note="sharded: bytes are in the optimizer's flat groups"
-            )
-            tensor.unique = tensor.numel
-            section.tensors.append(tensor)
-        section.notes.append(
-            f"ZeRO-3: the module tensors are empty, shapes are from param_shapes; a gathered {dtype} copy would be "
-            f"{sum(nbytes(shape, dtype) or 0 for _, shape in shapes):,} bytes"
-        )
-        return
-    _count_copies(section, model)
-
-
-def _count_copies(section: Section, model: list[StoredTensor]) -> None:
-    """The same name in several files: equal shapes on data-parallel ranks are copies, tensor-parallel pieces are not known."""
+def _name(section: Section, kept: dict[str, dict[str, Any]]) -> None:
+    """Roles, layer numbers and places of what the files hold; ZeRO-3's empty tensors give way to their true shapes."""
     shared = section.facts.get("shared_params") or {}
-    seen: dict[tuple[str, str], str] = {}
-    for tensor in model:
-        mp = re.search(r"mp_rank_(\d+)|-model_(\d+)", tensor.file)
-        layer = LAYER.match(tensor.file.rpartition("/")[2])
+    for tensor in section.tensors:  # pipeline layers and experts are bare state dicts, without a key that says so
+        name = _base(tensor.file)
+        layer = LAYER.match(name)
+        tensor.role = tensor.role or ("model" if layer or EXPERT.match(name) else "other")
         if layer:
             tensor.name = f"layers.{int(layer['layer'])}.{tensor.name}"
-        key = (tensor.name, mp[0] if mp else "")
-        if key in seen:
-            tensor.note = "replica"
-        elif tensor.name in shared:
+        if tensor.role == "model" and tensor.name in shared:
             tensor.alias_of = shared[tensor.name]
-        else:
-            tensor.unique = tensor.numel
-        seen[key] = tensor.file
-    ways = {key[1] for key in seen}
-    if len(ways) > 1:
+    _true_shapes(section, kept)
+    model = [tensor for tensor in section.tensors if tensor.role == "model"]
+    ways = 1 + max((_model_rank(tensor.file) for tensor in model), default=0)
+    if ways == 1:
+        return
+    for tensor in model:
+        place(tensor, ways, _model_rank(tensor.file), split_dim(tensor.name))
+    if any(tensor.offsets is None for tensor in model):
         section.notes.append(
-            f"{len(ways)} tensor-parallel ranks: DeepSpeed files do not say which tensors are split, each rank's count"
+            f"{ways} model-parallel ranks: DeepSpeed files do not say which tensors are split; those of names that "
+            "Megatron does not use count on each rank unless their bytes are equal"
         )
+
+
+def _model_rank(file: str) -> int:
+    """The model-parallel rank in a file's name."""
+    match = next((m for kind in KINDS if (m := kind.match(_base(file)))), None)
+    return int(match["mp"] or 0) if match else 0
+
+
+def _true_shapes(section: Section, kept: dict[str, dict[str, Any]]) -> None:
+    """Under ZeRO-3 the tensors of `module` are empty; every rank states the true shapes of its model-parallel rank."""
+    model = [tensor for tensor in section.tensors if tensor.role == "model"]
+    stated = {
+        _model_rank(file): (file, facts["param_shapes"])
+        for file, facts in reversed(kept.items())
+        if "param_shapes" in facts
+    }
+    empty = any(t.shape == (0,) for t in model) and all(t.shape == (0,) for t in model if t.note == "")
+    if not empty or not stated:
+        return
+    dtype, folder = model[0].dtype, model[0].file.removesuffix(_base(model[0].file))
+    section.tensors = [t for t in section.tensors if t.role != "model"]
+    note = "sharded: bytes are in the optimizer's flat groups"
+    for file, shapes in stated.values():
+        section.tensors += [
+            StoredTensor(name, shape, dtype, 0, folder + file, "model", note=note) for name, shape in shapes
+        ]
+    gathered = sum(nbytes(shape, dtype) or 0 for _, shapes in stated.values() for _, shape in shapes)
+    section.notes.append(
+        "ZeRO-3: the module tensors are empty, shapes are from param_shapes; a gathered "
+        f"{dtype} copy would be {gathered:,} bytes"
+    )
+
+
+def _rank_name(tensor: StoredTensor) -> str | None:
+    match = next((m for kind in (OPTIM, MODEL) if (m := kind.match(_base(tensor.file)))), None)
+    if match is None:
+        return None
+    return f"dp {match['dp']} mp {match['mp']}" if match["dp"] is not None else f"mp {match['mp']}"
 
 
 def _parallelism(section: Section, wanted: list[str]) -> None:
@@ -167,23 +180,6 @@ def _parallelism(section: Section, wanted: list[str]) -> None:
     if dps:
         found["dp"] = 1 + max(dps)
     section.parallelism = found | {"source": "file names"}
-
-
-def _rows(section: Section) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for tensor in section.tensors:
-        match = next((m for kind in (OPTIM, MODEL) if (m := kind.match(tensor.file.rpartition("/")[2]))), None)
-        if match is None:
-            continue
-        name = f"dp {match['dp']} mp {match['mp']}" if match["dp"] is not None else f"mp {match['mp']}"
-        row = rows.setdefault(name, {"name": name, "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0})
-        row["tensors"] += 1
-        if tensor.role == "model":
-            row["params"] += tensor.numel
-            row["model_bytes"] += tensor.nbytes
-        else:
-            row["optimizer_bytes"] += tensor.nbytes
-    return list(rows.values())
 
 
 def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
@@ -212,6 +208,5 @@ def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
         weight = state == "fp32"
         tensor.name = parameter if weight else f"{parameter}.{state}"
         tensor.role = "model" if weight else "optimizer"
-        tensor.unique = tensor.numel
         tensor.note = "fp32 master copy" if weight else ""
     return [section], {"zero/"}

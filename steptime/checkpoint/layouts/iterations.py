@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from steptime.checkpoint.records import Problem, UnreadableError
+from steptime.checkpoint.roles import of_file
 from steptime.checkpoint.source import Source
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ STEP_DIR = re.compile(
     r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"
 )
 NAMED_DIRS = {"release"}
+WEIGHTS = (".safetensors", ".distcp", ".pt", ".pth", ".bin", ".gguf", ".msgpack", ".h5")
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest.txt")
 _UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
 
@@ -41,24 +43,32 @@ def step_of(name: str) -> int | None:
 
 
 def choose(scan: Scan, folder: Folder) -> Choice:
-    """The save `folder` means: itself, or the one of its sub-directories that a tracker or the highest number names."""
-    saves = [name for name in folder.dirs if step_of(name) is not None or name in NAMED_DIRS]
+    """The save `folder` means: itself, or the one of its sub-directories that a tracker or the highest number names.
+
+    Weights in the folder itself are the model, and its saves are others; but DeepSpeed's save that a tracker names is
+    the rest of what lies beside it.
+    """
     tracker, target = _tracker(folder)
+    saves = [name for name in folder.dirs if step_of(name) is not None or name in NAMED_DIRS or name == target]
     if not saves:
         own = Choice([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
         if tracker and target:
             message = f"{tracker} names {target}, which is not there"
             own.problems.append(Problem("MISSING_ITERATION", message, tracker))
         return own
-    if any(name.endswith((".safetensors", ".distcp", ".pt", ".bin", ".gguf")) for name in folder.files):
-        return Choice([folder])  # a model with its checkpoints beside it is all sections of one directory
-    return _among(scan, folder, saves, tracker, target)
+    if not any(name.endswith(WEIGHTS) and not of_file(name) for name in folder.files):
+        return _among(scan, folder, saves, tracker, target)
+    if not scan.everything:
+        others = [name for name in saves if name != target]
+        folder.dirs = [name for name in folder.dirs if name not in others]
+        return Choice([folder], others=others)
+    return Choice([folder])
 
 
 def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, target: str | None) -> Choice:
     problems: list[Problem] = []
     named = [name for name in saves if target is not None and (name == target or str(step_of(name)) == target)]
-    saves.sort(key=lambda name: step_of(name) or -1)
+    saves.sort(key=lambda name: -1 if (step := step_of(name)) is None else step)
     chosen = named[0] if named else saves[-1]
     if target is not None and not named:
         problems.append(Problem("MISSING_ITERATION", f"{tracker} names {target}, which is not there", tracker))

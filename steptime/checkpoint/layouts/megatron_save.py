@@ -8,10 +8,9 @@ arguments in the file tell. Layer numbers are local to a pipeline chunk and are 
 from __future__ import annotations
 
 import re
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.layouts import megatron_names, pieces, single
+from steptime.checkpoint.layouts import grid, single, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
 from steptime.checkpoint.records import Section, UnreadableError
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt", "model_weights.ckpt")
 OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
-GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "TRUNCATED"})  # why pieces do not add up, said once
 MAX_LINES = 10
-MAX_GRID = 1 << 20
 
 Coordinates = tuple[int, int, int]  # (tp, pp, ep)
 
@@ -49,8 +46,8 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     _check_grid(section, folder, by_dir, args)
     model = {name for name in by_dir if any(f.startswith(f"{name}/model") for f in wanted)}
     _check_files(section, folder, by_dir, model, optimizers)
-    megatron_names.make_global(section.tensors, args)
-    _count(section, args)
+    tensor_parallel.make_global(section.tensors, args)
+    _tied(section, args)
     section.ranks = _rows(section.tensors)
     section.container += f", {len(model)} model + {len(optimizers)} optimizer files"
     return [section], set(dirs)
@@ -96,25 +93,18 @@ def _check_grid(section: Section, folder: Folder, by_dir: dict[str, Coordinates]
     """Every rank of the grid must be there; the grid is what the arguments say, or the reach of the names."""
     stated = parallelism(args)
     seen = {key: 1 + max(c[i] for c in by_dir.values()) for i, key in enumerate(("tp", "pp", "ep"))}
-    grid = {key: max(size, stated.get(key) or 1) for key, size in seen.items()}
-    present = set(by_dir.values())
-    section.parallelism = grid | {key: stated.get(key) for key in ("vpp", "cp", "dp") if stated.get(key)}
+    sizes = {key: max(size, stated.get(key) or 1) for key, size in seen.items()}
+    section.parallelism = sizes | {key: stated.get(key) for key in ("vpp", "cp", "dp") if stated.get(key)}
     section.parallelism |= {"source": "file names", "agrees_with_args": None}
     if stated:
         agrees = all((stated.get(key) or 1) == size for key, size in seen.items())
         section.parallelism |= {"source": "file names and args", "agrees_with_args": agrees}
-    if grid["tp"] * grid["pp"] * grid["ep"] > MAX_GRID:
-        section.problem("MISSING_RANK", f"the arguments ask for {grid['tp']} x {grid['pp']} x {grid['ep']} ranks")
-        return
-    missing = [c for c in product(*(range(grid[key]) for key in ("tp", "pp", "ep"))) if c not in present]
-    total = grid["tp"] * grid["pp"] * grid["ep"]
-    for tp, pp, ep in missing[:MAX_LINES]:
-        name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if grid["pp"] > 1 else "") + (f"_{ep:03d}" if grid["ep"] > 1 else "")
-        degrees = f"TP {grid['tp']} x PP {grid['pp']} x EP {grid['ep']}"
-        message = f"missing: {total - len(missing)} of {total} ranks present ({degrees})"
-        section.problem("MISSING_RANK", message, folder.named(name))
-    if len(missing) > MAX_LINES:
-        section.problem("MISSING_RANK", f"{len(missing) - MAX_LINES} more ranks are missing")
+
+    def name(tp: int, pp: int, ep: int) -> str:
+        numbers = [tp, *([pp] if sizes["pp"] > 1 else []), *([ep] if sizes["ep"] > 1 else [])]
+        return folder.named("mp_rank_" + "_".join(f"{n:0{3 if i else 2}d}" for i, n in enumerate(numbers)))
+
+    grid.check(section, sizes, set(by_dir.values()), name)
 
 
 def _check_files(
@@ -127,45 +117,32 @@ def _check_files(
             section.problem("MISSING_FILE", f"no {OPTIMIZER_FILES[0]}, which other ranks have", folder.named(name))
 
 
-def _count(section: Section, args: dict[str, Any]) -> None:
-    """Model pieces are put together; a tied output layer on the last stage is a copy; the rest counts as it is."""
+def _tied(section: Section, args: dict[str, Any]) -> None:
+    """A tied output layer on the last stage is a copy of the embedding."""
+    if args.get("untie_embeddings_and_output_weights") is not False:
+        return
     model = [tensor for tensor in section.tensors if tensor.role == "model"]
-    inner = Section(section.format, "", section.path, tensors=model)
-    pieces.assemble(inner)
-    known = section.unread or any(problem.code in GAPS for problem in section.problems)
-    section.problems += [] if known else inner.problems
-    for tensor in section.tensors:
-        if tensor.role != "model":
-            tensor.unique = tensor.numel
-    if args.get("untie_embeddings_and_output_weights") is False:
-        embedding = next((t.name for t in model if t.name.endswith("word_embeddings.weight")), None)
-        for tensor in model:
-            if embedding and tensor.name.endswith("output_layer.weight"):
-                tensor.unique, tensor.alias_of, tensor.note = 0, embedding, "tied copy"
+    embedding = next((t.name for t in model if t.name.endswith("word_embeddings.weight")), None)
+    for tensor in model:
+        if embedding and tensor.name.endswith("output_layer.weight"):
+            tensor.alias_of, tensor.note = embedding, "tied copy"
 
 
 def _rows(tensors: list[StoredTensor]) -> list[dict[str, Any]]:
     """One row per stage and kind of rank; ranks of a stage with equal contents are one row."""
-    ranks: dict[Coordinates, list[int]] = {}
-    for tensor in tensors:
+    places: dict[str, Coordinates] = {}
+
+    def label(tensor: StoredTensor) -> str:
         rank = tensor.rank or {}
-        row = ranks.setdefault((rank["pp"], rank["tp"], rank["ep"]), [0, 0, 0, 0])
-        row[0] += 1
-        if tensor.role == "model":
-            row[1] += tensor.numel
-            row[2] += tensor.nbytes
-        elif tensor.role in ("optimizer", "master"):
-            row[3] += tensor.nbytes
-    folded: dict[tuple[int, ...], list[Coordinates]] = {}
-    for place, row in sorted(ranks.items()):
-        folded.setdefault((place[0], *row), []).append(place)
-    rows = []
-    for (stage, count, params, model, optimizer), places in folded.items():
-        name = (
-            f"stage {stage} x{len(places)}" if len(places) > 1 else f"stage {stage} tp {places[0][1]} ep {places[0][2]}"
-        )
-        rows.append({
-            "name": name, "pp": stage, "ranks": len(places), "tensors": count, "params": params,
-            "model_bytes": model, "optimizer_bytes": optimizer,
-        })  # fmt: skip
-    return rows
+        name = f"stage {rank['pp']} tp {rank['tp']} ep {rank['ep']}"
+        places[name] = (rank["pp"], rank["tp"], rank["ep"])
+        return name
+
+    folded: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(grid.rows(tensors, label), key=lambda row: places[row["name"]]):
+        stage = places[row["name"]][0]
+        own = folded.setdefault((stage, *list(row.values())[1:]), row | {"pp": stage, "ranks": 0})
+        own["ranks"] += 1
+        if own["ranks"] > 1:
+            own["name"] = f"stage {stage} x{own['ranks']}"
+    return list(folded.values())

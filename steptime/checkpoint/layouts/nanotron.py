@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import smalljson
-from steptime.checkpoint.layouts import pieces
+from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         section.facts |= {"step": step} if type(step) is int else {}
     _name(section, folder)
     _check_ranks(section, wanted)
-    pieces.assemble(section)
     section.container = f"{len(wanted)} files"
     config = smalljson.load(folder, "model_config.json")
     section.facts |= {"config": config} if isinstance(config, dict) else {}
@@ -107,14 +106,12 @@ def _name(section: Section, folder: Folder) -> None:
 
 
 def _check_ranks(section: Section, wanted: list[str]) -> None:
-    groups: dict[tuple[str, str, int], set[int]] = {}
+    groups: dict[tuple[str, str, int], set[tuple[int, ...]]] = {}
     for name in wanted:
         module, _, file = name.rpartition("/")
         match = FILE.match(file)
         if match and match["tp"]:
-            groups.setdefault((module, match["kind"], int(match["tps"])), set()).add(int(match["tp"]))
+            groups.setdefault((module, match["kind"], int(match["tps"])), set()).add((int(match["tp"]),))
     for (module, kind, ways), present in groups.items():
-        missing = sorted(set(range(min(ways, 1 << 16))) - present)
-        if missing and len(section.problems) < 10:
-            message = f"tp rank {', '.join(map(str, missing[:8]))} of {ways} is missing"
-            section.problem("MISSING_RANK", message, f"{module}/model_{kind}")
+        if len(section.problems) < grid.MAX_LINES:
+            grid.check(section, {"tp": ways}, present, lambda rank, at=f"{module}/model_{kind}": f"{at}_tp-rank-{rank}")

@@ -1,8 +1,8 @@
 """zarr arrays (one directory each, as Megatron's zarr backend and Orbax write them) and Orbax trees over OCDBT.
 
 Formats: zarr v2 specification (`.zarray`), zarr v3 (`zarr.json`); Orbax `orbax/checkpoint/_src/metadata/tree.py`
-(`_METADATA`: tree_metadata with write_shape). With OCDBT the `.zarray` documents live inside a key-value store:
-shapes and types are exact when tensorstore is installed, else only names and written shapes are known.
+(`_METADATA`: tree_metadata with the shape of one written piece). With OCDBT the `.zarray` documents live inside a key-value
+store, which tensorstore reads; without it neither shapes nor types are known.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import smalljson
 from steptime.checkpoint.dtypes import from_numpy, nbytes
-from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
-from steptime.checkpoint.roles import optimizer_role
+from steptime.checkpoint.roles import STATE_NAMES, is_optimizer_key, optimizer_role
 
 if TYPE_CHECKING:
     from steptime.checkpoint.scan import Folder, Scan
@@ -29,7 +29,13 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     """An Orbax tree or a set of zarr arrays in `folder`."""
     present = set(files)
     if "manifest.ocdbt" in present:
-        return [_ocdbt(folder, present)], present
+        section = Section("Orbax (OCDBT)", "key-value store", folder.rel, files=[folder.named("manifest.ocdbt")])
+        try:
+            _ocdbt(folder, present, section)
+        except UnreadableError as error:
+            section.problems.append(error.problem)
+            section.files.clear()
+        return [section], present
     section = Section("Orbax (zarr)" if "_METADATA" in present else "zarr", "directory", folder.rel)
     used: set[str] = set()
     for name in ("", *(d for d in files if d.endswith("/"))):
@@ -68,12 +74,13 @@ def _record(section: Section, name: str, document: dict[str, Any], file: str) ->
     dtype = from_numpy(dtype)
     parts = name.split(".", 64)
     role = ""
-    if parts[0].startswith(("opt", "optimizer")) or not {"exp_avg", "exp_avg_sq", "mu", "nu"}.isdisjoint(parts):
+    if any(map(is_optimizer_key, parts)) or not {"exp_avg", "exp_avg_sq", "mu", "nu"}.isdisjoint(parts):
         role = optimizer_role(parts)
     elif parts[0] in ("params", "model"):
         role, name = "model", ".".join(parts[1:]) or name
+    elif len(parts) == 1 and parts[0] in STATE_NAMES:
+        role = "other"
     tensor = StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file, role)
-    tensor.unique = tensor.numel
     section.tensors.append(tensor)
     return True
 
@@ -114,14 +121,13 @@ def _committed(folder: Folder, present: set[str], section: Section) -> None:
         )
 
 
-def _ocdbt(folder: Folder, present: set[str]) -> Section:
-    section = Section("Orbax (OCDBT)", "key-value store", folder.rel, files=[folder.named("manifest.ocdbt")])
+def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
     _committed(folder, present, section)
     try:
         tensorstore = importlib.import_module("tensorstore")
     except ImportError:
-        _without_extra(folder, section)
-        return section
+        message = f"{len(_leaves(folder))} arrays in an OCDBT store: their shapes and types need tensorstore, {EXTRA}"
+        raise UnreadableError("MISSING_EXTRA", message, section.files[0]) from None
     try:
         store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{_absolute(folder)}/"}).result()
         keys = [key.decode("utf-8", "replace") for key in store.list().result()]
@@ -133,7 +139,6 @@ def _ocdbt(folder: Folder, present: set[str]) -> Section:
         reason = str(error).splitlines()[0][:120]
         raise UnreadableError("INVALID_HEADER", f"tensorstore cannot read it: {reason}", section.files[0]) from None
     _compare_ocdbt(folder, section)
-    return section
 
 
 def _absolute(folder: Folder) -> str:
@@ -147,14 +152,3 @@ def _compare_ocdbt(folder: Folder, section: Section) -> None:
         section.problem(
             "MISSING_TENSOR", f"_METADATA names {named} arrays, the store has {stored}", folder.named("_METADATA")
         )
-
-
-def _without_extra(folder: Folder, section: Section) -> None:
-    """Names and written shapes only: the element types are inside the store."""
-    for name, shape in _leaves(folder).items():
-        tensor = StoredTensor(
-            name, shape or (), "unknown", 0, folder.named("_METADATA"), note="" if shape else "shape unknown"
-        )
-        tensor.unique = tensor.numel if shape else 0
-        section.tensors.append(tensor)
-    section.notes.append(f"element types are inside the OCDBT store: {EXTRA} reads them")

@@ -1,16 +1,17 @@
-"""One torch file per rank without any index: model_world_size_8_rank_3.pt (verl), *.rank_3.pth (dinov2).
+"""One torch file per rank without any index: model_world_size_8_rank_3.pt (verl), *.rank_3.pth (dinov2), consolidated.03.pth.
 
-Each file pickles DTensors or ShardedTensors, whose records hold the whole shape and the rank's own piece; a DTensor's
-placements say along which dimension it is split.
+DTensors and ShardedTensors say where their piece lies; the names of Meta's models (consolidated) say along what they
+are split (see `tensor_parallel`); for other plain tensors only a checksum can tell a copy from a slice.
 """
 
 from __future__ import annotations
 
 import re
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.layouts import single
+from steptime.checkpoint import smalljson
+from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
@@ -18,82 +19,78 @@ if TYPE_CHECKING:
     from steptime.checkpoint.scan import Folder, Scan
 
 RANK = re.compile(
-    r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$"
+    r"^(?P<stem>.*?)(?:_world_size_(?P<world>\d{1,6}))?[._]rank[_-]?(?P<rank>\d{1,6})(?P<ext>\.(?:pt|pth|bin|ckpt))$|"
+    r"^(?P<meta>consolidated)\.(?P<slice>\d\d)\.(?P<end>pth|pt)$"
 )
-MAX_LINES = 10
+Ranks = dict[int, str]
 
 
 def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section], set[str]]:
     """A section per set of rank files in `folder`."""
-    groups: dict[tuple[str, str | None, str], dict[int, str]] = {}
+    groups: dict[tuple[str, str | None, str], Ranks] = {}
     for name in files:
         match = RANK.match(name)
         if match and not name.startswith(("rng_state", "random_states")):
-            groups.setdefault((match["stem"], match["world"], match["ext"]), {})[int(match["rank"])] = name
+            stem, ext = match["stem"] or match["meta"] or "", match["ext"] or f".{match['end']}"
+            groups.setdefault((stem, match["world"], ext), {})[int(match["rank"] or match["slice"])] = name
     found = []
     used: set[str] = set()
     for (stem, world, ext), ranks in groups.items():
         if len(ranks) == 1 and world is None:
             continue
         used |= set(ranks.values())
-        found.append(_read(scan, folder, ranks, int(world) if world else max(ranks) + 1, f"{stem}*{ext}"))
+        meta = stem == "consolidated"
+        section = _read(scan, folder, ranks, int(world) if world else max(ranks) + 1, f"{stem}*{ext}")
+        if meta:
+            _meta(section, folder, len(ranks))
+        found.append(section)
     return found, used
 
 
-def _read(scan: Scan, folder: Folder, ranks: dict[int, str], world: int, name: str) -> Section:
+def _read(scan: Scan, folder: Folder, ranks: Ranks, world: int, name: str) -> Section:
     section = Section("torch rank files", f"{len(ranks)} of {world} ranks", folder.named(name))
-    missing = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
-    for rank in missing[:MAX_LINES]:
-        section.problem("MISSING_RANK", f"rank {rank} is missing: {len(ranks)} of {world} present", folder.named(name))
-    if len(missing) > MAX_LINES:
-        section.problem("MISSING_RANK", f"{len(missing) - MAX_LINES} more ranks are missing")
+    grid.check(section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank)))
     by_file = {folder.named(file): rank for rank, file in ranks.items()}
     for contents in scan.absorb(section, folder, [ranks[rank] for rank in sorted(ranks)], _facts):
         for key, value in contents.facts["kept"].items():
             section.facts.setdefault(key, value)
     for tensor in section.tensors:
         tensor.rank = {"dp": by_file[tensor.file]}
-    _count(section, bool(missing))
     section.parallelism = {"dp": world, "source": "file names"}
-    section.ranks = _rows(section, by_file)
+    section.ranks = grid.rows(section.tensors, lambda tensor: f"rank {by_file[tensor.file]}")
     return section
+
+
+def _renamed(ranks: Ranks, rank: int) -> str:
+    """The file that `rank` would have written, after the name of another."""
+    name = next(iter(ranks.values()))
+    match = RANK.match(name)
+    assert match is not None
+    group = "rank" if match["rank"] else "slice"
+    return (
+        f"{name[: match.start(group)]}{rank:0{len(match[group]) if group == 'slice' else 1}d}{name[match.end(group) :]}"
+    )
 
 
 def _facts(contents: Contents) -> dict[str, Any]:
     return single.facts_of(contents.facts.get("root"))
 
 
-def _count(section: Section, missing: bool) -> None:
-    """The whole tensor counts once: at its first piece, when the pieces add up to it."""
-    groups: dict[tuple[str, str], list[StoredTensor]] = {}
+def _meta(section: Section, folder: Folder, ways: int) -> None:
+    """Meta's Llama: model-parallel slices. The embedding was split by columns until Llama 2, by rows since."""
+    hidden = next((t.shape[0] for t in section.tensors if t.name.endswith("norm.weight") and len(t.shape) == 1), None)
     for tensor in section.tensors:
-        groups.setdefault((tensor.role, tensor.name), []).append(tensor)
-    torn = 0
-    for (_, name), group in groups.items():
-        whole = prod(group[0].whole)
-        left = whole
-        for tensor in group:
-            tensor.unique = min(tensor.numel, left)
-            left -= tensor.unique
-            tensor.note = tensor.note or ("" if tensor.unique or not tensor.numel else "replica")
-        if left > 0 and not missing:
-            torn += 1
-            if torn <= MAX_LINES:
-                message = f"pieces of {name} hold {whole - left:,} of {whole:,} elements"
-                section.problem("INCOMPLETE_COVER", message, tensor=name)
+        rank = (tensor.rank or {}).get("dp", 0)
+        tensor.rank = {"tp": rank}
+        place(tensor, ways, rank, _meta_dim(tensor, hidden, ways))
+    section.format, section.container = "Meta consolidated", f"{ways} model-parallel slices"
+    section.parallelism = {"tp": section.parallelism["dp"], "source": "file names"}
+    params = smalljson.load(folder, "params.json")
+    if isinstance(params, dict):
+        section.facts.setdefault("params", params)
 
 
-def _rows(section: Section, by_file: dict[str, int]) -> list[dict[str, Any]]:
-    rows = {
-        rank: {"name": f"rank {rank}", "tensors": 0, "params": 0, "model_bytes": 0, "optimizer_bytes": 0}
-        for rank in sorted(by_file.values())
-    }
-    for tensor in section.tensors:
-        row: dict[str, Any] = rows[by_file[tensor.file]]
-        row["tensors"] += 1
-        if tensor.role in ("model", ""):
-            row["params"] += tensor.numel
-            row["model_bytes"] += tensor.nbytes
-        else:
-            row["optimizer_bytes"] += tensor.nbytes
-    return list(rows.values())
+def _meta_dim(tensor: StoredTensor, hidden: int | None, ways: int) -> int | None:
+    if tensor.name.endswith("tok_embeddings.weight") and len(tensor.shape) == 2:
+        return 1 if tensor.shape[1] * ways == hidden else 0
+    return split_dim(tensor.name)

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.layouts import pieces, single
-from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.layouts import single
+from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, Section, UnreadableError
 from steptime.checkpoint.source import Source
 
@@ -111,6 +111,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
         section.problem("MISSING_SHARD", f"{len(missing) - 20} more shards are missing")
     read = scan.absorb(section, folder, group.files, _facts)
     section.format = read[0].format if read else "shards"
+    section.stem = re.sub(r"\.(?:safetensors|bin)$", "", group.stem)
     section.container = f"{len(group.files)} shards" + (" + index" if group.index else "")
     for contents in read:
         section.facts |= contents.facts.get("kept") or {}
@@ -137,6 +138,7 @@ def _check_duplicates(section: Section) -> None:
         if other != tensor.file:
             message = f"tensor {tensor.name} is in {other} and in {tensor.file}"
             section.problem("DUPLICATE_KEY", message, tensor.file, tensor.name)
+            tensor.alias_of = tensor.name  # a loader keeps one of them
 
 
 def _check_index(section: Section, group: _Set, folder: Folder) -> None:
@@ -178,4 +180,3 @@ def _stitch(section: Section, sharding: list[Contents]) -> None:
         found = offsets.get((tensor.file, tensor.name))
         if found is not None and len(found) == len(tensor.shape):
             tensor.offsets = found
-    pieces.assemble(section)

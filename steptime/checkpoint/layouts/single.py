@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles import graph
@@ -39,7 +40,8 @@ def facts_of(root: Any) -> dict[str, Any]:
 def section(contents: Contents) -> Section:
     """The section of one file that stands alone."""
     root = contents.facts.pop("root", None)
-    found = Section(contents.format, "single file", contents.file)
+    stem = contents.file.rpartition("/")[2].rpartition(".")[0]
+    found = Section(contents.format, "single file", contents.file, stem=stem)
     found.facts |= contents.facts | facts_of(root)
     framework = found.facts.get("framework")
     if framework:
@@ -47,6 +49,11 @@ def section(contents: Contents) -> Section:
     found.absorb(contents)
     if framework == "Megatron-LM":
         _one_rank(found)
+    part = [t for t in found.tensors if t.global_shape not in (None, t.shape) and t.note != "sparse"]
+    if part:
+        here, whole = sum(t.numel for t in part), sum(prod(t.whole) for t in part)
+        found.notes.append(f"one rank's file: it holds {here:,} of the {whole:,} elements of its sharded tensors")
+        found.facts["slices"] = True
     return found
 
 

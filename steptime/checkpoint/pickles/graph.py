@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.pickles.tensors import tensor_of
+from steptime.checkpoint.pickles.tensors import tensors_of
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, Pid, Ref, mapping, pairs
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ def tensors(root: Any) -> Iterator[tuple[list[str], StoredTensor]]:
         value, link = pending.pop()
         kind = type(value)
         if kind is CallRecord or kind is Pid:
-            found = tensor_of(value)
+            found = tensors_of(value)
             if found is not None:
-                yield path_of(link), found
+                for tensor in found:
+                    yield path_of(link), tensor
                 continue
         if kind not in (CallRecord, Pairs, list, tuple) or id(value) in seen:
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.opcodes import TABLE
 from steptime.checkpoint.pickles.state import PickleState
-from steptime.checkpoint.pickles.values import CallRecord, Pairs, Stop
+from steptime.checkpoint.pickles.values import Pairs, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,19 +107,3 @@ class PickleInterpreter(PickleState):
                         i = table[op](self, i)
         finally:
             self.end = i
-
-    def salvage(self) -> Any:
-        """What was built when the stream broke off: pending items are given to the containers they were meant for."""
-        while self.marks:
-            start = self.marks.pop()
-            items = self.stack[start:]
-            del self.stack[start:]
-            below = self.stack[-1] if self.stack else None
-            if type(below) is Pairs:
-                below += items[: len(items) // 2 * 2]
-            elif type(below) is list:
-                below += items
-            else:
-                self.stack += items
-        first = self.stack[0] if self.stack else None
-        return first if type(first) in (Pairs, list, CallRecord) else self.stack

@@ -81,7 +81,7 @@ def sized(width: int, keep: Callable[[bytes], Any], kind: str = "") -> Op:
         length = int.from_bytes(m.data[i:start], "little")
         end = need(m, start, length)
         big = kind and length > KEEP_BYTES
-        m.stack.append(Opaque(kind, length) if big else keep(m.data[start:end]))
+        m.stack.append(Opaque(kind, length, start) if big else keep(m.data[start:end]))
         return end
 
     return op

@@ -22,7 +22,7 @@ from steptime.checkpoint.pickles.literals import (
     text,
     unpack,
 )
-from steptime.checkpoint.pickles.values import COMPUTED, CallRecord, Opaque, Pairs, Pid, Ref, Stop
+from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, CallRecord, Opaque, Pairs, Pid, Ref, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,15 +64,17 @@ def call(m: PickleState, func: Any, args: Any, i: int) -> None:
         if not func.called:
             func.called = i - 1
             func.argc = len(args)
-    elif not m.indirect:
-        m.indirect = i - 1
+    elif m.indirect is None:
+        m.indirect = i - 1, len(args)
     m.stack.append(CallRecord(func, args))
+    if type(func) is Ref and func.is_loader:
+        m.nested.append(m.stack[-1])
 
 
 def _reduce(m: PickleState, i: int) -> int:
     stack = m.stack
     args, func = stack.pop(), stack[-1]
-    if type(func) is Ref and func.called and type(args) is tuple and not func.is_size:
+    if type(func) is Ref and func.called and type(args) is tuple and not (func.is_size or func.is_loader):
         stack[-1] = CallRecord(func, args)  # the usual case, in place
     else:
         call(m, stack.pop(), args, i)
@@ -115,7 +117,7 @@ def _stack_global(m: PickleState, i: int) -> int:
 def _extension(width: int) -> Op:
     def op(m: PickleState, i: int) -> int:
         end = need(m, i, width)
-        _ref(m, "copyreg extension", str(int.from_bytes(m.data[i:end], "little")), i)
+        _ref(m, EXTENSION, str(int.from_bytes(m.data[i:end], "little")), i)
         return end
 
     return op
@@ -126,7 +128,9 @@ def _build(m: PickleState, i: int) -> int:
     target = m.stack[-1]
     if type(target) is CallRecord:
         target.state = state
-    elif type(target) not in (Ref, Pairs, Pid, tuple, list):
+    elif type(target) is Ref:
+        target.patched = target.patched or i - 1
+    elif type(target) not in (Pairs, Pid, tuple, list):
         raise TypeError(f"BUILD on {type(target).__name__}")
     return i
 

@@ -1,51 +1,28 @@
 """What the globals of a pickle stream mean: which would run code on a plain load, which `weights_only=True` refuses.
 
-A denylist is never complete, so nothing here says that a file is harmless. Two sets are reported instead: globals that
-are known to run code when a plain unpickler meets them (standard library functions outside a short list of inert types,
-and loaders of torch and numpy), and every other global that is not on torch's own allowlist, which a loader must import.
+Default-deny: a global is passed over only when it is listed as building data (`inert`). Everything else is named: as an
+error when it is there wherever torch is, or is a function that the stream calls, for then a plain load runs it; as a
+warning when it is a class of another project, whose code a load imports. No list says that a file is harmless.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from steptime.checkpoint.pickles.allowlist import ALLOWED
-from steptime.checkpoint.pickles.values import COMPUTED
+from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
+from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.interpreter import PickleInterpreter
+    from steptime.checkpoint.pickles.state import PickleState
+    from steptime.checkpoint.pickles.streams import Streams
     from steptime.checkpoint.pickles.values import Ref
 
 BLOCKED_MODULES = frozenset({"sys", "os", "posix", "nt"})  # torch _weights_only_unpickler._blocklisted_modules
 OPAQUE_OPCODE_LIMIT = 8
-
-# Standard library globals that only build data.
-INERT_MODULES = frozenset(
-    {"array", "collections", "collections.abc", "datetime", "decimal", "enum", "fractions", "ipaddress", "numbers",
-     "random", "uuid", "zoneinfo"}
-)  # fmt: skip
-INERT = frozenset(
-    {"_codecs.encode", "argparse.Namespace", "builtins.bool", "builtins.bytearray", "builtins.bytes",
-     "builtins.complex", "builtins.dict", "builtins.float", "builtins.frozenset", "builtins.int", "builtins.list",
-     "builtins.object", "builtins.range", "builtins.set", "builtins.slice", "builtins.str", "builtins.tuple",
-     "builtins.Ellipsis", "builtins.NotImplemented", "copy_reg._reconstructor", "copyreg._reconstructor",
-     "copyreg.__newobj__", "copyreg.__newobj_ex__", "functools.partial", "itertools.count", "logging.Logger",
-     "logging.getLogger", "operator.itemgetter", "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePath",
-     "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib.WindowsPath", "pathlib._local.PosixPath",
-     "pathlib._local.WindowsPath", "re._compile", "threading.Lock", "types.SimpleNamespace", "_thread.lock"}
-)  # fmt: skip
-# Outside the standard library: prefixes that load other files, compile text or start programs.
-RUNS_CODE = (
-    "numpy.f2py.", "numpy.load", "numpy.testing.", "numpy.lib.npyio.", "torch.hub.", "torch.load", "torch.jit.",
-    "torch.package.", "torch.serialization.load", "torch.utils._config_module.", "torch.utils.bottleneck.",
-    "torch.utils.collect_env.", "torch.utils.cpp_extension.", "torch.utils.data.datapipes.", "torch.testing.",
-    "torch.fx.", "torch._dynamo.", "torch._inductor.", "torch.distributed.run.", "torch.distributed.rpc.",
-    "torch.storage._load_from_bytes", "pip.", "setuptools.", "pkg_resources.", "distutils.", "cloudpickle.", "dill.",
-    "joblib.", "IPython.", "pandas.eval", "pandas.io.", "requests.", "copyreg extension.", "_pickle.", "__builtin__.",
-    "exceptions.", "commands.", "popen2.", "urllib2.", "aiohttp.", "httpx.", "paramiko.", "fsspec.", "pty.", "nt.",
-)  # fmt: skip
+OWN = frozenset({"__main__", "__mp_main__", "__torch__"})  # the script that saved; the classes of a TorchScript archive
+DOORS = frozenset({*BLOCKED_MODULES, "subprocess", "builtins", "eval", "exec", "system", "popen"})
 _PYTHON2 = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
 DTENSOR = frozenset(
     {"torch.distributed.device_mesh.DeviceMesh", "torch.distributed.tensor._dtensor_spec.DTensorSpec",
@@ -57,36 +34,46 @@ DTENSOR = frozenset(
 
 @dataclass(slots=True)
 class Danger:
-    """A global that runs code on a plain load: `argc` arguments at byte `at`, or only named when `argc` is None."""
+    """A global that runs code on a plain load: `argc` arguments at byte `at` of `where`, or only named (`argc` None)."""
 
     path: str
+    where: str
     at: int
     argc: int | None
 
-    def text(self, where: str) -> str:
+    def text(self) -> str:
         """The line a person reads."""
         act = "named" if self.argc is None else f"called with {self.argc} argument{'s' * (self.argc != 1)}"
         return (
-            f"DANGER {self.path} {act} at byte {self.at} of {where}: "
+            f"DANGER {self.path} {act} at byte {self.at} of {self.where}: "
             "loading it with torch.load(weights_only=False) or pickle would run it"
         )
 
 
 @dataclass(slots=True)
 class PickleFacts:
-    """What one stream names.
+    """What the streams of one file name.
 
-    `refused` lists why `torch.load(weights_only=True)` would not take it; [] means it would,
-    after importing torch.distributed.tensor when `needs_dtensor`.
+    `unknown` are globals of other projects, whose code a plain load imports. `refused` lists why
+    `torch.load(weights_only=True)` would not take it; [] means it would, after importing torch.distributed.tensor when
+    `needs_dtensor`.
     """
 
-    where: str
     refs: list[str] = field(default_factory=list)
     dangerous: list[Danger] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     needs_dtensor: bool = False
     torch_file: bool = True
+
+    def merge(self, other: PickleFacts) -> None:
+        """Take over what another stream of the same file names."""
+        self.dangerous += other.dangerous
+        for mine, theirs in (
+            (self.refs, other.refs), (self.needs, other.needs), (self.unknown, other.unknown), (self.refused, other.refused),
+        ):  # fmt: skip
+            mine[:] = sorted({*mine, *theirs})
 
 
 def _canonical(path: str) -> str:
@@ -94,56 +81,78 @@ def _canonical(path: str) -> str:
     return f"{_PYTHON2.get(module, module)}.{name}"
 
 
-def runs_code(path: str) -> bool:
-    """Whether a plain unpickler that calls this global would run more than a constructor of data."""
+def is_inert(path: str) -> bool:
+    """Whether a global only builds data, called or not; a member of such a class (an enum's) too."""
     path = _canonical(path)
     if path in ALLOWED or path in INERT:
+        return True
+    owner = next((owner for owner in CLASSES if path.startswith(f"{owner}.")), None)
+    if owner is None:
         return False
+    below = path[len(owner) + 1 :].split(".")
+    return len(below) <= CLASSES[owner] and below[-1].lstrip("_")[:1].isupper()
+
+
+def runs_code(path: str, called: bool = True) -> bool:
+    """Whether a plain load that meets this global, and calls it or not, may run code that is no constructor of data."""
+    if is_inert(path):
+        return False
+    path = _canonical(path)
     root, *rest = path.split(".")
-    if root == COMPUTED:
+    if root in (COMPUTED, EXTENSION) or (root.startswith("_") and root not in OWN):
         return True
-    if path.rsplit(".", 1)[0] in INERT_MODULES:
-        return False
-    if root in sys.stdlib_module_names or path.startswith(RUNS_CODE):
+    if any(part in DOORS or (part.startswith("__") and part.endswith("__")) for part in rest):
         return True
-    # torch.serialization.os.system, X.__init__.__globals__: a dotted name walks attributes out of its module
-    doors = {*BLOCKED_MODULES, "subprocess", "builtins", "eval", "exec"}
-    return any(part in doors or (part.startswith("__") and part.endswith("__")) for part in rest)
+    if root in PRESENT:
+        member = path.rpartition(".")[0] in INERT  # an enum's
+        return called or not (member or path.startswith(NAMES))
+    return called and not path.rpartition(".")[2][:1].isupper()
 
 
-def _danger(ref: Ref) -> Danger | None:
-    if not runs_code(ref.path) or (ref.resolved and not ref.called):
+def _danger(ref: Ref, state: PickleState, passed: bool) -> Danger | None:
+    read = ref.path == STORAGE_LOADER and not (passed or state.unread)  # its bytes are streams that are judged too
+    if read or (ref.resolved and not ref.called):
         return None
-    return Danger(ref.path, ref.called or ref.at, ref.argc if ref.called else None)
+    used = bool(ref.called or ref.patched or passed)
+    if not (runs_code(ref.path, used) or ref.patched):
+        return None
+    return Danger(ref.path, state.where, ref.called or ref.at, ref.argc if ref.called else None)
 
 
-def judge(machine: PickleInterpreter, where: str, torch_file: bool = True) -> PickleFacts:
-    """The facts of the stream a machine has run (or broke off in): `where` names it for messages.
+def judge(*streams: Streams, torch_file: bool = True) -> PickleFacts:
+    """What the globals of all `streams` of a file mean.
 
     `torch_file` says whether `torch.load` is what reads such a file at all (torch reads DCP's `.metadata`
     with plain pickle).
     """
-    facts = PickleFacts(where, torch_file=torch_file)
-    for ref in machine.refs.values():
-        path = _canonical(ref.path)
-        facts.refs.append(ref.path)
-        danger = _danger(ref)
-        if danger is not None:
-            facts.dangerous.append(danger)
-        if path in DTENSOR:
-            facts.needs_dtensor = True
-        elif path not in ALLOWED or ref.module in BLOCKED_MODULES:
-            facts.refused.append(ref.path)
-            if danger is None:
-                facts.needs.append(ref.path)
-    if machine.memoized:
-        machine.foreign.add(0x94)
-    if machine.foreign:
-        facts.refused.append(
-            f"opcodes {' '.join(f'0x{op:02x}' for op in sorted(machine.foreign)[:OPAQUE_OPCODE_LIMIT])}"
-        )
-    if machine.indirect:
-        facts.refused.append(f"a call of a computed function at byte {machine.indirect}")
-    facts.refs.sort()
-    facts.needs.sort()
+    facts = PickleFacts(torch_file=torch_file)
+    foreign: set[int] = set()
+    for state in (state for found in streams for state in found.states):
+        passed = any(ref.called and ref.path in CALLERS for ref in state.refs.values())
+        for ref in state.refs.values():
+            _judge_ref(facts, ref, state, passed)
+        foreign |= state.foreign | ({0x94} if state.memoized else set())
+        if state.indirect is not None:
+            facts.refused.append(f"a call of a computed function at byte {state.indirect[0]}")
+            facts.dangerous.append(Danger("the result of a call", state.where, *state.indirect))
+    if foreign:
+        facts.refused.append(f"opcodes {' '.join(f'0x{op:02x}' for op in sorted(foreign)[:OPAQUE_OPCODE_LIMIT])}")
+    for names in (facts.refs, facts.needs, facts.refused, facts.unknown):
+        names[:] = sorted(set(names))
     return facts
+
+
+def _judge_ref(facts: PickleFacts, ref: Ref, state: PickleState, passed: bool) -> None:
+    path = _canonical(ref.path)
+    facts.refs.append(ref.path)
+    danger = _danger(ref, state, passed)
+    if danger is not None:
+        facts.dangerous.append(danger)
+    elif not (is_inert(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
+        facts.unknown.append(ref.path)
+    if path in DTENSOR:
+        facts.needs_dtensor = True
+    elif path not in ALLOWED or ref.module in BLOCKED_MODULES:
+        facts.refused.append(ref.path)
+        if danger is None:
+            facts.needs.append(ref.path)

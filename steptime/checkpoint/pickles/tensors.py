@@ -12,7 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import TORCH_STORAGES, from_numpy, itemsize, nbytes
-from steptime.checkpoint.pickles.values import CallRecord, Opaque, Pid, Ref, mapping
+from steptime.checkpoint.pickles import sharded
+from steptime.checkpoint.pickles.values import STORAGE_LOADER, CallRecord, Opaque, Pid, Ref, mapping, shape_of
 from steptime.checkpoint.records import StoredTensor
 
 if TYPE_CHECKING:
@@ -20,15 +21,7 @@ if TYPE_CHECKING:
 
     from steptime.checkpoint.records import Shape
 
-MAX_DIMS = 64
 Args = Sequence[Any]
-
-
-def shape_of(value: Any) -> Shape | None:
-    """A shape: a tuple or list of integers that are not negative, else None."""
-    if type(value) in (tuple, list) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value):
-        return tuple(value)
-    return None
 
 
 def _text(value: Any) -> str:
@@ -37,6 +30,8 @@ def _text(value: Any) -> str:
 
 def storage_of(value: Any) -> tuple[str, str, int, bool] | None:
     """(key, dtype, bytes, typed) of a torch storage id; the element count of an UntypedStorage is in bytes."""
+    if type(value) is CallRecord and value.path == STORAGE_LOADER and value.args:
+        value = value.args[0]  # as `streams` read the bytes it is called with
     pid = value.value if type(value) is Pid else None
     if type(pid) is not tuple or len(pid) < 5 or _text(pid[0]) != "storage" or type(pid[1]) is not Ref:
         return None
@@ -132,8 +127,6 @@ def _from_type(args: Args) -> StoredTensor | None:
     kind = _dtype_name(args[1])
     if kind == "DTensor" and found is not None:
         return _dtensor(found.shape, args[3])
-    if kind == "ShardedTensor" and found is not None:
-        return _sharded(found.shape, args[3])
     if found is not None and found.note == "wrapper":  # another wrapper subclass: its tensors are in the state
         parts = [t for t in (_decode(v) for v in mapping(args[3]).values()) if t is not None]
         found.nbytes = sum(t.nbytes for t in parts)
@@ -146,34 +139,27 @@ def _dtensor(shape: Shape, state: Any) -> StoredTensor | None:
     local = _decode(fields.get("_local_tensor"))
     if local is None:
         return None
-    placements = mapping(fields.get("_spec")).get("placements")
+    spec = fields.get("_spec")
+    words = [kind if dim is None else f"{kind}({dim})" for kind, dim in sharded.placements(spec)]
     local.global_shape = shape
-    local.note = "DTensor " + _placements(placements)
+    local.offsets = sharded.offsets(shape, local.shape, spec)
+    local.note = "DTensor " + ", ".join(words)
     return local
 
 
-def _placements(value: Any) -> str:
-    names = []
-    for item in value if type(value) in (tuple, list) else ():
-        dim = mapping(item).get("dim") if type(item) is CallRecord else None
-        args = item.args if type(item) is CallRecord and type(item.args) is tuple else ()
-        name = item.path.rsplit(".", 1)[-1] if type(item) is CallRecord else "?"
-        dim = dim if dim is not None else next((a for a in args if type(a) is int), None)
-        names.append(name if dim is None else f"{name}({dim})")
-    return ", ".join(names)
-
-
-def _sharded(shape: Shape, state: Any) -> StoredTensor | None:
-    shards = state[0] if type(state) is tuple and state else None
-    for shard in shards if type(shards) is list else ():
-        fields = mapping(shard)
-        local = _decode(fields.get("tensor"))
+def _sharded(args: Args) -> list[StoredTensor] | None:
+    """The pieces of a ShardedTensor on its rank; None when `args` describe something else."""
+    build = _REBUILD.get(args[0].path) if len(args) >= 4 and type(args[0]) is Ref else None
+    whole = build(args[2]) if build and _dtype_name(args[1]) == "ShardedTensor" and type(args[2]) is tuple else None
+    if whole is None:
+        return None
+    found = []
+    for record, offsets in sharded.local_shards(args[3]):
+        local = _decode(record)
         if local is not None:
-            local.global_shape = shape
-            local.offsets = shape_of(mapping(fields.get("metadata")).get("shard_offsets"))
-            local.note = "ShardedTensor"
-            return local
-    return None
+            local.global_shape, local.offsets, local.note = whole.shape, offsets, "ShardedTensor"
+            found.append(local)
+    return found
 
 
 def _nested(args: Args) -> StoredTensor | None:
@@ -209,18 +195,25 @@ _REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
     f"{_T}_rebuild_xla_tensor": _inner, "torch.tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type, "torch.nn.parameter.Parameter": _inner,
 }  # fmt: skip
+_FROM_TYPE = {path for path, build in _REBUILD.items() if build is _from_type}
 _NUMPY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 
 
-def tensor_of(value: Any) -> StoredTensor | None:
+def tensors_of(value: Any) -> list[StoredTensor] | None:
     """The tensor a record describes (its name is the caller's to set), or None when it is none.
 
-    Rebuild functions wrap one another; a hostile stream nests them without end, which is then no tensor.
+    It is one tensor but for the ShardedTensor of a rank, which may hold several pieces or none of the whole. Rebuild
+    functions wrap one another; a hostile stream nests them without end, which is then no tensor.
     """
     try:
-        return _decode(value)
+        if type(value) is CallRecord and value.path in _FROM_TYPE and type(value.args) is tuple:
+            pieces = _sharded(value.args)
+            if pieces is not None:
+                return pieces
+        found = _decode(value)
     except RecursionError:
         return None
+    return None if found is None else [found]
 
 
 def _decode(value: Any) -> StoredTensor | None:

@@ -5,25 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 COMPUTED = "computed"  # module of a global whose name the stream computes
+EXTENSION = "copyreg extension"  # module of a global that only a registry of the loading process could name
+STORAGE_LOADER = "torch.storage._load_from_bytes"  # how torch pickles a storage outside an archive of its own
+LOADERS = frozenset(
+    {STORAGE_LOADER, "pickle.loads", "_pickle.loads", "cPickle.loads", "cloudpickle.loads", "dill.loads", "dill._dill.loads",
+     "cloudpickle.cloudpickle.loads", "marshal.loads", "torch.load"}
+)  # fmt: skip
 
 
 class Ref:
     """A global named by the stream: `module.name`.
 
-    `at` is the byte of its first import, `called` of its first call; `resolved` says that it is a getattr whose
-    calls were followed to the attribute they name.
+    `at` is the byte of its first import, `called` of its first call, `patched` of the first BUILD on it, which
+    sets its attributes; `resolved` says that it is a getattr whose calls were followed to the attribute they name.
     """
 
-    __slots__ = ("argc", "at", "called", "is_getattr", "is_size", "module", "name", "resolved")
+    __slots__ = (
+        "argc", "at", "called", "is_getattr", "is_loader", "is_size", "module", "name", "patched", "resolved",
+    )  # fmt: skip
 
     def __init__(self, module: str, name: str, at: int) -> None:
         self.module = module
         self.name = name
         self.at = at
         self.called = 0
+        self.patched = 0
         self.argc = 0
         self.is_size = module == "torch" and name == "Size"
         self.is_getattr = name == "getattr" and module in ("builtins", "__builtin__")
+        self.is_loader = f"{module}.{name}" in LOADERS
         self.resolved = False
 
     @property
@@ -65,13 +75,14 @@ class Pid:
 
 
 class Opaque:
-    """A value that is not kept: large bytes or a long integer, with its size in bytes or digits."""
+    """A value that is not kept: large bytes or a long integer, its size in bytes or digits, and its first byte."""
 
-    __slots__ = ("kind", "size")
+    __slots__ = ("at", "kind", "size")
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, kind: str, size: int, at: int = 0) -> None:
         self.kind = kind
         self.size = size
+        self.at = at
 
 
 class Stop(Exception):  # noqa: N818 - the end of the stream is no error
@@ -81,6 +92,16 @@ class Stop(Exception):  # noqa: N818 - the end of the stream is no error
         super().__init__()
         self.value = value
         self.at = at
+
+
+MAX_DIMS = 64
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """A shape: a tuple or list of integers that are not negative, else None."""
+    if type(value) in (tuple, list) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value):
+        return tuple(value)
+    return None
 
 
 def pairs(value: Any) -> list[tuple[Any, Any]]:

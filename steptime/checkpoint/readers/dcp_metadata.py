@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import nbytes
+from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.graph import key_text
-from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
 from steptime.checkpoint.pickles.pickle_verdict import judge
-from steptime.checkpoint.pickles.tensors import shape_of
-from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs
+from steptime.checkpoint.pickles.values import CallRecord, Pairs, Ref, mapping, pairs, shape_of
 from steptime.checkpoint.readers.torch_file import MAX_PICKLE, note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
@@ -41,16 +40,13 @@ def read(source: Source) -> Contents:
     contents = Contents(source.name, "torch DCP", nbytes=source.size)
     if source.size > MAX_PICKLE:
         raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
-    machine = PickleInterpreter(source.exactly(0, source.size))
-    try:
-        root = machine.run()
-    except MalformedError as error:
-        contents.pickle = judge(machine, source.name, torch_file=False)
-        dangers = "".join(f"; before that: {d.text(source.name)}" for d in contents.pickle.dangerous[:1])
-        raise UnreadableError("MALFORMED_PICKLE", f"{error}{dangers}", source.name) from None
-    contents.pickle = judge(machine, source.name, torch_file=False)
+    found = streams.read(source.exactly(0, source.size), source.name)
+    contents.pickle = judge(found, torch_file=False)
+    if not found.roots:
+        dangers = "".join(f"; before that: {danger.text()}" for danger in contents.pickle.dangerous[:1])
+        raise UnreadableError("MALFORMED_PICKLE", f"{found.error}{dangers}", source.name)
     note_dangers(contents, contents.pickle)
-    fields = mapping(root)
+    fields = mapping(found.root)
     if "state_dict_metadata" in fields:
         _fill(contents, fields)
     elif contents.problems:  # torch reads this file with plain pickle.load: what it would run is the news

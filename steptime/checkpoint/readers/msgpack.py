@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles
 from steptime.checkpoint.dtypes import from_numpy, nbytes
-from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:

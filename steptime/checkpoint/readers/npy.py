@@ -1,16 +1,20 @@
-"""numpy .npy and .npz: one header line per array; object arrays are pickles and stay unread.
+"""numpy .npy and .npz: one header line per array; object arrays are pickles, which are judged as such.
 
 Format: numpy `numpy/lib/format.py` docstring (versions 1.0 to 3.0).
 """
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from typing import TYPE_CHECKING
 
 from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
+from steptime.checkpoint.pickles import streams
+from steptime.checkpoint.pickles.pickle_verdict import judge
+from steptime.checkpoint.readers.torch_file import note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
@@ -19,22 +23,54 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x93NUMPY"
 HEADER_READ = 1 << 14
+MAX_OBJECTS = 16 << 20  # bytes of an array of pickled objects that are interpreted
 _HEADER = re.compile(
     r"^\{'descr': (?P<descr>'[^']*'|\[.*\]), 'fortran_order': (?:True|False), 'shape': \((?P<shape>[\d, ]*)\), \}\s*$"
 )
 
 
 def read(source: Source) -> Contents:
-    """One .npy file. Raises `UnreadableError` (INVALID_HEADER)."""
+    """One .npy file, or several arrays one behind the other as Equinox writes them, a line of JSON before them or not.
+
+    Raises `UnreadableError` (INVALID_HEADER).
+    """
     contents = Contents(source.name, "npy", nbytes=source.size)
-    name = source.name.rsplit("/", 1)[-1].removesuffix(".npy")
-    tensor, start = _array(source.upto(0, HEADER_READ), name, source.name)
-    if start + tensor.nbytes > source.size:
-        message = f"truncated: {source.size - start:,} of {tensor.nbytes:,} data bytes present"
-        contents.problem("TRUNCATED", message, name)
-    _warn_objects(contents, tensor)
-    contents.tensors.append(tensor)
+    at = _first_array(source, contents)
+    stem = source.name.rsplit("/", 1)[-1].removesuffix(".npy")
+    while True:
+        tensor, start = _array(source.upto(at, HEADER_READ), stem, source.name)
+        contents.tensors.append(tensor)
+        end = at + start + tensor.nbytes
+        if end > source.size:
+            message = f"truncated: {source.size - at - start:,} of {tensor.nbytes:,} data bytes present"
+            contents.problem("TRUNCATED", message, tensor.name)
+        if tensor.dtype == "O":
+            _objects(contents, tensor, source.upto(at + start, MAX_OBJECTS))
+        at = end
+        if at >= source.size or tensor.dtype == "O" or source.upto(at, len(MAGIC)) != MAGIC:
+            break
+    if at < source.size and tensor.dtype != "O":
+        contents.problem("TRAILING_BYTES", f"{source.size - at:,} bytes behind the last array")
+    if len(contents.tensors) > 1:
+        contents.format = "npy arrays in a row"
+        for number, tensor in enumerate(contents.tensors):
+            tensor.name = str(number)
     return contents
+
+
+def _first_array(source: Source, contents: Contents) -> int:
+    """The byte of the first array; the JSON before it, Equinox's way to keep hyper-parameters, becomes the file's args."""
+    head = source.upto(0, HEADER_READ)
+    if head.startswith(MAGIC):
+        return 0
+    line, _, _ = head.partition(b"\n")
+    try:
+        args = json.loads(line)
+    except (ValueError, RecursionError):
+        args = None
+    if isinstance(args, dict):
+        contents.facts["args"] = args
+    return len(line) + 1
 
 
 def read_npz(source: Source, directory: ZipDirectory) -> Contents:
@@ -53,19 +89,21 @@ def read_npz(source: Source, directory: ZipDirectory) -> Contents:
             continue
         if start + tensor.nbytes > entry.size:
             contents.problem("SIZE_MISMATCH", f"{entry.name} has {entry.size} bytes, its header needs more", name)
-        _warn_objects(contents, tensor)
+        if tensor.dtype == "O":
+            _objects(contents, tensor, _head(source, entry, MAX_OBJECTS)[start:])
         contents.tensors.append(tensor)
     return contents
 
 
-def _head(source: Source, entry: ZipEntry) -> bytes:
-    data = source.upto(zipdir.data_offset(source, entry), min(entry.stored, HEADER_READ))
+def _head(source: Source, entry: ZipEntry, length: int = HEADER_READ) -> bytes:
+    """At most `length` bytes of a member, expanded where it is compressed."""
+    data = source.upto(zipdir.data_offset(source, entry), min(entry.stored, length))
     if entry.method == 0:
         return data
     if entry.method != zlib.DEFLATED:
         raise UnreadableError("COMPRESSED", f"compression method {entry.method} is not read", source.name)
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, HEADER_READ)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, length)
     except zlib.error:
         raise UnreadableError("INVALID_HEADER", "damaged compressed data", source.name) from None
 
@@ -87,7 +125,13 @@ def _array(head: bytes, name: str, file: str) -> tuple[StoredTensor, int]:
     return StoredTensor(name, shape, dtype, nbytes(shape, dtype) or 0, file), start + length
 
 
-def _warn_objects(contents: Contents, tensor: StoredTensor) -> None:
-    if tensor.dtype == "O":
-        message = f"array {tensor.name} holds pickled Python objects; they are not read"
-        contents.problem("PICKLED_OBJECTS", message, tensor.name)
+def _objects(contents: Contents, tensor: StoredTensor, data: bytes) -> None:
+    """An array of Python objects is a pickle, which numpy.load(allow_pickle=True) runs."""
+    message = f"array {tensor.name} holds pickled Python objects; they were interpreted, not loaded"
+    contents.problem("PICKLED_OBJECTS", message, tensor.name)
+    facts = judge(streams.read(data, f"array {tensor.name}"), torch_file=False)
+    note_dangers(contents, facts)
+    if contents.pickle is None:
+        contents.pickle = facts
+    else:
+        contents.pickle.merge(facts)

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
-from steptime.checkpoint.pickles.tensors import shape_of
+from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:

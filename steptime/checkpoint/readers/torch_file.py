@@ -9,18 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import roles, zipdir
-from steptime.checkpoint.pickles import graph
-from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
+from steptime.checkpoint.pickles import graph, streams
 from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.records import Contents, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
+    from steptime.checkpoint.pickles.streams import Streams
     from steptime.checkpoint.records import StoredTensor
     from steptime.checkpoint.source import Source, Window
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
 FIRST_READ = 1 << 16
+MAX_NAMES = 8  # of globals in one line
 
 
 def read_zip(source: Source | Window, directory: zipdir.ZipDirectory) -> Contents:
@@ -41,14 +44,13 @@ def read_zip(source: Source | Window, directory: zipdir.ZipDirectory) -> Content
         how = "encrypted" if entry.flags & zipdir.ENCRYPTED else "compressed"
         raise UnreadableError("COMPRESSED", f"{name} is {how}; torch writes neither, it is not expanded", source.name)
     data = _pickle_bytes(source, zipdir.data_offset(source, entry), entry.size)
-    root = _interpret(contents, data, "data.pkl")
+    interpret(contents, streams.read(data, "data.pkl"), *_other_pickles(contents, source, directory, name))
     _check_storages(contents, directory, name[: -len("data.pkl")])
     archive = name[: -len("data.pkl")]
     if f"{archive}constants.pkl" in directory.entries:
         contents.format = "TorchScript"
     if any(entry_name.startswith(("/", "../")) or "/../" in entry_name for entry_name in directory.entries):
         contents.problem("PATH_ESCAPE", "a zip entry points outside the archive; nothing is extracted")
-    contents.facts["root"] = root
     return contents
 
 
@@ -58,35 +60,52 @@ def _pickle_bytes(source: Source | Window, at: int, size: int) -> bytes:
     return source.exactly(at, size)
 
 
-def _interpret(contents: Contents, data: bytes, where: str) -> Any:
-    machine = PickleInterpreter(data)
-    try:
-        root = machine.run()
-    except MalformedError as error:
-        contents.pickle = judge(machine, where)
-        raise _with_danger(UnreadableError("MALFORMED_PICKLE", f"{where}: {error}", contents.file), contents) from None
-    contents.pickle = judge(machine, where)
+def _other_pickles(
+    contents: Contents, source: Source | Window, directory: zipdir.ZipDirectory, name: str
+) -> Iterator[Streams]:
+    """The further pickles of an archive (constants, bytecode, debug symbols; or what somebody hid in it)."""
+    left = MAX_PICKLE
+    for entry in directory.entries.values():
+        if entry.name == name or not entry.name.endswith((".pkl", ".debug_pkl", ".pickle")):
+            continue
+        base = entry.name.rpartition("/")[2]
+        if entry.flags & zipdir.ENCRYPTED or entry.method != 0 or entry.size > left:
+            contents.problem("COMPRESSED", f"{base} is compressed, encrypted or too large: it was not read")
+            continue
+        left -= entry.size
+        yield streams.read(source.exactly(zipdir.data_offset(source, entry), entry.size), base)
+
+
+def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: bool = True) -> Any:
+    """Judge all streams and collect the tensors of `found`; its first value.
+
+    Raises `UnreadableError` when its first pickle breaks off.
+    """
+    contents.pickle = judge(found, *others, torch_file=torch_file)
+    if not found.roots:
+        message = f"{found.where}: {found.error}"
+        if contents.pickle.dangerous:  # a stream that breaks off after a call is still run up to there by a loader
+            message += "; before that: " + contents.pickle.dangerous[0].text()
+        raise UnreadableError("MALFORMED_PICKLE", message, contents.file)
     note_dangers(contents, contents.pickle)
-    collect(contents, root)
-    return root
-
-
-def _with_danger(error: UnreadableError, contents: Contents) -> UnreadableError:
-    """A stream that breaks off after a call is still run up to there by a loader: say so in the same line."""
-    assert contents.pickle is not None
-    if contents.pickle.dangerous:
-        error.problem.message += "; before that: " + contents.pickle.dangerous[0].text(contents.pickle.where)
-    return error
+    for number, root in enumerate(found.roots):
+        collect(contents, root, [str(number)] if number else [])
+    contents.facts["root"] = found.root
+    return found.root
 
 
 def note_dangers(contents: Contents, facts: PickleFacts) -> None:
-    """One problem for each global that runs code on a plain load."""
+    """One problem for each global that runs code on a plain load, and one for all whose code is not known."""
     for danger in facts.dangerous:
-        contents.problem("DANGEROUS_PICKLE", danger.text(facts.where))
+        contents.problem("DANGEROUS_PICKLE", danger.text())
+    if facts.unknown:
+        more = f" and {len(facts.unknown) - MAX_NAMES} more" if len(facts.unknown) > MAX_NAMES else ""
+        message = f"a plain load imports code of other projects: {', '.join(facts.unknown[:MAX_NAMES])}{more}"
+        contents.problem("UNKNOWN_GLOBAL", message, severity="warning")
 
 
-def collect(contents: Contents, root: Any) -> None:
-    """Fill the tensors with names, roles and file; several findings of one name get a number."""
+def collect(contents: Contents, root: Any, below: list[str]) -> None:
+    """Fill the tensors with names, roles and file; the names begin with `below`."""
     found = list(graph.tensors(root))
     tops = {path[0] for path, _ in found if len(path) > 1}
     file_role = roles.of_file(contents.file)
@@ -96,7 +115,7 @@ def collect(contents: Contents, root: Any) -> None:
             contents.problem("TOO_DEEP", message, severity="warning")
             continue
         tensor.file = contents.file
-        path = keys or ["tensor"]  # the file is one bare tensor
+        path = [*below, *keys] or ["tensor"]  # the file is one bare tensor
         tensor.role, tensor.name = roles.role_and_name(path, tops, file_role)
         if path[0][5:].isdecimal() and path[0].startswith("model"):  # Megatron: model0, model1, ... per virtual chunk
             tensor.rank = {"chunk": int(path[0][5:][:9])}
@@ -118,6 +137,7 @@ def _check_storages(contents: Contents, directory: zipdir.ZipDirectory, root: st
             contents.problem(*problem, tensor=tensor.name)
         if entry is not None:
             tensor.storage_nbytes = entry.size
+            tensor.checksum = entry.crc or None  # 0 where the writer was told to leave it out
 
 
 def _storage_problem(tensor: StoredTensor, entry: zipdir.ZipEntry | None) -> tuple[str, str] | None:
@@ -143,21 +163,17 @@ def salvage(source: Source | Window) -> Contents:
     size = FIRST_READ
     while True:
         data = source.upto(at, size)
-        machine = PickleInterpreter(data)
-        try:
-            root = machine.run()
+        found = streams.read(data, "data.pkl", most=1)
+        if found.roots or len(data) < size or size >= MAX_PICKLE:
             break
-        except MalformedError as error:
-            if len(data) == size < MAX_PICKLE:
-                size *= 16
-                continue
-            root = machine.salvage()
-            message = f"cut short inside data.pkl after {len(data)} bytes ({error})"
-            contents.problem("TRUNCATED", message)
-            break
-    contents.pickle = judge(machine, "data.pkl")
+        size *= 16
+    root = found.root
+    if found.error is not None:
+        root = found.states[0].salvage()
+        contents.problem("TRUNCATED", f"cut short inside data.pkl after {len(data)} bytes ({found.error})")
+    contents.pickle = judge(found)
     note_dangers(contents, contents.pickle)
-    collect(contents, root)
+    collect(contents, root, [])
     if not contents.tensors:
         raise UnreadableError("TRUNCATED", "a zip archive cut short before its first tensor record", source.name)
     expected = at + sum({t.storage: t.storage_nbytes for t in contents.tensors if t.storage}.values())
@@ -168,21 +184,15 @@ def salvage(source: Source | Window) -> Contents:
     return contents
 
 
-def read_bare(source: Source | Window, where: str = "the pickle") -> Contents:
+def read_bare(source: Source | Window) -> Contents:
     """A plain pickle file (.pkl, training_args.bin of old, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
-    data = _pickle_bytes(source, 0, source.size)
-    machine = PickleInterpreter(data)
-    try:
-        root = machine.run()
-    except MalformedError as error:
-        contents.pickle = judge(machine, where, torch_file=False)
-        raise _with_danger(UnreadableError("MALFORMED_PICKLE", str(error), source.name), contents) from None
-    contents.pickle = judge(machine, where, torch_file=False)
-    note_dangers(contents, contents.pickle)
-    if machine.end < len(data):
-        message = f"{len(data) - machine.end} bytes follow the pickle's STOP at byte {machine.end}"
+    found = streams.read(_pickle_bytes(source, 0, source.size), "the pickle")
+    interpret(contents, found, torch_file=False)
+    if found.end < source.size:
+        message = f"{source.size - found.end} bytes follow the pickle's STOP at byte {found.end}"
         contents.problem("TRAILING_BYTES", message)
-    collect(contents, root)
-    contents.facts["root"] = root
+    if len(found.roots) > 1:
+        message = f"{len(found.roots)} pickles one behind the other: one pickle.load reads the first"
+        contents.problem("SEVERAL_PICKLES", message, severity="warning")
     return contents

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
 from steptime.checkpoint.pickles.pickle_verdict import judge
 from steptime.checkpoint.pickles.values import CallRecord, Pairs, mapping
@@ -15,56 +16,54 @@ from steptime.checkpoint.readers.torch_file import FIRST_READ, MAX_PICKLE, colle
 from steptime.checkpoint.records import Contents, UnreadableError
 
 if TYPE_CHECKING:
-    from typing import Any
-
+    from steptime.checkpoint.pickles.streams import Streams
     from steptime.checkpoint.source import Source
 
-MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+MAGIC = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER, pickled by itself in front of the file
+
+
+def begins(head: bytes) -> bool:
+    """Whether a file of these first bytes is a legacy torch file, written with whatever pickle protocol."""
+    if head[:1] not in (b"\x80", b"L"):
+        return False
+    try:
+        return bool(PickleInterpreter(head).run() == MAGIC)
+    except MalformedError:
+        return False
 
 
 def read(source: Source) -> Contents:
     """A legacy file, stopping after its fifth pickle. Raises `UnreadableError` when the object pickle is damaged."""
     contents = Contents(source.name, "torch legacy", nbytes=source.size)
-    machine, values = _streams(source)
-    root, keys = values[3], values[4] if len(values) > 4 else None
-    contents.pickle = judge(machine, "the object pickle")
+    found = _streams(source)
+    values = found.roots
+    if len(values) < 4:
+        raise UnreadableError("MALFORMED_PICKLE", str(found.error), source.name)
+    contents.pickle = judge(found)
     note_dangers(contents, contents.pickle)
-    collect(contents, root)
-    contents.facts["root"] = root
+    collect(contents, values[3], [])
+    contents.facts["root"] = values[3]
     info = values[2]
     if isinstance(info, (CallRecord, Pairs)) and mapping(info).get("little_endian") is False:
         contents.problem("BIG_ENDIAN", "written on a big-endian machine", severity="warning")
     storages = {t.storage: t.storage_nbytes for t in contents.tensors if t.storage is not None}
-    expected = values[-1] if len(values) > 5 else 0
-    need = expected + sum(8 + size for size in storages.values())
+    keys = values[4] if len(values) > 4 else None
+    need = found.end + sum(8 + size for size in storages.values())
     if keys is None or source.size < need:
-        message = f"truncated: {source.size:,} bytes present, {need:,} expected"
-        contents.problem("TRUNCATED", message)
+        contents.problem("TRUNCATED", f"truncated: {source.size:,} bytes present, {need:,} expected")
     elif type(keys) is list and not set(storages) <= {str(k) for k in keys}:
         contents.problem("STORAGE_MISSING", "a storage the object names is not in the file's list of storages")
+    elif type(keys) is list and len(keys) == len(storages) and source.size > need:
+        contents.problem("TRAILING_BYTES", f"{source.size - need:,} bytes behind the last storage", severity="warning")
     return contents
 
 
-def _streams(source: Source) -> tuple[PickleInterpreter, list[Any]]:
-    """The object's machine and the five values, with the byte after them last; fewer when the file ends earlier."""
+def _streams(source: Source) -> Streams:
+    """The five pickles, or as many as there are; a longer piece of the file is read until they fit."""
     size = FIRST_READ
     while True:
         data = source.upto(0, size)
-        values: list[Any] = []
-        at = 0
-        kept: PickleInterpreter | None = None
-        try:
-            for number in range(5):
-                machine = PickleInterpreter(data, at)
-                kept = machine if number == 3 else kept
-                values.append(machine.run())
-                at = machine.end
-        except MalformedError as error:
-            if len(data) == size < MAX_PICKLE:
-                size *= 16
-                continue
-            if len(values) == 4 and kept is not None:
-                return kept, values
-            raise UnreadableError("MALFORMED_PICKLE", str(error), source.name) from None
-        assert kept is not None
-        return kept, [*values, at]
+        found = streams.read(data, "the file", most=5)
+        if len(found.roots) == 5 or len(data) < size or size >= MAX_PICKLE:
+            return found
+        size *= 16

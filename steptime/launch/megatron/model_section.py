@@ -9,23 +9,12 @@ from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "quick_gelu": "gelu",
-    "relu": "relu",
-    "squared_relu": "relu2",
-}
-_ROTARY = {"learned_absolute": False, "none": False, "nope": False, "rope": True, "yarn": True, "mrope": True}
-"""Kind of positions -> whether they rotate queries and keys (core models/gpt/gpt_model.py)."""
-
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit")
-    norm = keys.word("normalization", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"})
+    norm = keys.word("normalization")
     share = "share_embeddings_and_output_weights"
     section: dict[str, Any] = {
         "n_layers": keys.count("num_layers"),
@@ -62,7 +51,7 @@ def _ffn(hidden: int, *, swiglu: bool) -> int:
 def _activation(keys: JobKeys, *, glu: bool) -> str:
     """The function, by name in a config object, by switches on the command line."""
     if keys.get("activation_func") is not None:
-        return str(keys.word("activation_func", _ACTIVATIONS))
+        return str(keys.word("activation_func"))
     if keys.on("squared_relu"):
         return "relu2"
     return "silu" if glu and not keys.on("quick_geglu") else "gelu"
@@ -91,7 +80,7 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
     kind = "position_embedding_type"
     if keys.on("use_rotary_position_embeddings"):
         keys.put(kind, "rope", by=keys.name("use_rotary_position_embeddings"))
-    rotary = keys.word(kind, _ROTARY)
+    rotary = keys.word(kind)
     if keys.get(kind) == "mrope":
         keys.leave_out(kind, "rotary positions are counted")
     learned = keys.get(kind) == "learned_absolute" and keys.on("add_position_embedding")

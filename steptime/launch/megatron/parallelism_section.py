@@ -7,11 +7,8 @@ from typing import Any
 
 from steptime.launch.devices import data_parallel
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
 from steptime.launch.megatron.performance_section import main_grad_dtype
-
-_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""Megatron-FSDP's strategies (core distributed/distributed_data_parallel_config.py) as ZeRO levels."""
-_EXCHANGES = {"p2p": "p2p", "a2a": "a2a", "allgather": "all_gather", "all_gather": "all_gather"}
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -23,9 +20,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         section["dp"] = dp
         said = keys.whole("data_parallel_size")
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
-            keys.problems.append(
-                f"{keys.source}: data_parallel_size {said} contradicts world size {devices}, which leaves {dp}"
-            )
+            keys.problem(f"data_parallel_size {said} contradicts world size {devices}, which leaves {dp}")
     if cp > 1:
         section |= {"cp": cp, "cp_comm_type": _exchange(keys)}
     vpp = _virtual_stages(keys, pp)
@@ -47,8 +42,9 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
 def _exchange(keys: JobKeys) -> str:
     """How context parallelism exchanges keys and values."""
     kinds = set(keys.words("cp_comm_type")) or {"p2p"}
-    if len(kinds) == 1 and (kind := _EXCHANGES.get(next(iter(kinds)))):
-        return kind
+    known = load_table("megatron").rules["cp_comm_type"].words
+    if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
+        return str(kind)
     keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted")
     return "p2p"
 
@@ -99,9 +95,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     if embedding or loss:
         even, rest = divmod(layers + 1, chunks)
         if rest:
-            keys.problems.append(
-                f"{keys.source}: {layers} layers and one end do not spread evenly over {chunks} chunks"
-            )
+            keys.problem(f"{layers} layers and one end do not spread evenly over {chunks} chunks")
         return {"layers_per_stage": [even - (embedding and i == 0) - (loss and i == chunks - 1) for i in range(chunks)]}
     first, last = (keys.whole(f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
     if first is None and last is None:
@@ -110,11 +104,11 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     left = layers - (first or 0) - (last or 0)
     if left < 0 or (left and not middle) or (middle and left % middle):
         ends = f"{first or 0} first and {last or 0} last"
-        keys.problems.append(f"{keys.source}: {layers} layers less {ends} do not spread over {middle} stages")
+        keys.problem(f"{layers} layers less {ends} do not spread over {middle} stages")
         return {}
     counts = [first or left // middle, *[left // middle] * (pp - 2), last or left // middle] if pp > 1 else [layers]
     if any(count % vpp for count in counts):
-        keys.problems.append(f"{keys.source}: stages of {counts} layers do not divide into {vpp} virtual stages")
+        keys.problem(f"stages of {counts} layers do not divide into {vpp} virtual stages")
     return {"layers_per_stage": [counts[i % pp] // vpp for i in range(chunks)]}
 
 
@@ -122,7 +116,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are spread, and the buckets of gradients."""
     level = int(keys.on("use_distributed_optimizer"))
     if keys.on("use_megatron_fsdp"):
-        level = keys.word("data_parallel_sharding_strategy", _SHARDING)
+        level = keys.word("data_parallel_sharding_strategy")
     if keys.on("use_torch_fsdp2"):
         level = 3 if keys.on("torch_fsdp2_reshard_after_forward") else 2
     section: dict[str, Any] = {"zero_level": level}

@@ -6,15 +6,9 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 
-_RECIPES = {"delayed": "fp8_delayed", "tensorwise": "fp8_current", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
-"""fp8_recipe -> precision (core fp8_utils.py, get_fp8_recipe)."""
-_OF_RECIPES = ("fp8_recipe", "fp8_param_gather", "fp4_recipe", "fp4_param", "first_last_layers_bf16")
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts", "mla_up_proj"})
 """Modules of layers that the model does not have."""
-_DTYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_UNFUSED = {"flash": False, "fused": False, "auto": False, "unfused": True, "local": True}
-"""AttnBackend -> whether scores are in memory (core enums.py)."""
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
@@ -40,7 +34,7 @@ def plain_dtype(keys: JobKeys) -> str:
 
 def main_grad_dtype(keys: JobKeys) -> str:
     """What gradients are added up and reduced in."""
-    if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype", _DTYPES) == "bf16":
+    if keys.on("use_precision_aware_optimizer") and keys.word("main_grads_dtype") == "bf16":
         return "bf16"
     return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
 
@@ -48,20 +42,19 @@ def main_grad_dtype(keys: JobKeys) -> str:
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
-        keys.problems.append(f"{keys.source}: {keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
+        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
     if not fp8 and not keys.get("fp4"):
-        for key in _OF_RECIPES:
-            keys.without_effect(key, "only with fp8 or fp4")
+        keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
         return {"precision": plain_dtype(keys)}
     if keys.get("fp4"):
         if keys.get("fp4_recipe") != "nvfp4":
             keys.leave_out("fp4_recipe", "a recipe of the user's own: NVFP4 is counted")
         return {"precision": "nvfp4", "fp8_params": keys.on("fp4_param")}
-    recipe = str(keys.get("fp8_recipe") or "delayed").lower()
-    if recipe not in _RECIPES:
+    recipe = keys.meaning("fp8_recipe")
+    if recipe is None and keys.get("fp8_recipe") is not None:
         keys.leave_out("fp8_recipe", "delayed scaling is counted")
-    return {"precision": _RECIPES.get(recipe, "fp8_delayed"), "fp8_params": keys.on("fp8_param_gather")}
+    return {"precision": recipe or "fp8_delayed", "fp8_params": keys.on("fp8_param_gather")}
 
 
 def _recompute(keys: JobKeys) -> dict[str, Any]:
@@ -93,20 +86,19 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
-    if keys.get("optimizer") not in {"adam", "adamw"}:
+    if str(keys.get("optimizer")) not in {"adam", "adamw"}:
         keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
     if not keys.on("use_precision_aware_optimizer"):
         return section
     remainders = keys.on("store_param_remainders", default=True) and keys.on("bf16")
-    if keys.word("main_params_dtype", _DTYPES) != "fp32":
+    if keys.word("main_params_dtype") != "fp32":
         keys.leave_out("main_params_dtype", "master weights in fp32 are counted")
     elif remainders and (keys.get("fp8_recipe") or "delayed") == "delayed":
         # core optimizer/optimizer_config.py, store_param_remainders and use_precision_aware_optimizer_no_fp8_or_ds_fp8
         section["master_dtype"] = "remainder"
-    moments = {str(keys.get(key)).rpartition(".")[2] for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
-    one = _DTYPES.get(next(iter(moments)))
-    if len(moments) == 1 and one is not None:
-        section["moment_dtype"] = one
+    moments = {keys.meaning(key) for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    if len(moments) == 1 and None not in moments:
+        section["moment_dtype"] = moments.pop()
     else:
         keys.leave_out("exp_avg_dtype", "both moments in one of fp32, bf16 and fp16: fp32 is counted")
     return section
@@ -116,13 +108,13 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
     local = keys.get("transformer_impl") == "local" and not keys.on("use_flash_attn")
     if keys.get("transformer_impl") != "transformer_engine":
         keys.leave_out("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
-    unfused = keys.word("attention_backend", _UNFUSED) or (local and keys.get("attention_backend") == "auto")
+    unfused = keys.word("attention_backend") or (local and keys.get("attention_backend") == "auto")
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if unfused:
         section["softmax_impl"] = "fused" if keys.on("masked_softmax_fusion") else "composite"
     else:
         keys.without_effect("masked_softmax_fusion", "only where attention is not fused")
-    positions = keys.get("position_embedding_type")
+    positions = str(keys.get("position_embedding_type"))
     if positions in {"rope", "mrope", "yarn"}:
         # YaRN's factor on the tables is beyond the fused kernel (core models/common/embeddings/rope_utils.py)
         fused = keys.on("apply_rope_fusion") and positions != "yarn"

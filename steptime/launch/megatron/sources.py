@@ -11,8 +11,8 @@ from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.launch.devices import told_whole
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.logs.dump import BEGIN, read_dump
 from steptime.launch.logs.lines import vocabulary_of
+from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.flags import arguments_of, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import LaunchFlag, Reading
@@ -21,11 +21,6 @@ from steptime.launch.shell.script import Script, Word, read_script
 T = TypeVar("T")
 _OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
 """Programs of Megatron-LM beside pretrain_gpt.py."""
-_OTHERS = (
-    (r"torchtitan|--job\.config|--training\.", "torchtitan"),
-    (r"nemo|--config-name|trainer\.", "nemo"),
-    (r"--deepspeed", "deepspeed"),
-)
 
 
 def read_megatron(
@@ -81,13 +76,9 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None) -> R
         raise ConfigError(script.problems or [f"{path}: no launch command"])
     flags = {word.text.partition("=")[0] for word in script.arguments}
     if not flags & {"--num-layers", "--encoder-num-layers", "--hidden-size", "--micro-batch-size"}:
-        everything = " ".join([*script.launchers, script.program, *flags])
-        other = next((kind for words, kind in _OTHERS if re.search(words, everything)), "")
         blank = next((unknown.why for word in script.arguments for unknown in word.unresolved), "")
-        hint = f"; try --from {other}" if other else f"; {blank}" if blank else "; its flags have no --num-layers"
-        raise ConfigError(
-            f"{path}: line {script.line} launches {script.program}, which is no Megatron-LM training{hint}"
-        )
+        what = f"line {script.line} launches {script.program}, which is no Megatron-LM training"
+        raise ConfigError(f"{path}: {what}; {blank or 'its flags have no --num-layers'}")
     if (
         told_whole(sets, "parallelism.dp") is not None
     ):  # the user tells the devices: a script may leave them to be edited
@@ -183,8 +174,7 @@ def from_arguments(
 def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
     said = keys.whole("world_size")
     if said is not None and devices is not None and said != devices:
-        keys.problems.append(
-            f"{keys.source}: {keys.name('world_size')} {said} contradicts the launch command, which starts "
-            f"{devices} processes"
+        keys.problem(
+            f"{keys.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
     return plan_of(keys, "megatron-2021" if legacy else "megatron-core", said or devices)

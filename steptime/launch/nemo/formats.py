@@ -16,9 +16,8 @@ from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
-from steptime.launch.nemo.targets import CLASS, class_of, simplify
+from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, simplify
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.software.profiles import profile_releases
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -43,25 +42,19 @@ def read_nemo(
     """
     tree, log = _tree(path, text)
     found = _RELEASE.search(text)
-    release = (found[1] or found[2]) if found else ""
-    devices = devices_in(log, env)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
-    kind = class_of(tree)
+    tree = tree["ConfigContainer"] if isinstance(tree.get("ConfigContainer"), dict) else tree
+    config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "")
     model, trainer = tree.get("model"), tree.get("trainer")
-    if kind.endswith("ConfigContainer") or isinstance(tree.get("ConfigContainer"), dict):
-        return _bridge(path, tree, devices, sets, release)
     bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
-    if isinstance(model, dict) and trainer is None and bridge:
-        return _bridge(path, tree, devices, sets, release)
-    if (
-        isinstance(trainer, dict)
-        and (class_of(trainer) or "strategy" in trainer)
-        and ("data" in tree or "optim" in tree)
-    ):
-        return read_two(path, tree, devices, sets, release)
+    if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict) and trainer is None and bridge):
+        return _bridge(config)
+    by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
+    if by_class and tree.keys() & {"data", "optim"}:
+        return read_two(config)
     if isinstance(trainer, dict) and isinstance(model, dict) and "optim" in model:
-        return read_one(path, tree, devices, sets, release)
+        return read_one(config)
     if log and isinstance(trainer, dict):
         raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
     raise ConfigError(
@@ -115,11 +108,9 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
     return tree
 
 
-def _bridge(
-    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
-) -> Reading:
+def _bridge(config: NemoConfig) -> Reading:
     """A ConfigContainer."""
-    tree = tree.get("ConfigContainer") or tree
+    path, tree, devices, sets, _ = config
     if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(
@@ -130,5 +121,4 @@ def _bridge(
     keys = object_keys(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
-    name = "megatron-bridge"
-    return plan_of(keys, f"{name}@{release}" if release in profile_releases(name) else name, devices)
+    return plan_of(keys, config.profile("megatron-bridge"), devices)

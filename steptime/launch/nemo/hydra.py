@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.nemo.targets import NemoConfig
 from steptime.launch.reading import Reading
-from steptime.software.profiles import profile_releases
 
-_NORMS = {
-    "rmsnorm": "RMSNorm",
-    "layernorm": "LayerNorm",
-    "layernorm1p": "LayerNorm",
-    "low_precision_layernorm": "LayerNorm",
-}
-_ACTIVATIONS = {
-    "gelu": ("gelu", False),
-    "geglu": ("gelu", True),
-    "fast-geglu": ("gelu", True),
-    "swiglu": ("silu", True),
-    "fast-swiglu": ("silu", True),
-    "relu": ("relu", False),
-    "squared-relu": ("squared_relu", False),
-    "reglu": ("relu", True),
-    "fast-reglu": ("relu", True),
-}
-"""Activation -> Megatron's function, and whether it is gated."""
 _APEX = "distributed_fused_adam"
-_OPTIMIZERS = {"fused_adam": 0, "adam": 0, "adamw": 0, _APEX: 1, "mcore_distributed_optim": 1}
-"""ZeRO level."""
 
 
-def read_one(
-    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
-) -> Reading:
-    """A hydra config as a config.
-
-    Raises:
-        ConfigError: one line per problem.
-    """
+def read_one(config: NemoConfig) -> Reading:
+    """A hydra config as a config."""
+    path, tree, devices, sets, _ = config
     table = load_table("nemo1")
     said = flatten(resolve(tree))
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
-    software = _in_megatron_words(keys, release)
+    software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int):
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     reading = plan_of(keys, software, devices)
@@ -57,22 +29,22 @@ def read_one(
     return reading
 
 
-def _in_megatron_words(keys: JobKeys, release: str) -> str:
+def _in_megatron_words(keys: JobKeys) -> str:
     """Puts what NeMo 1 says in its own words under Megatron-Core's; the profile."""
-    function, gated = keys.word("model.activation", _ACTIVATIONS)
+    function, gated = keys.word("model.activation")
     precision = str(keys.get("model.precision") or keys.get("trainer.precision")).lower()
     bf16, fp16 = "bf16" in precision, precision.startswith(("16", "fp16"))
     core = keys.on("model.mcore_gpt") or keys.on("model.transformer_engine")
     flash = keys.on("model.use_flash_attention") or (keys.on("model.transformer_engine") and core)
     apex = keys.get("model.optim.name") == _APEX
     put = {
-        "normalization": keys.word("model.normalization", _NORMS),
+        "normalization": keys.word("model.normalization"),
         "activation_func": function,
         "gated_linear_unit": gated,
         "bf16": bf16,
         "fp16": fp16,
         "optimizer": "adam",
-        "use_distributed_optimizer": keys.word("model.optim.name", _OPTIMIZERS) == 1,
+        "use_distributed_optimizer": keys.word("model.optim.name") == 1,
         "accumulate_allreduce_grads_in_fp32": str(keys.get("model.optim.grad_sync_dtype")) in {"fp32", "32"},
         # Apex's distributed Adam keeps of the master weights what bf16 drops (megatron_base_model.py, configure_optimizers)
         "use_precision_aware_optimizer": apex and bf16,
@@ -85,6 +57,4 @@ def _in_megatron_words(keys: JobKeys, release: str) -> str:
         keys.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
     if (bf16 or fp16) and not keys.on("model.megatron_amp_O2"):
         keys.leave_out("model.megatron_amp_O2", "autocast over fp32 parameters; taken as half-precision parameters")
-    if core:
-        return f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
-    return "nemo-2022"
+    return "nemo" if core else "nemo-2022"

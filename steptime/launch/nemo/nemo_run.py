@@ -13,23 +13,17 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.nemo.targets import class_of, simplify
+from steptime.launch.nemo.targets import NemoConfig, class_of, simplify
 from steptime.launch.reading import Reading
-from steptime.software.profiles import profile_releases
 
 _BUCKET = 128 * 1024 * 1024
 """Elements (nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _get_optimizer_overlap_cfgs)."""
 _OVERLAP = "MegatronCommOverlapCallback"
 
 
-def read_two(
-    path: str, tree: dict[str, Any], devices: int | None, sets: Mapping[str, Any] | None, release: str
-) -> Reading:
-    """A recipe as a config.
-
-    Raises:
-        ConfigError: one line per problem.
-    """
+def read_two(config: NemoConfig) -> Reading:
+    """A recipe as a config."""
+    path, tree, devices, sets, _ = config
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
@@ -41,8 +35,7 @@ def read_two(
     keys.put("fp16", precision.startswith(("16", "fp16")))
     if keys.get("trainer.devices") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
-    software = f"nemo@{release}" if release in profile_releases("nemo") else "nemo"
-    return plan_of(keys, software, devices)
+    return plan_of(keys, config.profile("nemo"), devices)
 
 
 def _put_over(keys: JobKeys, said: Mapping[str, Any]) -> None:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from steptime.software.profiles import profile_releases
 
 CLASS = "_target_"
 _CALL = {"_call_", "_args_", "_name_"}
+
+
+class NemoConfig(NamedTuple):
+    """A config, and what stands around it."""
+
+    path: str
+    tree: dict[str, Any]
+    devices: int | None
+    """As a log around it or the environment tells."""
+    sets: Mapping[str, Any] | None
+    release: str
+    """Of the framework, where the file names it, else ""."""
+
+    def profile(self, name: str) -> str:
+        """The software profile of the release, where there is one of its own."""
+        return f"{name}@{self.release}" if self.release in profile_releases(name) else name
 
 
 def class_of(node: Any) -> str:

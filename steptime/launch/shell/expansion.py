@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
+from itertools import groupby
 
 from steptime.launch.shell.lexer import Lexer
 from steptime.launch.shell.scope import Scope, Unknown, Value
@@ -26,44 +27,27 @@ class Expander:
 
     def fields(self, raw: str, line: int) -> list[Value]:
         """The words that one raw word becomes: unquoted values are split at blanks, "${A[@]}" is one word per element."""
-        done: list[Value] = []
-        open_text: str | None = None
-        open_line = line
-
-        def add(text: str, at: int) -> None:
-            nonlocal open_text, open_line
-            if open_text is None:
-                open_text, open_line = "", at
-            open_text += text
-
-        def close() -> None:
-            nonlocal open_text
-            if open_text is not None:
-                done.append(Value(open_text, open_line))
-            open_text = None
-
+        pieces: list[Value | None] = []  # None parts words
         for values, quoted in self._parts(raw, line):
             for number, value in enumerate(values):
-                if number:
-                    close()
-                if quoted:
-                    add(value.text, value.line)
-                    continue
-                pieces = re.split(r"([ \t\r\n]+)", value.text)
-                for piece in pieces:
-                    if piece and piece.isspace():
-                        close()
-                    elif piece:
-                        add(piece, value.line)
-        close()
-        return done
+                pieces += [None] if number else []
+                parts = [value.text] if quoted else re.split(r"([ \t\r\n]+)", value.text)
+                pieces += [
+                    None if part.isspace() and not quoted else Value(part, value.line)
+                    for part in parts
+                    if part or quoted
+                ]
+        words = (
+            list(group) for parts_words, group in groupby(pieces, key=lambda piece: piece is None) if not parts_words
+        )
+        return [Value("".join(piece.text for piece in word if piece), word[0].line) for word in words if word[0]]
 
     def text(self, raw: str, line: int) -> str:
         """A raw word as one text, not split: the value of an assignment."""
         return "".join(" ".join(value.text for value in values) for values, _ in self._parts(raw, line))
 
-    def _parts(self, raw: str, line: int) -> list[tuple[list[Value], bool]]:
-        """Pieces of a raw word: (values, quoted)."""
+    def _parts(self, raw: str, line: int, *, inside: bool = False) -> list[tuple[list[Value], bool]]:
+        """Pieces of a raw word, or of the `inside` of double quotes: (values, quoted)."""
         lexer = Lexer(raw, self.name, line)
         found: list[tuple[list[Value], bool]] = []
         i = 0
@@ -71,45 +55,28 @@ class Expander:
             char = raw[i]
             if raw.startswith(("\\\n", "\\\r\n"), i):
                 i = raw.index("\n", i) + 1
-            elif char == "\\":
+            elif char == "\\" and (not inside or raw[i + 1 : i + 2] in {"$", "`", '"', "\\"}):
                 found.append(([Value(raw[i + 1 : i + 2], line)], True))
                 i += 2
-            elif char == "'":
+            elif char in "'\"" and not inside:
                 end = lexer.skip(i)
-                found.append(([Value(raw[i + 1 : end - 1], line)], True))
-                i = end
-            elif char == '"':
-                end = lexer.skip(i)
-                found += [(values, True) for values in self._quoted(raw[i + 1 : end - 1], line)]
+                inner = raw[i + 1 : end - 1]
+                found += self._quoted(inner, line) if char == '"' else [([Value(inner, line)], True)]
                 i = end
             elif char in "$`":
-                values, i = self._dollar(raw, i, line, quoted=False)
-                found.append((values, self.words_done))
+                values, i = self._dollar(raw, i, line, quoted=inside)
+                found.append((values, inside or self.words_done))
             else:
-                end = next((j for j in range(i, len(raw)) if raw[j] in "\\'\"$`"), len(raw))
+                ends = "\\$`" if inside else "\\'\"$`"
+                end = next((j for j in range(i + 1, len(raw)) if raw[j] in ends), len(raw))
                 found.append(([Value(raw[i:end], line)], True))
                 i = end
         return found
 
-    def _quoted(self, inner: str, line: int) -> list[list[Value]]:
-        found: list[list[Value]] = [[Value("", line)]]
-        i = 0
-        while i < len(inner):
-            if inner.startswith(("\\\n", "\\\r\n"), i):
-                i = inner.index("\n", i) + 1
-            elif inner[i] == "\\" and inner[i + 1 : i + 2] in {"$", "`", '"', "\\"}:
-                found.append([Value(inner[i + 1], line)])
-                i += 2
-            elif inner[i] in "$`":
-                values, i = self._dollar(inner, i, line, quoted=True)
-                found.append(values)
-            else:
-                end = next((j for j in range(i + 1, len(inner)) if inner[j] in "\\$`"), len(inner))
-                found.append([Value(inner[i:end], line)])
-                i = end
-        if len(found) == 2 and not found[1]:  # "${EMPTY[@]}" is no word at all
-            return found[1:]
-        return found
+    def _quoted(self, inner: str, line: int) -> list[tuple[list[Value], bool]]:
+        """Pieces of what stands in double quotes: a word even where it is empty, but for "${EMPTY[@]}", which is none."""
+        found = self._parts(inner, line, inside=True)
+        return found if len(found) == 1 and not found[0][0] else [([Value("", line)], True), *found]
 
     def _dollar(self, text: str, i: int, line: int, *, quoted: bool) -> tuple[list[Value], int]:
         """The values of the $ or ` at `i`, and where it ends."""

@@ -55,13 +55,6 @@ class Function(NamedTuple):
     line: int
 
 
-class Braces(NamedTuple):
-    """Braces or parentheses."""
-
-    body: list[Statement]
-    line: int
-
-
 class Chain(NamedTuple):
     """Commands with the && or || before each."""
 
@@ -69,7 +62,8 @@ class Chain(NamedTuple):
     line: int
 
 
-Statement: TypeAlias = Simple | If | Loop | Case | Function | Braces | Chain
+Statement: TypeAlias = "Simple | If | Loop | Case | Function | Chain | list[Statement]"
+"""A list is what stands in braces or parentheses."""
 
 
 def parse_shell(text: str, name: str, line: int = 1) -> list[Statement]:
@@ -124,6 +118,12 @@ class _Parser:
                 raise self.fail(token, f"unexpected {token.text!r}")
         return found
 
+    def body(self, closing: str, start: Token) -> list[Statement]:
+        """Commands up to the word that closes what `start` began, which is taken too."""
+        found = self.block(frozenset({closing}))
+        self.expect(closing, start)
+        return found
+
     def chain(self) -> Statement:
         start = self.peek()
         parts: list[tuple[str, Statement]] = [("", self.pipeline())]
@@ -175,12 +175,9 @@ class _Parser:
         after = self.tokens[self.i + 1 : self.i + 3]
         return [t.text for t in after] == ["(", ")"] and all(t.operator for t in after)
 
-    def group(self, token: Token) -> Braces:
-        closing = "}" if token.text == "{" else ")"
+    def group(self, token: Token) -> list[Statement]:
         self.i += 1
-        body = self.block(frozenset({closing}))
-        self.expect(closing, token)
-        return Braces(body, token.line)
+        return self.body("}" if token.text == "{" else ")", token)
 
     def function(self, token: Token) -> Function:
         self.i += token.text == "function"
@@ -191,26 +188,21 @@ class _Parser:
         start = self.peek()
         if name is None or start is None or start.text not in {"{", "("}:
             raise self.fail(token, "a function has no body")
-        return Function(name.text, self.group(start).body, token.line)
+        return Function(name.text, self.group(start), token.line)
 
     def branches(self, start: Token) -> If:
         arms: list[tuple[list[Statement] | None, list[Statement]]] = []
         self.i += 1
-        condition: list[Statement] | None = self.block(frozenset({"then"}))
-        self.expect("then", start)
+        condition: list[Statement] | None = self.body("then", start)
         while True:
             arms.append((condition, self.block(frozenset({"elif", "else", "fi"}))))
-            token = self.peek()
+            word = self.peek()
             self.i += 1
-            if token is not None and token.text == "elif":
-                condition = self.block(frozenset({"then"}))
-                self.expect("then", start)
-            elif token is not None and token.text == "else":
-                condition = None
-            elif token is not None and token.text == "fi":
-                return If(arms, start.line)
-            else:
+            if word is None or word.text not in {"elif", "else", "fi"}:
                 raise self.fail(start, "'if' has no 'fi'")
+            if word.text == "fi":
+                return If(arms, start.line)
+            condition = self.body("then", start) if word.text == "elif" else None
 
     def loop(self, start: Token) -> Loop:
         self.i += 1
@@ -224,12 +216,10 @@ class _Parser:
                 while (token := self.peek()) is not None and not token.operator:
                     words.append(token)
                     self.i += 1
+            self.expect("do", start)
         else:
-            condition = self.block(frozenset({"do"}))
-        self.expect("do", start)
-        body = self.block(frozenset({"done"}))
-        self.expect("done", start)
-        return Loop(start.text, name, words, condition, body, start.line)
+            condition = self.body("do", start)
+        return Loop(start.text, name, words, condition, self.body("done", start), start.line)
 
     def case(self, start: Token) -> Case:
         self.i += 1

@@ -14,7 +14,7 @@ _OPERATORS = (
 )
 REDIRECTIONS = frozenset({"<<<", "<<-", "&>>", "<<", ">>", ">&", "<&", "&>", ">|", "<", ">"})
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
-_BRACKETS = {"${": "}", "$(": ")", "`": "`"}
+_CLOSING = {'"': '"', "${": "}", "$(": ")", "`": "`", "(": ")"}
 
 
 class Token(NamedTuple):
@@ -106,7 +106,7 @@ class Lexer:
             elif char in "'\"" or text.startswith(("${", "$("), i) or char == "`":
                 i = self.skip(i)
             elif char == "(" and _ARRAY.search(text, start, i):
-                i = self._bracket(i + 1, ")", i)
+                i = self._closed(i, "(")
             elif char in " \t\r\n" or (not self.array and char in ";&|()<>"):
                 break
             else:
@@ -119,32 +119,16 @@ class Lexer:
         Raises:
             ConfigError: it never ends.
         """
-        text = self.text
-        if text[i] == "'":
-            end = text.find("'", i + 1)
+        if self.text[i] == "'":
+            end = self.text.find("'", i + 1)
             if end < 0:
                 raise self._endless(i, "'")
             return end + 1
-        if text[i] == '"':
-            return self._quoted(i)
-        opening = next(word for word in _BRACKETS if text.startswith(word, i))
-        return self._bracket(i + len(opening), _BRACKETS[opening], i)
+        return self._closed(i, next(word for word in _CLOSING if self.text.startswith(word, i)))
 
-    def _quoted(self, start: int) -> int:
-        text, i = self.text, start + 1
-        while i < len(text):
-            if text[i] == "\\":
-                i += 2
-            elif text[i] == '"':
-                return i + 1
-            elif text.startswith(("${", "$("), i) or text[i] == "`":
-                i = self.skip(i)
-            else:
-                i += 1
-        raise self._endless(start, '"')
-
-    def _bracket(self, i: int, closing: str, start: int) -> int:
-        text = self.text
+    def _closed(self, start: int, opening: str) -> int:
+        """The position after what closes the `opening` at `start`, whatever stands in between."""
+        text, closing, i = self.text, _CLOSING[opening], start + len(opening)
         while i < len(text):
             char = text[i]
             if char == "\\":
@@ -154,12 +138,14 @@ class Lexer:
             elif closing == ")" and char == "#" and text[i - 1] in " \t\n(":
                 i = end if (end := text.find("\n", i)) >= 0 else len(text)
             elif closing == ")" and char == "(":
-                i = self._bracket(i + 1, ")", i)
-            elif closing != "`" and (char in "'\"`" or text.startswith(("${", "$("), i)):
+                i = self._closed(i, "(")
+            elif closing == "`" or (closing == '"' and char == "'"):
+                i += 1
+            elif char in "'\"`" or text.startswith(("${", "$("), i):
                 i = self.skip(i)
             else:
                 i += 1
-        raise self._endless(start, text[start : start + 2].strip())
+        raise self._endless(start, opening)
 
     def _endless(self, i: int, what: str) -> ConfigError:
         return ConfigError(f"{self.name}: line {self.line_at(i)}: {what} never ends")

@@ -30,7 +30,6 @@ class Word(NamedTuple):
 class Script(NamedTuple):
     """A launch script, as far as it can be read without running it."""
 
-    name: str
     program: str
     """What is launched: "pretrain_gpt.py", or a module ("torchtitan.train"); "" where nothing is."""
     arguments: list[Word]
@@ -89,6 +88,7 @@ _COMMANDS = {name: name for name in _LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
+_NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
     "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
@@ -105,7 +105,8 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
     text = clean(text)
-    scope = Scope(_slurm(text) | (env or {}))
+    headers = _headers(text)
+    scope = Scope(_slurm(headers) | (env or {}))
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
@@ -120,11 +121,10 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
     if launch is None or problems:
-        return Script(name, "", [], [], None, None, None, 0, variables, problems, [], _gpu(text), {})
+        return Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
-        name=name,
         program=words[launch.at].text,
         arguments=words[launch.at + 1 :],
         launchers=launch.launchers,
@@ -135,20 +135,24 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         variables=variables,
         problems=[],
         unclear=unclear,
-        gpu=_gpu(text),
+        gpu=_gpu(headers),
         environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
 
 
-def _slurm(text: str) -> dict[str, str]:
-    """The variables that Slurm sets from a script's #SBATCH headers."""
+def _headers(text: str) -> list[tuple[str, str]]:
+    """Options and values of a script's #SBATCH lines."""
+    lines = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
+    return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
+
+
+def _slurm(headers: list[tuple[str, str]]) -> dict[str, str]:
+    """The variables that Slurm sets from a script's headers."""
     found: dict[str, str] = {}
-    for line in re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
-        for option, value in re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|\s+)?([^\s#-]\S*)", line):
-            variable = _SBATCH.get(option)
-            number = re.search(r"(?:^|:)(\d+)$", value)
-            if variable and number and (option != "gres" or "gpu" in value):
-                found[variable] = number[1]
+    for option, value in headers:
+        number = re.search(r"(?:^|:)(\d+)$", value)
+        if option in _SBATCH and number and (option != "gres" or "gpu" in value):
+            found[_SBATCH[option]] = number[1]
     if "SLURM_NNODES" in found:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
         if "SLURM_NTASKS_PER_NODE" in found:
@@ -159,13 +163,17 @@ def _slurm(text: str) -> dict[str, str]:
     return found
 
 
-def _gpu(text: str) -> str:
-    """The kind of device that the #SBATCH headers name."""
-    headers = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
-    asked = re.search(r"--(?:gpus-per-node|gpus|gpus-per-task|gres)[= ](?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d", headers)
-    constraint = re.search(r"(?:--constraint|-C)[= ]([A-Za-z][\w-]*)\s*(?:#|$)", headers, re.MULTILINE)
-    found = asked or constraint
-    return found[1] if found else ""
+def _gpu(headers: list[tuple[str, str]]) -> str:
+    """The kind of device that a script's headers name: asked for (gpu:h100:8), else the one constraint."""
+    asked = (
+        re.fullmatch(r"(?:gpu:)?((?!gpu:)[A-Za-z][\w-]*):\d.*", value)
+        for option, value in headers
+        if option in {"gpus-per-node", "gpus", "gpus-per-task", "gres"}
+    )
+    constraints = (
+        re.fullmatch(r"([A-Za-z][\w-]*)", value) for option, value in headers if option in {"constraint", "C"}
+    )
+    return next((found[1] for found in (*asked, *constraints) if found), "")
 
 
 def _word(value: Value, scope: Scope) -> Word:
@@ -201,16 +209,11 @@ def _trains(launch: _Launch) -> bool:
 
 
 def _nothing_found(walk: DryRun) -> str:
-    others = [
-        (command.line, next((v.text for v in command.words[1:] if v.text.endswith((".sh", ".slurm", ".sbatch"))), ""))
-        for command in walk.commands
-        if command.words[0].text in {"bash", "sh", "sbatch", "srun"}
-    ]
-    if others := [(line, other) for line, other in others if other]:
-        line, other = others[0]
-        return (
-            f"no launch command (torchrun, python, srun ...); line {line} runs {walk.scope.shown(other)}: give that one"
-        )
+    for command in walk.commands:
+        scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
+        if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
+            what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
+            return f"no launch command (torchrun, python, srun ...); {what}: give that one"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
@@ -219,24 +222,19 @@ def _launch_of(command: Command) -> _Launch | None:
     words = [value.text for value in command.words]
     launchers: list[str] = []
     python = False
-    i = 0
-    while i < len(words):
-        word = posixpath.basename(words[i])
-        if (
-            word in {"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"}
-            and not launchers
-        ):
+    for i, text in enumerate(words):
+        word = posixpath.basename(text)
+        if word in _NO_LAUNCH and not launchers:
             return None
         if re.fullmatch(r"python[\d.]*", word):
             python = True
-        elif word in _COMMANDS and (not launchers or launchers[-1] != _COMMANDS[word]):
-            launchers.append(_COMMANDS[word])
-            python = python or _COMMANDS[word] in {"torchrun", "deepspeed", "accelerate"}
-        elif words[i] == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
+        elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
+            launchers.append(launcher)
+            python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+        elif text == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return _Launch(command, i, launchers)
-        i += 1
     return None
 
 

@@ -148,13 +148,13 @@ class _FunctionReader:
                 return found
         if isinstance(node, ast.Call):
             return self.config(node, names, depth)
-        return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
+        return _computed(node)
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: another function of the module, a copy with changes, or the making of a config object."""
         called = ".".join(_dotted(node.func))
         if not called or any(keyword.arg is None for keyword in node.keywords):
-            return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
+            return _computed(node)
         keywords = {str(item.arg): self.value(item.value, names, depth) for item in node.keywords}
         args = [self.value(item, names, depth) for item in node.args]
         if called in self.functions and not args and not keywords:
@@ -164,7 +164,11 @@ class _FunctionReader:
             return deepcopy(args[0]) | keywords
         if last[:1].isupper() or called == "model_registry":
             return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
-        return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
+        return _computed(node)
+
+
+def _computed(node: ast.expr) -> Computed:
+    return Computed(node.lineno, " ".join(ast.unparse(node).split())[:60])
 
 
 def _dotted(node: ast.expr) -> list[str]:

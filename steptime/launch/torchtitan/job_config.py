@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -41,13 +42,16 @@ def read_torchtitan(
     """
     table = load_table("torchtitan")
     file, function = split_path(path)
+    model = devices = None
     if file.endswith(".py"):
-        tree, later, devices, model = *_function(file, text, function), None, None
+        tree = _function(file, text, function)
     elif _is_log(text):
-        tree, later, devices, model = _log(path, text)
+        text = "\n".join(plain_lines(text))
+        tree, devices, model = _printed(path, text), _devices(text), from_log(path, text)
     else:
-        tree, later, devices, model = _toml(path, text), False, None, None
-    said = flatten(tree)
+        tree = _toml(path, text)
+    later = file.endswith(".py") or "model_spec" in tree
+    said = flatten(as_toml(tree) if later else tree)
     devices = devices or devices_in("", env) or _of_comment(said, text)
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
@@ -84,15 +88,15 @@ def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
 # --- config functions ------------------------------------------------------------------------------------------------------
 
 
-def _function(path: str, text: str, name: str) -> tuple[Tree, bool]:
-    """The config of a function, in the words of the TOML files."""
+def _function(path: str, text: str, name: str) -> Tree:
+    """The config of a function."""
     name, tree = read_function(path, text, name, "Trainer.Config")
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
         folder = PurePath(path).parent.name
         named = next((word for word in words if name.startswith(f"{word}_")), name)
         tree["model_spec"]["name"] = folder if folder in words else named
-    return as_toml(tree), True
+    return tree
 
 
 def as_toml(tree: Tree) -> Tree:
@@ -100,18 +104,12 @@ def as_toml(tree: Tree) -> Tree:
     tree = {key: value for key, value in tree.items() if key != CLASS}
     spec = tree.pop("model_spec", None) or tree.pop("model", None)
     if isinstance(spec, dict):
-        args = spec.get("_args_") or [None]
-        kept = {
-            "name": spec.get("name"),
-            "flavor": spec.get("flavor", args[0]),
-            "attn_backend": spec.get("attn_backend"),
-        }
-        tree["model"] = {key: value for key, value in kept.items() if value is not None}
+        spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
+        tree["model"] = {key: spec[key] for key in ("name", "flavor", "attn_backend") if spec.get(key) is not None}
     converters = tree.pop("model_converters", None)
     if isinstance(converters, dict) and converters.get("converters"):
-        names = [
-            item.get(CLASS, "a converter") if isinstance(item, dict) else item for item in converters["converters"]
-        ]
+        given = converters["converters"]
+        names = [item.get(CLASS, "a converter") if isinstance(item, dict) else item for item in given]
         tree.setdefault("model", {})["converters"] = names
     checkpointing = tree.get("activation_checkpoint", {})
     if checkpointing is None:
@@ -139,10 +137,9 @@ def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
         found = next(
             (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
         )
-        if found is not None and (rule is None or rule.status != "irrelevant"):
-            problems.append(
-                f"{path}:{found.line}: {key}: computed ({found.code}); write the value out, or give a log of the job"
-            )
+        if found and (rule is None or rule.status != "irrelevant"):
+            fix = "write the value out, or give a log of the job"
+            problems.append(f"{path}:{found.line}: {key}: computed ({found.code}); {fix}")
     if problems:
         raise ConfigError(problems)
 
@@ -154,10 +151,8 @@ def _is_log(text: str) -> bool:
     return bool(_DUMP.search(text) or "[titan]" in text or "torchtitan.train" in text or _MESH.search(text))
 
 
-def _log(path: str, text: str) -> tuple[Tree, bool, int | None, dict[str, Any] | None]:
-    """Config, whether it is of a config function, devices, and the model that the log describes."""
-    lines = plain_lines(text)
-    text = "\n".join(lines)
+def _printed(path: str, text: str) -> Tree:
+    """The config that a log prints."""
     start = _DUMP.search(text)
     if start is None:
         raise ConfigError(
@@ -168,10 +163,9 @@ def _log(path: str, text: str) -> tuple[Tree, bool, int | None, dict[str, Any] |
     if dump is None:
         raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
     tree = _literal(path, dump)
-    later = "model_spec" in tree
-    if not later and not tree.keys() & _SECTIONS:
+    if not tree.keys() & {"model_spec", *_SECTIONS}:
         raise ConfigError(f"{path}: the printed config is not torchtitan's{near('training', tree)}")
-    return (as_toml(tree) if later else tree), later, _devices(text), from_log(path, text)
+    return tree
 
 
 def _literal(path: str, dump: str) -> Tree:
@@ -189,14 +183,8 @@ def _literal(path: str, dump: str) -> Tree:
 
 def _devices(text: str) -> int | None:
     """World size: the product of the mesh that torchtitan builds, else the launcher's."""
-    product = 1
     if found := _MESH.search(text):
-        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
-            degree = re.search(rf"\b{name}=(\d+)", found[1])
-            product *= int(degree[1]) if degree else 1
-        return product
+        return prod(int(degree) for degree in re.findall(r"\b(?:pp|dp_replicate|dp_shard|cp|tp)=(\d+)", found[1]))
     if old := _OLD_MESH.search(text):
-        for each in old[2].split(","):
-            product *= int(each)
-        return product
+        return prod(map(int, old[2].split(",")))
     return devices_in(text)

@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from steptime.base.config import ConfigError
 from steptime.job.edit import read_model
-from steptime.launch.devices import required_data_parallel, told
+from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
 
-_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_SCHEDULES = {"1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2)}
-"""Schedule -> ours, and stages per rank where nothing else says them."""
-_OLD_SCHEDULES = {
-    "interleaved_1f1b": "Interleaved1F1B",
-    "interleaved1f1b": "Interleaved1F1B",
-    "1f1b": "1F1B",
-    "gpipe": "GPipe",
-}
 _P = "parallelism."
 
 
@@ -50,8 +42,7 @@ def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
     n_layers = _n_layers(model)
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
     if degrees.cp > 1:
-        words = {"allgather": "all_gather", "alltoall": "p2p"}
-        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method", words)}
+        parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method")}
     if degrees.tp > 1:
         parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
     parallelism |= fsdp_of(keys, degrees)
@@ -81,24 +72,21 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
     shard = keys.count(f"{_P}data_parallel_shard_degree", least=-1)
     if shard == 0:
         raise keys.error(f"{_P}data_parallel_shard_degree", "must be -1, or at least 1 (got 0)")
-    rest = {"tp": tp, "pp": pp, "cp": cp}
+    rest, copies = {"tp": tp, "pp": pp, "cp": cp}, f"{_P}data_parallel_replicate_degree"
     if shard < 0 or told(keys.sets, "parallelism.dp") is not None:
-        dp = required_data_parallel(keys, rest, devices)
+        dp = data_parallel(keys, rest, devices)
+        if dp is None:
+            fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
+            raise ConfigError(f"{keys.source}: does not say how many devices there are; {fix}")
         if dp % replicate:
-            keys.fail(
-                f"{_P}data_parallel_replicate_degree", f"must divide the {dp} data-parallel ranks (got {replicate})"
-            )
+            keys.fail(copies, f"must divide the {dp} data-parallel ranks (got {replicate})")
     else:
         dp = replicate * shard
         if devices is not None and devices != dp * tp * pp * cp:
-            keys.problems.append(
-                f"{keys.source}: the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}"
-            )
+            keys.problem(f"the degrees multiply to {dp * tp * pp * cp} devices, and there are {devices}")
     found = Degrees(tp, pp, cp, dp, replicate)
     if replicate > 1 and not found.fsdp and tp * pp * cp > 1:
-        keys.fail(
-            f"{_P}data_parallel_replicate_degree", "DDP runs with no other parallelism; set data_parallel_shard_degree"
-        )
+        keys.fail(copies, "DDP runs with no other parallelism; set data_parallel_shard_degree")
     return found
 
 
@@ -112,7 +100,7 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     policies = {"default": degrees.pp == 1, "always": True, "never": False}
     fsdp = {
         "reshard_after_forward": keys.word(f"{_P}fsdp_reshard_after_forward", policies),
-        "reduce_dtype": keys.word("training.mixed_precision_reduce", _DTYPES),
+        "reduce_dtype": keys.word("training.mixed_precision_reduce"),
         "wrap": "block",
     }
     return {"fsdp": fsdp} | ({"replicas": degrees.replicate} if degrees.replicate > 1 else {})
@@ -120,8 +108,8 @@ def fsdp_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 
 def dtypes_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     """Precision, and the dtypes of parameters, gradients and moments."""
-    precision = keys.word("training.mixed_precision_param", _DTYPES)
-    stored = keys.word("training.dtype", _DTYPES)
+    precision = keys.word("training.mixed_precision_param")
+    stored = keys.word("training.dtype")
     states = {"param_dtype": stored, "main_grad_dtype": stored, "moment_dtype": stored}
     if degrees.fsdp:
         return {"precision": precision} | (states if stored == "bf16" else {})
@@ -163,78 +151,60 @@ def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
 
 def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
     """What is recomputed: nothing, whole blocks, every n-th block, or by op."""
-    option = str(keys.get("activation_checkpoint.selective_ac_option"))
-    mode = str(keys.get("activation_checkpoint.mode")).lower()
-    if mode != "selective":
-        keys.without_effect("activation_checkpoint.selective_ac_option", "only with mode selective")
-    if mode in {"none", "full"}:
-        return {"activation_checkpointing_type": mode}
+    which, how = "activation_checkpoint.selective_ac_option", "activation_checkpoint.mode"
+    option, mode = str(keys.get(which)), str(keys.get(how)).lower()
+    none: dict[str, Any] = {"activation_checkpointing_type": "none"}
     if mode == "selective" and option.isdigit() and int(option) > 0:
         # _apply_layer_sac: every n-th block is checkpointed whole
-        blocks = n_layers // int(option)
-        return {"recompute": {"granularity": "full", "method": "block", "n_layers": blocks}}
+        return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
     if mode == "selective" and option == "op":
         why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
-        keys.leave_out("activation_checkpoint.selective_ac_option", why)
+        keys.leave_out(which, why)
         return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
+    if mode == "selective":
+        keys.fail(which, f"expected op or a whole number (got {option!r})")
+        return none
+    keys.without_effect(which, "only with mode selective")
     if mode == "memory_budget":
-        keys.leave_out("activation_checkpoint.mode", "what the compiler recomputes; taken as none")
-        return {"activation_checkpointing_type": "none"}
-    if mode != "selective":
-        raise keys.error(
-            "activation_checkpoint.mode", f"expected none, selective, full or memory_budget (got {mode!r})"
-        )
-    raise keys.error("activation_checkpoint.selective_ac_option", f"expected op or a whole number (got {option!r})")
+        keys.leave_out(how, "what the compiler recomputes; taken as none")
+    elif mode not in {"none", "full"}:
+        keys.fail(how, f"expected none, selective, full or memory_budget (got {mode!r})")
+    return {"activation_checkpointing_type": "full"} if mode == "full" else none
 
 
 def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
-    """Batch and sequence.
-
-    Raises:
-        ConfigError: the global batch is no multiple of what the ranks take at once.
-    """
-    local = keys.count("training.local_batch_size")
-    gbs = keys.count("training.global_batch_size", least=-1)
-    micro, at_once = local, local * degrees.dp
+    """Batch and sequence."""
+    batch, local = "training.global_batch_size", keys.count("training.local_batch_size")
+    gbs, micro, at_once = keys.count(batch, least=-1), local, local * degrees.dp
     if degrees.pp > 1:
-        parts = keys.get(f"{_P}pipeline_parallel_microbatches")
-        micro = local // int(parts) if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
+        parts = keys.whole(f"{_P}pipeline_parallel_microbatches")
+        micro = local // parts if parts else keys.count(f"{_P}pipeline_parallel_microbatch_size")
         if micro < 1 or local % micro:
-            raise keys.error(
-                "training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})"
-            )
+            keys.fail("training.local_batch_size", f"must be a multiple of the micro-batch {micro} (got {local})")
         if gbs > at_once:
-            why = "the pipeline drains after every local batch; taken as one pass"
-            keys.leave_out("training.global_batch_size", why)
-    if gbs < 1:
-        gbs = at_once
+            keys.leave_out(batch, "the pipeline drains after every local batch; taken as one pass")
+    gbs = at_once if gbs < 1 else gbs
     if gbs % at_once:
-        raise keys.error(
-            "training.global_batch_size",
-            f"must be a multiple of local_batch_size * data-parallel ranks = {local} * {degrees.dp} (got {gbs})",
-        )
+        parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
+        keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
     return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}
 
 
 def pipeline_of(keys: JobKeys, degrees: Degrees, n_layers: int) -> dict[str, Any]:
     """Schedule, virtual stages and layers per stage."""
     key = f"{_P}pipeline_parallel_schedule"
-    word = str(keys.get(key))
-    word = _OLD_SCHEDULES.get(word.lower(), word)
-    if word not in _SCHEDULES:
+    if (known := keys.meaning(key)) is None:
         keys.leave_out(key, "another schedule; taken as 1F1B")
-    schedule, per_rank = _SCHEDULES.get(word, ("1f1b", 1))
+    schedule, per_rank = known or ("1f1b", 1)
     first = keys.count(f"{_P}pipeline_parallel_first_stage_less_layers", least=0)
     last = keys.count(f"{_P}pipeline_parallel_last_stage_less_layers", least=0)
     units = n_layers + first + last
-    if keys.get(f"{_P}pipeline_parallel_layers_per_stage") is not None:
-        stages = -(-units // keys.count(f"{_P}pipeline_parallel_layers_per_stage"))
+    per_stage = f"{_P}pipeline_parallel_layers_per_stage"
+    if (layers := keys.whole(per_stage)) is not None:
+        stages = -(-units // layers)
         if stages % degrees.pp:
-            raise keys.error(
-                f"{_P}pipeline_parallel_layers_per_stage",
-                f"makes {stages} stages, which {degrees.pp} ranks cannot share",
-            )
-        per_rank = stages // degrees.pp
+            keys.fail(per_stage, f"makes {stages} stages, which {degrees.pp} ranks cannot share")
+        per_rank = max(stages // degrees.pp, 1)
     stages = per_rank * degrees.pp
     if stages > units:
         raise keys.error(f"{_P}pipeline_parallel_degree", f"makes {stages} stages of {n_layers} layers")

@@ -1,0 +1,185 @@
+"""The one counter: every element of a checkpoint counts once, and what counts as repeated needs evidence.
+
+Evidence is the same storage of a file, the same place in a whole tensor, or the same checksum of the same bytes; a layout
+that is known to repeat a tensor on every rank gives its copies the same place. Equal names and shapes are no evidence:
+they are what tensor-parallel slices of one matrix have too.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from steptime.checkpoint.dtypes import itemsize
+from steptime.checkpoint.records import Problem
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.records import Section, Shape, StoredTensor
+
+MAX_LINES = 10  # problems of one kind written out
+DRAG_BYTES = 1 << 20  # below this a view of a larger storage is not worth a line
+GAPS = frozenset({"MISSING_RANK", "MISSING_FILE", "MISSING_SHARD", "TRUNCATED"})  # why pieces do not add up, said once
+
+
+def count(section: Section) -> None:
+    """Set `unique` [elements], and whole shapes where offsets tell them, of every tensor of `section`.
+
+    Pieces that do not add up to the whole tensor are a problem, unless files are known to be missing.
+    """
+    _storages(section.tensors)
+    first: dict[tuple[str, str], StoredTensor] = {}
+    groups: dict[tuple[str, str], list[StoredTensor]] = {}
+    for tensor in section.tensors:
+        if tensor.alias_of is None:
+            key = (tensor.role, tensor.name)
+            other = first.setdefault(key, tensor)
+            if other is not tensor:
+                groups.setdefault(key, [other]).append(tensor)
+            elif tensor.whole != tensor.shape and tensor.note != "sparse":
+                groups[key] = [tensor]
+    del first
+    torn = [line for group in groups.values() if (line := _pieces(group))]
+    if section.unread or section.facts.get("slices") or any(problem.code in GAPS for problem in section.problems):
+        return
+    for name, message in torn[:MAX_LINES]:
+        section.problem("INCOMPLETE_COVER", message, tensor=name)
+    if len(torn) > MAX_LINES:
+        section.problem("INCOMPLETE_COVER", f"{len(torn) - MAX_LINES} more tensors whose pieces do not add up")
+
+
+def _storages(tensors: list[StoredTensor]) -> None:
+    """Within a file: tied weights are the same bytes of one storage, a contiguous view inside another is part of it.
+
+    An expanded tensor (stride 0) has no more elements than bytes, and the elements of one storage never exceed its size.
+    """
+    shared: dict[tuple[str, str], list[StoredTensor]] = {}
+    for tensor in tensors:
+        tensor.unique = 0 if tensor.alias_of is not None else tensor.numel
+        if tensor.storage is not None:
+            shared.setdefault((tensor.file, tensor.storage), []).append(tensor)
+    for group in shared.values():
+        _share(group)
+
+
+def _share(group: list[StoredTensor]) -> None:
+    """In order of their first byte, so that what contains a view comes before it."""
+    room = group[0].storage_nbytes
+    last = cover = None  # the tensor before, and the dense one that reaches furthest
+    for tensor in sorted(group, key=lambda t: (t.start, -t.extent)) if len(group) > 1 else group:
+        width = itemsize(tensor.dtype) or 1
+        tensor.unique = min(tensor.unique, tensor.extent // width, max(room, 0) // width)
+        owner = next((k for k in (last, cover) if k is not None and _inside(tensor, k)), None)
+        if owner is not None:
+            tensor.unique = 0
+            tensor.alias_of = owner.name
+            continue
+        room -= tensor.unique * width
+        last = tensor
+        if cover is None or tensor.start + tensor.extent > cover.start + cover.extent:
+            cover = tensor
+
+
+def _inside(tensor: StoredTensor, other: StoredTensor) -> bool:
+    same = tensor.start == other.start and tensor.extent == other.extent and tensor.numel == other.numel
+    contiguous = other.extent == other.numel * (itemsize(other.dtype) or 1)
+    within = other.start <= tensor.start and tensor.start + tensor.extent <= other.start + other.extent
+    return same or (contiguous and within and tensor.extent > 0)
+
+
+def _pieces(group: list[StoredTensor]) -> tuple[str, str] | None:
+    """Count the pieces of one name; (name, what is wrong) where they do not add up to the whole."""
+    if any(tensor.offsets is not None for tensor in group):
+        covered, whole = _by_place(group)
+    elif group[0].global_shape is not None:
+        covered, whole = _up_to_whole(group)
+    else:
+        _by_checksum(group)
+        return None
+    if covered == whole:
+        return None
+    what = "overlap" if covered > whole else "leave gaps"
+    return group[0].name, f"pieces of {group[0].name} {what}: {covered:,} of {whole:,} elements"
+
+
+def _by_place(group: list[StoredTensor]) -> tuple[int, int]:
+    """Pieces at the same place of the whole are copies: (elements of the distinct pieces, elements of the whole)."""
+    placed = [tensor for tensor in group if tensor.offsets is not None]
+    whole = placed[0].global_shape or _reach(placed)
+    seen: set[tuple[Shape | None, Shape]] = set()
+    covered = 0
+    for tensor in placed:
+        tensor.global_shape = whole
+        place = (tensor.offsets, tensor.shape)
+        if place in seen:
+            _copy(tensor)
+        else:
+            seen.add(place)
+            covered += tensor.numel
+    return covered, prod(whole)
+
+
+def _reach(group: list[StoredTensor]) -> Shape:
+    corners = [tuple(o + n for o, n in zip(t.offsets or (), t.shape, strict=True)) for t in group]
+    dims = len(corners[0])
+    return tuple(max(c[d] for c in corners if len(c) == dims) for d in range(dims))
+
+
+def _up_to_whole(group: list[StoredTensor]) -> tuple[int, int]:
+    """Pieces whose whole is known but not their places count until it is full."""
+    whole = left = prod(group[0].whole)
+    for tensor in group:
+        tensor.unique = min(tensor.unique, left)
+        left -= tensor.unique
+        if tensor.numel and not tensor.unique:
+            _copy(tensor)
+    return whole - left, whole
+
+
+def _by_checksum(group: list[StoredTensor]) -> None:
+    """The same bytes in another file are a copy; without a checksum, or with another one, a tensor is one of its own."""
+    seen: set[object] = set()
+    for tensor in group if group[0].role in ("", "model") else ():
+        evidence = (tensor.checksum, tensor.storage_nbytes, tensor.start, tensor.shape, tensor.dtype)
+        if tensor.checksum is not None and evidence in seen:
+            _copy(tensor)
+        seen.add(evidence)
+
+
+def _copy(tensor: StoredTensor) -> None:
+    tensor.unique = 0
+    tensor.note = tensor.note or "replica"
+
+
+def stored_bytes(tensors: list[StoredTensor]) -> int:
+    """Bytes of the distinct storages, and of the tensors that have none of their own."""
+    storages: dict[tuple[str, str], int] = {}
+    loose = 0
+    for tensor in tensors:
+        if tensor.storage is None:
+            loose += tensor.nbytes
+        else:
+            storages[tensor.file, tensor.storage] = max(0, tensor.storage_nbytes)
+    return loose + sum(storages.values())
+
+
+def dragged(tensors: list[StoredTensor]) -> list[Problem]:
+    """A warning for each storage much larger than what is used of it: a saved view carries its whole storage."""
+    used: dict[tuple[str, str], int] = {}
+    owner: dict[tuple[str, str], StoredTensor] = {}
+    for tensor in tensors:
+        if tensor.storage is not None:
+            key = (tensor.file, tensor.storage)
+            width = itemsize(tensor.dtype) or 1  # `unique` would be 0 for a replica on another rank
+            own = min(tensor.numel * width, tensor.extent) if tensor.alias_of is None else 0
+            used[key] = used.get(key, 0) + own
+            owner.setdefault(key, tensor)
+    found = []
+    for key, tensor in owner.items():
+        extra = tensor.storage_nbytes - used[key]
+        if extra > DRAG_BYTES and extra > used[key] and tensor.note != "sparse":
+            message = (
+                f"tensor {tensor.name} uses {used[key]:,} of the {tensor.storage_nbytes:,} bytes saved with it: "
+                "a view keeps its whole storage; clone it before saving"
+            )
+            found.append(Problem("VIEW_DRAGS_STORAGE", message, tensor.file, tensor.name, "warning"))
+    return found

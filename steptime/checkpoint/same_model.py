@@ -1,0 +1,114 @@
+"""Which sets of files hold the same model: known layouts of public repositories, or files of the same bytes.
+
+Equal names and shapes alone are no evidence: two runs of one model have them too. Known layouts: Hugging Face's file names
+(one model per folder, in several formats and variants), Meta's and Mistral's consolidated files beside them, GGUF files made
+from the model beside them or from one another, DeepSpeed's files beside the gathered weights.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint.confignames import from_config
+
+if TYPE_CHECKING:
+    from steptime.checkpoint.records import Section, StoredTensor
+
+STEMS = re.compile(
+    r"^(?:model|pytorch_model|tf_model|flax_model|rust_model|open_clip_(?:pytorch_)?model|adapter_model|consolidated|"
+    r"diffusion_(?:pytorch|flax)_model|weights)(?:\.(?:fp16|bf16|fp32|fp8|int8|non_ema|ema))?$"
+)
+_NAMES = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in those of Hugging Face
+    (r"^(?:model|transformer|language_model\.model)\.", ""), (r"^blk\.", "layers."), (r"output_norm|^norm", "norm"),
+    (r"tok_embeddings|token_embd", "embed_tokens"), (r"^output\.", "lm_head."), (r"attn_output", "self_attn.o_proj"),
+    (r"attention\.w([qkvo])\b", r"self_attn.\1_proj"), (r"attn_([qkv])\b", r"self_attn.\1_proj"),
+    (r"attention_norm|attn_norm", "input_layernorm"), (r"ffn_norm", "post_attention_layernorm"),
+    (r"feed_forward\.w1\b|ffn_gate\b", "mlp.gate_proj"), (r"feed_forward\.w2\b|ffn_down\b", "mlp.down_proj"),
+    (r"feed_forward\.w3\b|ffn_up\b", "mlp.up_proj"),
+)  # fmt: skip
+MIN_TENSORS = 2
+
+
+def mark(found: list[Section]) -> None:
+    """Let every section that repeats another point to it (`same_as`): a section counts once.
+
+    Safetensors come first; where equal names and shapes are no copies, a note says that both count.
+    """
+    owners: dict[str, list[Section]] = {}
+    for section in sorted(
+        found, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)
+    ):
+        model = [t for t in section.tensors if t.role in ("", "model")]
+        if len(model) < MIN_TENSORS or section.same_as is not None:
+            continue
+        for other in owners.setdefault(_folder(section), []):
+            if _repeats(section, other):
+                section.same_as = other.path or other.format
+                break
+        else:
+            owners[_folder(section)].append(section)
+
+
+def _folder(section: Section) -> str:
+    """The folder a section lies in; DeepSpeed's tag folder belongs to the one above."""
+    files = section.files[0].rpartition("/")[0] if section.files else section.path
+    return files.rpartition("/")[0] if section.format.startswith("DeepSpeed") else files
+
+
+def _repeats(section: Section, other: Section) -> bool:
+    if _checksums(section) and _checksums(section) == _checksums(other):
+        return True
+    ours, theirs = _family(section), _family(other)
+    if ours is None or theirs is None:
+        return False
+    if _structure(section) == _structure(other):
+        return True
+    if "GGUF" in (ours, theirs):
+        return _dimensions(section) == _dimensions(other) != {} and _close(section, other)
+    return section.format != other.format and _close(section, other)  # TensorFlow and Flax name and transpose anew
+
+
+def _family(section: Section) -> str | None:
+    """What makes the file names of a section those of one model per folder."""
+    if section.format.startswith(("GGUF", "DeepSpeed", "Meta")):
+        return section.format.partition(" ")[0]
+    return "repository" if STEMS.match(section.stem) else None
+
+
+def _model(section: Section) -> list[StoredTensor]:
+    return [t for t in section.tensors if t.role in ("", "model")]
+
+
+def _checksums(section: Section) -> set[Any] | None:
+    """Name and checksum of every tensor; None where one has none."""
+    found = {(t.name, t.checksum, t.storage_nbytes, t.shape) for t in _model(section)}
+    return None if any(item[1] is None for item in found) else found
+
+
+def _structure(section: Section) -> set[Any]:
+    """Names, in one spelling, and whole shapes; buffers that formats keep or drop as they like are left out."""
+    names = {
+        t.name: t.whole for t in _model(section) if not re.search(r"inv_freq$|rope\.?_?freqs|position_ids$", t.name)
+    }
+    return {(_spelled(name), shape) for name, shape in names.items()}
+
+
+def _spelled(name: str) -> str:
+    for pattern, words in _NAMES:
+        name = re.sub(pattern, words, name)
+    return name
+
+
+def _close(section: Section, other: Section) -> bool:
+    """Within 2 %: buffers and tied heads make the difference."""
+    sizes = [sum(prod(shape) for shape in {t.name: t.whole for t in _model(s)}.values()) for s in (section, other)]
+    return min(sizes) >= 0.98 * max(sizes)
+
+
+def _dimensions(section: Section) -> dict[str, Any]:
+    """What the section's own config or key-values say about the size of the model."""
+    known = dict(from_config(section.facts)[-1:])
+    fields = next(iter(known.values()), {})
+    return {key: fields[key] for key in ("n_layers", "hidden_sz") if key in fields}

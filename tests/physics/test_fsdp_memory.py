@@ -1,0 +1,102 @@
+"""What FSDP2 holds at its peak, buffer by buffer: two tokens, so activations are below 2 % of the buffers.
+
+A layer has L = 164,096 elements, the root (embedding, head, final norm) 262,272, of which head and norm 131,200. Unsharded
+parameters, gathered flat buffers and gradients are bf16; gradients are reduced in fp32 unless said.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job
+
+from steptime.answer.result import estimate
+
+LAYER, ROOT, HEAD = 164_096, 262_272, 131_200
+
+
+def peak(layers: int, *, dp=4, microbatches=2, replicas=1, **fsdp):
+    layout = {"dp": dp, "replicas": replicas, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
+    (stage,) = estimate(
+        job("fsdp2", model={"n_layers": layers}, seqlen=2, microbatches=microbatches, **layout)
+    ).memory.stages
+    return stage.activations_bytes + stage.transient_bytes, stage.peak_op
+
+
+def bytes_(expected: float):
+    return pytest.approx(expected, rel=0.02)
+
+
+UNDER = 2 * ROOT + 2 * HEAD
+"""Beside every layer's backward: the root's parameters, which stay from forward, and the gradients of head and norm."""
+
+
+def test_a_layer_between_two_others():
+    """Backward of the second of three: its parameters 2, the flat buffer of the first, fetched ahead, 2, its own gradients 2, and
+    the input of the third's reduce-scatter, which is let go when the next one starts, 4: 10 * L.
+    """
+    held, op = peak(3)
+    assert held == bytes_(UNDER + 10 * LAYER)
+    assert op.startswith("backward of attn")  # at the layer's end all its gradients are there
+
+
+def test_two_layers_have_no_third():
+    """The first one's backward: parameters 2, gradients 2, the second's reduction 4; as its buffer is copied out 2 + 2 + 4; the
+    second's reduction: the first's flat buffer 2, gradients 2, input 4. All 8 * L.
+    """
+    assert peak(2)[0] == bytes_(UNDER + 8 * LAYER)
+
+
+def test_a_bf16_reduction_is_half_as_large():
+    assert peak(3, reduce_dtype="bf16")[0] == bytes_(UNDER + 8 * LAYER)
+
+
+def test_without_resharding_every_layer_stays_gathered():
+    """Third of four layers: parameters of the first three 6, its gradients 2, the fourth's reduction 4: 12 * L."""
+    assert peak(4, reshard_after_forward=False)[0] == bytes_(UNDER + 12 * LAYER)
+
+
+def test_replicas_leave_their_reduced_shards_until_backward_ends():
+    """Two copies of four shards, a second micro-batch: each layer done leaves a quarter of 4 bytes (_fsdp_param_group.py,
+    AllReduceState): one of them beside the second layer of three. The first micro-batch's becomes the gradient.
+    """
+    assert peak(3, dp=8, replicas=2)[0] == bytes_(UNDER + 11 * LAYER)
+
+
+def test_the_root_reduces_last():
+    """No layer counts beside a vocabulary of 8192, 1,048,576 elements twice: the root's gradients 2, their reduction 4."""
+    layout = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"}}
+    (stage,) = estimate(
+        job("fsdp2", model={"n_layers": 1, "vocab_sz": 8192}, seqlen=2, microbatches=2, **layout)
+    ).memory.stages
+    assert stage.peak_op == "backward of the root's reduce-scatter"
+    assert stage.activations_bytes + stage.transient_bytes == bytes_(6 * (2 * 1_048_576 + 128))
+
+
+def test_two_shards_are_as_large_as_the_gradients_they_replace():
+    """The same on two ranks: the input 4, its half 2, and the last gradient, 2 * 1,048,576, which a loop still names."""
+    layout = {"dp": 2, "fsdp": {"reduce_dtype": "fp32"}}
+    (stage,) = estimate(
+        job("fsdp2", model={"n_layers": 1, "vocab_sz": 8192}, seqlen=2, microbatches=2, **layout)
+    ).memory.stages
+    root = 2 * 1_048_576 + 128
+    assert stage.activations_bytes + stage.transient_bytes == bytes_((4 + 4 / 2) * root + 2 * 1_048_576)
+
+
+def test_one_group_is_the_whole_model():
+    """All 590,464 elements: gradients 2 and the reduction's input 4, when all of backward is done."""
+    held, op = peak(2, wrap="model")
+    assert held == bytes_(6 * 590_464)
+    assert op == "backward of the root's reduce-scatter"
+
+
+def test_gradients_of_a_single_micro_batch_come_layer_by_layer():
+    """A rank's gradients are fp32 shards, L for a layer of four ranks; at the middle of three layers those of the first two
+    and of the root are still to come, and only the last one's is there.
+    """
+    layout = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"}}
+    (one,), (two,) = (
+        estimate(job("fsdp2", model={"n_layers": 3}, seqlen=2, microbatches=m, **layout)).memory.stages for m in (1, 2)
+    )
+    assert two.gradients_bytes == 3 * LAYER + ROOT
+    assert one.peak_op == two.peak_op
+    assert one.gradients_bytes == LAYER

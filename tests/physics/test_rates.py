@@ -1,0 +1,115 @@
+"""What a device sustains: the rates behind a step's products, where its file says more or less."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import SLIGHTLY, job, machine
+
+from steptime.answer.result import estimate
+
+
+def part(name: str, software="torch", performance=None, model=None, **figures) -> float:
+    on = machine(**({"flops": 1.0} | figures))
+    return estimate(job(software, on=on, performance=performance, model=model)).time.parts_s[name]
+
+
+def by_hand(expected: float):
+    return pytest.approx(expected, rel=SLIGHTLY)
+
+
+PRODUCTS = 16 * (2 * 163_840 + 131_072) * (2 + 1 / 0.95)
+"""FLOPs of 8 tokens through two layers and the head, as seconds at 1 FLOP/s: forward and dgrad, and wgrad at 95 % of the rate."""
+ATTENTION = 2 * 16_384
+"""Two layers' causal half of 2 * 8 * 8 * (128 + 128)."""
+
+
+def test_products_and_attention():
+    """Attention's backward has five products to forward's two."""
+    assert part("gemm") == by_hand(PRODUCTS)
+    assert part("attention") == by_hand(ATTENTION * 3.5)
+
+
+@pytest.mark.parametrize(
+    ("figures", "rate"),
+    [
+        ({"sustained_flops": {"bf16": 0.5}}, 0.5),
+        ({"sustained_flops": {"fp16": 0.5}}, 0.5),  # the other 16-bit dtype stands in
+        ({"sustained_flops": {}, "best_flops": {"bf16": 0.5}}, 0.4),  # 0.8 of what the best shape reaches for a moment
+        ({"sustained_flops": {}}, 0.75),  # of the peak
+    ],
+)
+def test_what_a_machine_file_leaves_unsaid(figures, rate):
+    assert part("gemm", **figures) == by_hand(PRODUCTS / rate)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "forward", "backward"),
+    [
+        ("best", 0.8, 0.5),
+        ("fa2", 0.4, 0.25),
+        ("fa1", 0.4 / 2.35, 0.25 / 2.35),  # Dao 2023: FlashAttention-2 is 1.7 to 3.0 times as fast as the first
+        ("triton", 0.4 / 1.7, 0.25 / 1.7),  # and 1.3 to 2.5 times as fast as the Triton version
+    ],
+)
+def test_attention_kernels(kernel, forward, backward):
+    """Shares of the dense peak; the best kernel of a device may be faster than FlashAttention-2."""
+    figures = {
+        "attention_forward_efficiency": 0.8,
+        "attention_backward_efficiency": 0.5,
+        "fa2_forward_efficiency": 0.4,
+        "fa2_backward_efficiency": 0.25,
+    }
+    found = part("attention", performance={"attention_kernel": kernel}, **figures)
+    assert found == by_hand(ATTENTION * (1 / forward + 2.5 / backward))
+
+
+def test_a_device_without_figures_of_its_own_runs_flash_attention_2_at_its_best():
+    assert part("attention", performance={"attention_kernel": "fa2"}) == by_hand(ATTENTION * 3.5)
+
+
+def test_short_sequences_and_small_heads():
+    """8 of 8 + 24 tokens of a ramp, rated at 4,096 of 4,096 + 24; heads of 64 at 0.87 of the rate of heads of 128."""
+    ramp = 8 / (8 + 24) * (4096 + 24) / 4096
+    assert part("attention", attention_ramp_tokens=24) == by_hand(ATTENTION * 3.5 / ramp)
+    assert part("attention", model={"n_q_heads": 2}) == by_hand(ATTENTION * 3.5 / 0.87)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fp32", "slower"),
+    [
+        (16, 0.25, 1),  # rows of 32 bytes start where tensor cores can read them
+        (12, 0.25, 4),  # rows of 24 bytes do not: the rate of fp32
+        (12, 4.0, 1),  # no faster than with tensor cores
+    ],
+)
+def test_heads_that_tensor_cores_cannot_read(head_dim, fp32, slower):
+    """Unfused attention: two products of 2 * 8 * 8 * head_dim forward, four backward, in two layers."""
+    performance = {"attention_impl": "unfused"}
+    figures = {"peak_flops": {"bf16": 1.0, "fp32": fp32}, "sustained_flops": {"bf16": 1.0}}
+    found = part("attention", performance=performance, model={"head_dim": head_dim}, **figures)
+    assert found == by_hand(2 * 6 * 128 * head_dim * slower)
+
+
+def test_depth_and_waves_of_a_product():
+    """A device of two SMs and an overhead of 128: of depth 128 a product reaches 1/2, of 256 2/3, of 384 3/4, of 512 4/5, of 1024
+    8/9; with 8 rows to every tile of 128 x 256, tiles are columns / 256: an odd number of them leaves half of a wave empty, of
+    which a quarter is lost.
+
+    By rows x columns x depth: forward 8 x n x k, dgrad 8 x k x n, wgrad k x n x 8 (depth 8: 8 / 136). Tiles of wgrad: k / 128
+    rows, n / 256 columns.
+    """
+
+    def share(tiles: int, depth: int) -> float:
+        waves = tiles / 2
+        full = waves / -(-tiles // 2)
+        return (0.75 + 0.25 * full) * depth / (depth + 128)
+
+    # eager: q, k, v and projection 128 x 128, gate and up 256 x 128, down 128 x 256, the head 1024 x 128
+    expected = 0.0
+    for n, k, count in ((128, 128, 8), (256, 128, 4), (128, 256, 2), (1024, 128, 1)):
+        flops = 2 * 8 * n * k
+        forward = flops / share(-(-n // 256), k)
+        dgrad = flops / share(-(-k // 256), n)
+        wgrad = flops / share(-(-k // 128) * -(-n // 256), 8) / 0.95
+        expected += count * (forward + dgrad + wgrad)
+    assert part("gemm", sm_count=2, gemm_overhead_k=128) == by_hand(expected)
