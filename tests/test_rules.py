@@ -110,6 +110,10 @@ BROKEN = {
         {"model.learned_positions": True, "model.max_positions": 1024},
         ["data.seqlen: must be at most model.max_positions 1024 (got 2048)"],
     ),
+    "layers listed": (
+        {"model.layers": [{"repeat": 79}]},
+        ["model.layers: must list n_layers 80 layers, repeats included (got 79)"],
+    ),
     "layers divide": (
         {"parallelism.pp": 3},
         [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter, mul, sub
@@ -130,19 +130,25 @@ def peaks(
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):
         late = [0.0] * vpp if kept is None else kept[stage]
         early = [all_of - after for all_of, after in zip(weights[stage], late, strict=True)]
-        best = StagePeak(-1.0, 0.0, candidates[0].action)
-        for held, whole, action in candidates:
-            saved = sum(map(mul, whole, early))
-            if kept is not None:
-                saved += sum(map(mul, held, late))
-            total = saved + extras[action.kind][stage][action.chunk]
-            more = total > best.bytes
-            if is_column(more):
-                best = StagePeak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
-            elif more:
-                best = StagePeak(total, saved, action)
-        worst.append(best)
+        extra = {kind: bytes_[stage] for kind, bytes_ in extras.items()}
+        worst.append(_stage_peak(candidates, early, late if kept is not None else None, extra))
     return worst
+
+
+def _stage_peak(
+    candidates: Sequence[State], early: Sequence[Num], late: Sequence[Num] | None, extra: Mapping[str, Sequence[Num]]
+) -> StagePeak:
+    """The worst of a stage's states. `early`, `late`: bytes by chunk that backward, and the weights' gradients, free."""
+    best = StagePeak(-1.0, 0.0, candidates[0].action)
+    for held, whole, action in candidates:
+        saved = sum(map(mul, whole, early)) + (sum(map(mul, held, late)) if late is not None else 0.0)
+        total = saved + extra[action.kind][action.chunk]
+        more = total > best.bytes
+        if is_column(more):
+            best = StagePeak(where(more, total, best.bytes), where(more, saved, best.saved_bytes), best.action)
+        elif more:
+            best = StagePeak(total, saved, action)
+    return best
 
 
 def in_flight(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> list[float]:

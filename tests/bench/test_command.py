@@ -156,10 +156,11 @@ def test_its_trace_is_explained(one, capsys):
     assert "matrix multiplies" in capsys.readouterr().out
 
 
-def test_results_are_not_overwritten(one):
-    done = bench(CONFIG, *SMALL, "--out", one[0])
-    assert done.returncode == 2
-    assert done.stderr == f"--out {one[0]}: holds results.json already; name another folder\n"
+def test_results_are_not_overwritten(one, capsys):
+    from steptime.commands import cli
+
+    assert cli.main(["bench", str(CONFIG), *SMALL, "--out", str(one[0])]) == 2
+    assert capsys.readouterr().err == f"--out {one[0]}: holds results.json already; name another folder\n"
 
 
 # --- two ranks ---
@@ -256,11 +257,14 @@ def test_bad_input_is_one_line(args, problem, capsys, monkeypatch, tmp_path):
     assert "Traceback" not in said
 
 
-def test_the_document_is_alone_on_standard_output(tmp_path):
-    done = bench(CONFIG, *SMALL, "--only", "block", "--json", "--out", tmp_path / "results")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["predicted_on"] == "cpu-2core"
-    assert "phase init" in done.stderr
+def test_the_document_is_alone_on_standard_output(capfd, tmp_path):
+    from steptime.commands import cli
+
+    args = [str(CONFIG), *SMALL, "--only", "block", "--json", "--out", str(tmp_path / "results")]
+    assert cli.main(["bench", *args]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["predicted_on"] == "cpu-2core"
+    assert "phase init" in err
 
 
 def test_without_torch_it_says_what_to_install(capsys, monkeypatch):

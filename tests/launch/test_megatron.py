@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.launch.keys import load_table, spelled
-from steptime.launch.logs.dump import read_dump
+from steptime.launch.logs.printed_config import read_dump
 from steptime.launch.megatron.flags import plain
 from steptime.launch.megatron.parallelism_section import stages_of
 from steptime.launch.megatron.sources import from_arguments, read_megatron

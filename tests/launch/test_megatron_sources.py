@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from launch_readings import HARDWARE
 
 from steptime.base.config import ConfigError
+from steptime.launch.keys import load_table
 from steptime.launch.megatron.sources import from_arguments, read_megatron
 from steptime.launch.nemo.formats import read_nemo
 from steptime.launch.reading import to_job
@@ -247,3 +250,30 @@ def test_offloaded_layers_matter_where_offloading_is_on():
     assert off.of("unmodelled") == []
     on = of_fields({"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 7})
     assert [flag.name for flag in on.of("unmodelled")] == ["model.cpu_offloading", "model.cpu_offloading_num_layers"]
+
+
+VALUES = st.one_of(
+    st.integers(-2, 64),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(
+        ["full", "selective", "torch.bfloat16", "rope", "E|t*3|L", "p2p", "AttnBackend(9)", "${x}", "'", [1], {"a": 1}]
+    ),
+    st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=6),
+)
+
+
+COSTLY = sorted(f"model.{key}" for key, rule in load_table("megatron").rules.items() if rule.status != "irrelevant")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(COSTLY), VALUES, max_size=6))
+def test_any_fields_are_a_job_or_words(fields):
+    """Whatever a field says: a plan, or lines that say what is wrong."""
+    told = []
+    try:
+        to_job(of_fields(fields), HARDWARE, allow_unmodelled=True)
+    except ConfigError as error:
+        told = error.problems
+    assert all(line.startswith("job.yaml: ") and "\n" not in line for line in told)

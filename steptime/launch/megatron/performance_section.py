@@ -86,7 +86,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
-    if keys.get("optimizer") not in {"adam", "adamw"}:
+    if str(keys.get("optimizer")) not in {"adam", "adamw"}:
         keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
     if not keys.on("use_precision_aware_optimizer"):
         return section
@@ -114,7 +114,7 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
         section["softmax_impl"] = "fused" if keys.on("masked_softmax_fusion") else "composite"
     else:
         keys.without_effect("masked_softmax_fusion", "only where attention is not fused")
-    positions = keys.get("position_embedding_type")
+    positions = str(keys.get("position_embedding_type"))
     if positions in {"rope", "mrope", "yarn"}:
         # YaRN's factor on the tables is beyond the fused kernel (core models/common/embeddings/rope_utils.py)
         fused = keys.on("apply_rope_fusion") and positions != "yarn"

@@ -14,11 +14,7 @@ _APEX = "distributed_fused_adam"
 
 
 def read_one(config: NemoConfig) -> Reading:
-    """A hydra config as a config.
-
-    Raises:
-        ConfigError: one line per problem.
-    """
+    """A hydra config as a config."""
     path, tree, devices, sets, _ = config
     table = load_table("nemo1")
     said = flatten(resolve(tree))

@@ -22,11 +22,7 @@ _OVERLAP = "MegatronCommOverlapCallback"
 
 
 def read_two(config: NemoConfig) -> Reading:
-    """A recipe as a config.
-
-    Raises:
-        ConfigError: one line per problem.
-    """
+    """A recipe as a config."""
     path, tree, devices, sets, _ = config
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
