@@ -2,28 +2,20 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import accuracy
 import pytest
-from own_rows import BASE, SHIPPED, own, write
+from own_rows import BASE, own, write
 
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
-from steptime.report.validation_tables import sections
 from steptime.validation import error_summary, judgement, measurements, row_plan
 from steptime.validation.measurements import REQUIRED, MeasuredRow
 from steptime.validation.select import select
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def judged():
-    return judgement.judge_shipped()
 
 
 # --- measured and predicted ------------------------------------------------------------------------------------------------
@@ -119,67 +111,6 @@ def test_the_worst_are_named_in_order():
     worst = error_summary.worst_rows(judged, 2)
     assert [j.row.id for j in worst] == ["c", "b"]
     assert all(j.step_error == j.predicted_step_s / j.measured_step_s - 1 for j in judged)
-
-
-# --- the shipped collection ------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_dropped(judged):
-    found = accuracy.summary()
-    assert found["rows"] == len(judged) == len(SHIPPED) == 4096
-    assert found["judged"] + found["skipped"] == found["rows"]
-    assert sum(found["skipped_by_reason"].values()) == found["skipped"]
-    timed = [j for j in judged if j.step_error is not None]
-    assert found["step_time"]["rows"] + sum(f["rows"] for f in found["apart"].values()) == len(timed)
-    for group in found["by"].values():
-        assert sum(figures["rows"] for figures in group.values()) == found["step_time"]["rows"]
-
-
-def test_every_row_has_an_error_or_a_reason(judged):
-    for j in judged:
-        assert (j.skipped is None) == (j.config is not None)
-        errors = [error for error in (j.step_error, j.memory_error) if error is not None]
-        assert bool(errors) or j.ran_out or j.skipped
-        assert all(math.isfinite(error) for error in errors)
-
-
-def test_every_row_names_its_source_and_side():
-    for row in SHIPPED.values():
-        assert row.text("source")
-        assert row.text("split") in {"fit", "test"}
-        assert row.text("quality") in {"A", "B", "C"}
-
-
-def test_a_cell_is_on_one_side(judged):
-    sides = {}
-    for j in judged:
-        if j.step_error is not None and j.excluded is None:
-            sides.setdefault(j.cell, set()).add(j.row.text("split"))
-    assert all(len(side) == 1 for side in sides.values())
-
-
-def test_rows_in_doubt_and_tiny_models_stand_apart(judged):
-    found = {j.row.id: j.excluded for j in judged if j.skipped is None}
-    assert found["MLM-CI-008"] == "inputs in doubt: functional test, not a tuned run"
-    assert {why for name, why in found.items() if name.startswith("vtrain-single")} == {
-        "vtrain-single: tiny models, bound by kernel launches"
-    }
-    assert found["KOR22-001"] is None
-    assert {j.excluded for j in judged if j.row.text("quality") == "C" and j.skipped is None} & {None} == set()
-
-
-def test_korthikanti_stays_near(judged):
-    errors = [j.step_error for j in judged if re.fullmatch(r"KOR22-00[1-8]", j.row.id)]
-    assert len(errors) == 8
-    assert sum(map(abs, errors)) / 8 < 0.04
-
-
-def test_the_report_fits_the_page():
-    from steptime.report.table import WIDTH, Style, layout
-
-    found = sections(accuracy.summary())
-    assert found[0].title == "step time: NVIDIA's frameworks"
-    assert all(len(line) <= WIDTH for section in found for line in layout(section, Style()))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------
@@ -315,10 +246,3 @@ def test_neither_numpy_nor_torch_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_page_counts_what_the_collection_holds():
-    page = (ROOT / "steptime/data/measurements/README.md").read_text(encoding="utf-8")
-    for name in measurements.FILES:
-        count = sum(row.file == name for row in SHIPPED.values())
-        assert re.search(rf"\| {name}\.csv\.gz \| {count:,} \|", page), name

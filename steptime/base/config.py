@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
@@ -67,7 +68,10 @@ class Config(BaseModel):
     # pydantic's core then fills nested models itself instead of calling their __init__
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
 
-    @model_validator(mode="before")
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(cls._read_scalars, handler(source))
+
     @classmethod
     def _read_scalars(cls, data: Any) -> Any:
         if type(data) is not dict:
@@ -83,6 +87,24 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=Config)
+
+
+class _Later:
+    """Of a section inside another: its schema is built when a value for it comes, once, and not with the whole."""
+
+    def __get_pydantic_core_schema__(self, source: type[Config], _handler: GetCoreSchemaHandler) -> CoreSchema:
+        def json_schema(_found: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+            source.model_rebuild()
+            name = f"{source.__module__}.{source.__qualname__}:{id(source)}"  # pydantic's form of a reference
+            whole: Any = {**source.__pydantic_core_schema__, "ref": name}
+            return handler(core_schema.no_info_after_validator_function(source.model_validate, whole))
+
+        metadata = {"pydantic_js_annotation_functions": [json_schema]}
+        return core_schema.no_info_plain_validator_function(source.model_validate, metadata=metadata)
+
+
+Section: TypeAlias = Annotated[C, _Later()]
+"""A section inside another."""
 
 
 def build(cls: type[C], data: Any, at: str = "") -> C:

@@ -41,12 +41,30 @@ def main(argv: list[str] | None = None) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the caller: nobody listens
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  open till the end
+    code = _code(args)
+    if argv is None and (not args or args[0] not in SUBCOMMANDS):
+        _leave(code)
+    return code
+
+
+def _code(args: list[str]) -> int:
+    """Run, and turn what ends a command early into an exit code."""
     try:
         return _run(args)
     except SystemExit as stop:  # argparse: help and usage errors
         return stop.code if isinstance(stop.code, int) else OK
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _leave(code: int) -> None:
+    """End the process of a report at once: freeing what it made, object by object, takes a sixth of its time."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # the interpreter's own end tells what it could not write
+        return
+    os._exit(code)
 
 
 def _run(args: list[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import Field, model_validator
 
-from steptime.base.config import Config, ConfigError, ConfigProblem, build, near
+from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -91,7 +91,7 @@ class Accelerator(Config):
     """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
     context_bytes: Bytes | None = Field(None, ge=0)
     """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where unsaid."""
-    kernels: Kernels | None = None
+    kernels: Section[Kernels] | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
     sm_count: int | None = Field(None, ge=1)
@@ -106,9 +106,9 @@ class Machine(Config):
     name: str
     aliases: list[str] = Field(default_factory=list)
     description: str = ""
-    accelerator: Accelerator
+    accelerator: Section[Accelerator]
     devices_per_node: int = Field(ge=1)
-    tiers: list[Tier] = Field(min_length=1)
+    tiers: list[Section[Tier]] = Field(min_length=1)
     price_per_device_hour: float | None = None
     """US dollars."""
     measured: bool = False

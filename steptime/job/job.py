@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, ConfigError, ConfigProblem, build
+from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
@@ -45,13 +45,13 @@ class Job(Config):
         ConfigError: one line per problem: unknown, missing or wrong keys, and layouts that cannot run.
     """
 
-    model: Annotated[Model, BeforeValidator(read_model)]
-    parallelism: Parallelism
-    performance: Performance = Field(default_factory=Performance)
-    data: Data
-    hardware: Annotated[Hardware, BeforeValidator(read_hardware)]
-    cross_dc: CrossDc | None = None
-    run: Run | None = None
+    model: Annotated[Section[Model], BeforeValidator(read_model)]
+    parallelism: Section[Parallelism]
+    performance: Section[Performance] = Field(default_factory=Performance)
+    data: Section[Data]
+    hardware: Annotated[Section[Hardware], BeforeValidator(read_hardware)]
+    cross_dc: Section[CrossDc] | None = None
+    run: Section[Run] | None = None
     notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from steptime.base.config import Config
+from steptime.base.config import Config, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
@@ -45,7 +45,7 @@ class Parallelism(Config):
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)
-    fsdp: Fsdp | None = None
+    fsdp: Section[Fsdp] | None = None
 
     @property
     def devices(self) -> int:

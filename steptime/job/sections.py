@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from steptime.base.config import Config, ConfigError, ConfigProblem
+from steptime.base.config import Config, ConfigError, ConfigProblem, Section
 from steptime.base.units import BytesPerS, Seconds
 from steptime.hardware.machine import Machine
 
@@ -23,7 +23,7 @@ class Data(Config):
 class Hardware(Config):
     """The machine: a shipped one by name or alias, a file by path, or a `Machine`; `overrides` are dotted machine keys."""
 
-    node_type: str | Machine
+    node_type: str | Section[Machine]
     overrides: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property

@@ -157,12 +157,9 @@ def read_keys(said: Mapping[str, Any], table: KeyTable, source: str, *, dump: bo
 
 def _near(name: str, table: KeyTable) -> str:
     """The near match of an unknown name among those of its section, else among all: keys of a section begin alike."""
-    section = name[: name.rfind(".") + 1]
+    section, dot, field = name.rpartition(".")
     known = [key for key in [*table.rules, *table.renamed] if not key.endswith(("*", "."))]
-    inside = spelled(f"{section}?", table)[:-1]
-    beside = {
-        f"{section}{key[len(inside) :]}" for key in known if key.startswith(inside) and "." not in key[len(inside) :]
-    }
-    beside |= {key for key in known if key[: key.rfind(".") + 1] == section}
-    close = get_close_matches(name, beside or known, n=1, cutoff=0.8)
+    fields = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] in {section, ""}]
+    close = [section + dot + found for found in get_close_matches(field, fields, n=1, cutoff=0.8)]
+    close = close or get_close_matches(name, known, n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else "; remove it"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from steptime.base.config import Config
+from steptime.base.config import Config, Section
 
 DROPOUT = 0.1
 """What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
@@ -80,10 +80,10 @@ class Model(Config):
     activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
-    layers: list[LayerRun] | None = None
+    layers: list[Section[LayerRun]] | None = None
     """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
-    moe: Moe | None = None
-    attention: AttentionKind = Field(default_factory=AttentionKind)
+    moe: Section[Moe] | None = None
+    attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
     mtp: int = 0
     source: str = ""
     """Where the figures come from (presets)."""

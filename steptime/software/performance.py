@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, build
+from steptime.base.config import Config, Section, build
 from steptime.hardware.machine import Accelerator
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
@@ -85,10 +85,10 @@ class Performance(Options):
     """The `performance` section of a config file."""
 
     activation_checkpointing_type: CheckpointType | None = None
-    recompute: Recompute | None = None
-    overlap: Overlap | None = None
+    recompute: Section[Recompute] | None = None
+    overlap: Section[Overlap] | None = None
     software: str | None = None
-    calibration: Calibration | None = None
+    calibration: Section[Calibration] | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -33,7 +33,7 @@ def test_report_says_the_answer_first_in_80_columns(model, command):
     lines = out.splitlines()
     assert lines[1] == "safetensors, complete"
     assert lines[3].startswith("parameters 229,952 (230 k)   bytes 459,904")
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[1:])) <= 80  # the first line is the path, as long as it is
     assert len(lines) < 60
     assert re.search(r"layers\.\* x4 +41,088 each +164,352 ", out)
     assert lines[-1] == "no problems found"

@@ -1,10 +1,7 @@
-"""Directories of many ranks: Megatron, DeepSpeed, FSDP2 and torch.distributed.checkpoint, Megatron-Core's own writer."""
+"""Directories of many ranks: Megatron's and DeepSpeed's."""
 
 import argparse
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -200,117 +197,6 @@ def test_deepspeed_universal(make, summarize, codes):
     assert codes(summarize(make.folder / "global_step3_universal")) == {"MISSING_FILE"}
 
 
-FSDP2 = textwrap.dedent(
-    """
-    import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    mesh = dist.init_device_mesh("cpu", (2,))
-    model = torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.Linear(5, 3))
-    for layer in model: fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 9)).sum().backward(); optimizer.step()
-    states, optim = get_state_dict(model, optimizer)
-    dcp.save({"model": states, "optim": optim}, checkpoint_id=f"{folder}/dcp")
-    torch.save({"model": model.state_dict()}, f"{folder}/model_world_size_2_rank_{rank}.pt")
-    dist.barrier()
-    os._exit(0)  # no teardown in which one rank could outlive the other
-    """
-)
-
-
-@pytest.fixture(scope="module")
-def fsdp2(tmp_path_factory):
-    """A model saved by two gloo ranks, as one distributed checkpoint and as one file per rank."""
-    folder = tmp_path_factory.mktemp("fsdp2")
-    code = [sys.executable, "-W", "ignore", "-c", FSDP2]
-    runs = [subprocess.Popen([*code, str(rank), str(folder)]) for rank in range(2)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
-    return folder
-
-
-NUMEL = 9 * 5 + 5 + 5 * 3 + 3
-
-
-def test_fsdp2_distributed_checkpoint(fsdp2, summarize):
-    summary = summarize(fsdp2 / "dcp")
-    assert {t.name: t.shape for t in summary.model} == {
-        "0.weight": (5, 9),
-        "0.bias": (5,),
-        "1.weight": (3, 5),
-        "1.bias": (3,),
-    }
-    assert (summary.params, summary.exit_code, summary.complete) == (NUMEL, 0, True)
-    assert summary.by_role["optimizer"]["kind"] == "adam"
-    assert [row["name"] for row in summary.sections[0].ranks] == ["rank 0", "rank 1"]
-    with (fsdp2 / "dcp/.metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    tensors = {k: v for k, v in metadata.state_dict_metadata.items() if hasattr(v, "size")}
-    assert len(tensors) == len(summary.tensors)
-    assert sum(v.size.numel() for v in tensors.values()) == sum(t.numel for t in summary.tensors)
-
-
-SHARDED = textwrap.dedent(
-    """
-    import os, sys, torch, torch.distributed as dist
-    from torch.distributed._shard import sharded_tensor
-    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])
-    torch.save({"w": sharded_tensor.zeros(spec, 5, 4)}, f"{folder}/model.rank_{rank}.pth")
-    dist.barrier()
-    os._exit(0)  # no teardown in which one rank could outlive the other
-    """
-)
-
-
-def test_sharded_tensors_of_two_ranks(make, summarize):
-    code = [sys.executable, "-W", "ignore", "-c", SHARDED]
-    runs = [subprocess.Popen([*code, str(rank), str(make.folder)]) for rank in range(2)]
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
-    summary = summarize(make.folder)
-    assert (summary.params, summary.exit_code) == (20, 0)
-    assert [(t.shape, t.whole, t.offsets) for t in summary.tensors] == [
-        ((3, 4), (5, 4), (0, 0)), ((2, 4), (5, 4), (3, 0)),
-    ]  # fmt: skip
-
-
-def test_fsdp2_rank_files_hold_dtensors(fsdp2, summarize):
-    import shutil
-
-    folder = fsdp2 / "ranks"
-    folder.mkdir(exist_ok=True)
-    for rank in range(2):
-        shutil.copy(fsdp2 / f"model_world_size_2_rank_{rank}.pt", folder)
-    summary = summarize(folder)
-    assert (summary.params, summary.exit_code) == (NUMEL, 0)
-    weight = next(t for t in summary.tensors if t.name == "0.weight")
-    assert (weight.shape, weight.whole, weight.note) == ((3, 9), (5, 9), "DTensor Shard(0)")
-    (folder / "model_world_size_2_rank_1.pt").unlink()
-    missing = summarize(folder)
-    assert [p.code for p in missing.all_problems] == ["MISSING_RANK"]
-
-
-def test_unfinished_and_damaged_distributed_checkpoints(fsdp2, summarize, codes, make):
-    import shutil
-
-    shutil.copytree(fsdp2 / "dcp", make.folder / "a")
-    data = make.folder / "a/__1_0.distcp"
-    data.write_bytes(data.read_bytes()[:-100])
-    assert codes(summarize(make.folder / "a")) == {"SHORT_FILE"}
-    data.unlink()
-    summary = summarize(make.folder / "a")
-    assert (summary.exit_code, codes(summary), summary.params) == (1, {"MISSING_FILE"}, NUMEL)
-    (make.folder / "a/.metadata").unlink()
-    summary = summarize(make.folder / "a")
-    assert (summary.exit_code, codes(summary)) == (2, {"MISSING_METADATA"})
-    assert "incomplete save: .metadata is missing" in summary.all_problems[0].message
-
-
 def test_metadata_that_runs_code_is_named(make, summarize, codes):
     class Evil:
         def __reduce__(self):
@@ -323,53 +209,6 @@ def test_metadata_that_runs_code_is_named(make, summarize, codes):
     assert "DANGEROUS_PICKLE" in codes(summary)
 
 
-MCORE = textwrap.dedent(
-    """
-    import os, sys, argparse, torch, torch.distributed as dist
-    folder = sys.argv[1]
-    dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1)
-    torch.cuda.current_device = lambda: "cpu"
-    torch.cuda.synchronize = lambda *a, **k: None
-    from megatron.core import dist_checkpointing, parallel_state
-    parallel_state.initialize_model_parallel()
-    ShardedTensor = dist_checkpointing.ShardedTensor
-    state = {"args": argparse.Namespace(hidden_size=8, num_layers=2, tensor_model_parallel_size=1), "iteration": 30}
-    for layer in range(2):
-        key = f"decoder.layers.{layer}.mlp.linear_fc1.weight"
-        state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
-    key = "optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"
-    state[key] = ShardedTensor.from_rank_offsets(key, torch.ones(4, 8))
-    os.makedirs(folder)
-    dist_checkpointing.save(state, folder)
-    dist.barrier()
-    os._exit(0)  # no teardown in which one rank could outlive the other
-    """
-)
-
-
-def test_megatron_core_writer(make, summarize):
-    folder = make.folder / "iter_0000030"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", MCORE, str(folder)], check=True, timeout=180)
-    summary = summarize(make.folder)
-    assert summary.sections[0].format == "Megatron dist_checkpointing (torch_dist)"
-    assert (summary.params, summary.step, summary.exit_code) == (64, 30, 0)
-    assert summary.sections[0].facts["args"]["hidden_size"] == 8
-    assert summary.by_role["optimizer"]["bytes"] == 128
-
-
-def test_accelerate_and_trainer_directory(fsdp2, make, summarize):
-    import shutil
-
-    folder = make.folder / "checkpoint-20"
-    shutil.copytree(fsdp2 / "dcp", folder / "pytorch_model_fsdp_0")
-    torch.save({"last_epoch": 3}, folder / "scheduler.pt")
-    torch.save({"python": (3, (1, 2), None), "cpu": torch.zeros(4)}, folder / "rng_state_0.pth")
-    make.write("checkpoint-20/trainer_state.json", b"{}")
-    summary = summarize(make.folder)
-    assert (summary.params, summary.step, summary.exit_code) == (NUMEL, 20, 0)
-    assert summary.by_role["other"]["bytes"] == 16
-
-
 def test_one_megatron_rank_is_a_slice_of_the_model_its_arguments_describe(make, summarize):
     make.megatron(make.folder)
     path = make.folder / "iter_0005000" / "mp_rank_00_000" / "model_optim_rng.pt"
@@ -380,12 +219,6 @@ def test_one_megatron_rank_is_a_slice_of_the_model_its_arguments_describe(make, 
     assert summary.sections[0].notes == [
         "one rank of TP 2 x PP 2: shapes are slices; the directory above has the whole model"
     ]
-
-
-def test_a_data_file_speaks_for_its_directory(fsdp2, summarize):
-    whole = summarize(fsdp2 / "dcp")
-    for data in (fsdp2 / "dcp").glob("*.distcp"):
-        assert (summarize(data).id, summarize(data).params) == (whole.id, whole.params)
 
 
 @pytest.mark.parametrize("left", [None, b"", b"garbage"])

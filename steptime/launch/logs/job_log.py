@@ -13,17 +13,8 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs import lines
 from steptime.launch.logs.files import open_plain, pieces
-from steptime.launch.logs.lines import (
-    AcceleratorName,
-    Iteration,
-    LogEntry,
-    MemoryPeak,
-    ParameterCount,
-    Pause,
-    Vocabulary,
-    said,
-)
 from steptime.launch.logs.logged_steps import LoggedSteps
 from steptime.launch.logs.printed_config import read_dump
 
@@ -67,7 +58,7 @@ class JobLog:
         """Ranks are those of a node."""
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
-        self.vocabulary: Vocabulary | None = None
+        self.vocabulary: lines.Vocabulary | None = None
         self.device = ""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
@@ -84,27 +75,27 @@ class JobLog:
         """The beginning of the first file; of one that prints its config later, what begins there."""
         self.notes: list[str] = []
 
-    def take(self, entry: LogEntry, file: FileState) -> None:
+    def take(self, entry: lines.LogEntry, file: FileState) -> None:
         """Take in what a line says."""
         match entry:
-            case Iteration():
+            case lines.Iteration():
                 self._iteration(entry, file)
-            case MemoryPeak():
+            case lines.MemoryPeak():
                 self.local_ranks = self.local_ranks or (entry.local and entry.rank >= 0)
                 for peaks, value in ((self.allocated, entry.allocated_bytes), (self.reserved, entry.reserved_bytes)):
                     if value:
                         peaks[entry.rank] = max(value, peaks.get(entry.rank, 0.0))
-            case Pause():
+            case lines.Pause():
                 if len(self.pauses) < PAUSES and (number := file.latest if entry.number < 0 else entry.number) >= 0:
                     self.pauses.add(number)
-            case ParameterCount():
+            case lines.ParameterCount():
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
-            case Vocabulary():
+            case lines.Vocabulary():
                 self.vocabulary = entry
-            case AcceleratorName():
+            case lines.AcceleratorName():
                 self.device = self.device or entry.name
 
-    def _iteration(self, entry: Iteration, file: FileState) -> None:
+    def _iteration(self, entry: lines.Iteration, file: FileState) -> None:
         self.titan.setdefault(entry.framework == "torchtitan", self.files[-1])
         if entry.number < 0:
             self.unnumbered.add(entry, file.unnumbered)
@@ -117,10 +108,10 @@ class JobLog:
         file.streams[entry.stream] = file.latest = entry.number
         self.series.add(entry, entry.number)
 
-    def dump(self, lines: list[str], name: str, begin: int) -> None:
+    def dump(self, text: list[str], name: str, begin: int) -> None:
         """Take in an argument dump, which begins on line `begin` of its file."""
         try:
-            found = read_dump(chain(repeat("", begin - 1), lines))  # messages tell lines of the file
+            found = read_dump(chain(repeat("", begin - 1), text))  # messages tell lines of the file
         except ConfigError as error:
             self.cut_dump = self.cut_dump or ConfigError(f"{name}: {problem}" for problem in error.problems)
             return
@@ -178,7 +169,7 @@ def _read_file(log: JobLog, name: str, progress: TellProgress | None) -> None:
             _hold(log, line)
         if state.dump is not None or BEGINS in line:
             _dump_line(log, state, line, name)
-        for entry in said(line):
+        for entry in lines.said(line):
             log.take(entry, state)
     if state.dump is not None:
         log.dump(state.dump, name, state.begin)

@@ -22,12 +22,8 @@ RULE = (
     "checkpoint, and those before the final global batch"
 )
 WARM_UP, SHARE = 2, 0.1
-WARM, RESTART, PAUSE, RAMP = (
-    "warm-up",
-    "after a restart",
-    "beside an evaluation or a checkpoint",
-    "before the final batch",
-)
+WARM, RESTART = "warm-up", "after a restart"
+PAUSE, RAMP = "beside an evaluation or a checkpoint", "before the final batch"
 CONFIDENCE = 0.95
 
 

@@ -37,9 +37,8 @@ def object_keys(
     given = [item._replace(value=plain(item.value)) for item in read_keys(said, table, source, dump=dump)]
     keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
     groups = "num_query_groups"  # the parser's default is no field's
-    keys.put(
-        "group_query_attention", (groups in keys.values or groups in keys.defaults) and keys.get(groups) is not None
-    )
+    grouped = groups in keys.values or groups in keys.defaults
+    keys.put("group_query_attention", grouped and keys.get(groups) is not None)
     if keys.on("optimizer.use_distributed_optimizer"):
         keys.put("use_distributed_optimizer", value=True, by="optimizer.use_distributed_optimizer")
     backend = re.fullmatch(r".*\((\d)\)", str(keys.get("attention_backend")))

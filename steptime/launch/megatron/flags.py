@@ -31,17 +31,17 @@ class CommandLine(NamedTuple):
 def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments that the words after the program stand for; the last one of several wins, as in argparse."""
     line = CommandLine({}, {}, [], [])
-    flag, values = None, list[Word]()
+    groups: list[list[Word]] = []
     for word in words:
         if _FLAG.fullmatch(word.text):
-            _close(flag, values, line)
             name, equals, value = word.text.partition("=")
-            flag, values = word._replace(text=name), [word._replace(text=value)] if equals else []
-        elif flag is None:
-            _stray(word, line)
+            groups.append([word._replace(text=name), *([word._replace(text=value)] if equals else [])])
+        elif groups:
+            groups[-1].append(word)
         else:
-            values.append(word)
-    _close(flag, values, line)
+            _stray(word, line)
+    for flag, *values in groups:
+        _add(flag, values, line)
     return line
 
 
@@ -52,10 +52,8 @@ def _stray(word: Word, line: CommandLine) -> None:
         line.problems.append(f"line {word.line}: {word.text!r} stands where a flag is expected")
 
 
-def _close(flag: Word | None, values: list[Word], line: CommandLine) -> None:
+def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     """Add a flag with its values."""
-    if flag is None:
-        return
     table, bare = load_table("megatron"), flag.text[2:]
     off = table.raw["negations"].get(bare)
     argument = off or table.raw["flag_names"].get(bare) or bare.replace("-", "_")

@@ -15,7 +15,8 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit")
     norm = keys.word("normalization")
-    share = "share_embeddings_and_output_weights"
+    tied = not keys.on("untie_embeddings_and_output_weights")
+    tied = keys.on("share_embeddings_and_output_weights", default=tied)
     section: dict[str, Any] = {
         "n_layers": keys.count("num_layers"),
         "hidden_sz": hidden,
@@ -29,9 +30,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
         "qk_norm": keys.on("qk_layernorm"),
-        "tie_embeddings": not keys.on("untie_embeddings_and_output_weights")
-        if keys.get(share) is None
-        else keys.on(share),
+        "tie_embeddings": tied,
         "dropout": _dropout(keys, unfused=unfused),
         "norm_bias": norm == "layernorm",
     }
@@ -68,9 +67,8 @@ def _dropout(keys: JobKeys, *, unfused: bool) -> float:
     if bool(hidden) == bool(attention):
         return hidden
     if unfused:
-        keys.leave_out(
-            "attention_dropout" if hidden else "hidden_dropout", "dropout of one kind alone: both are counted"
-        )
+        off = "attention_dropout" if hidden else "hidden_dropout"
+        keys.leave_out(off, "dropout of one kind alone: both are counted")
         return hidden or attention
     keys.without_effect("attention_dropout", "inside the attention kernel, which keeps no mask")
     return hidden
@@ -115,12 +113,8 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     if gbs is None and dp:
         gbs = micro * dp
         keys.notes.append(f"global batch unsaid, so {gbs}: one micro-batch on each replica")
-    if (
-        gbs is not None
-        and dp
-        and gbs % (micro * dp)
-        and not any(told(keys.sets, f"data.{k}") for k in ("gbs", "microbatch_sz"))
-    ):
+    set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
+    if gbs is not None and dp and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"
         keys.fail("global_batch_size", f"must be a multiple of {parts} (got {gbs})")
     if rampup := keys.get("rampup_batch_size"):

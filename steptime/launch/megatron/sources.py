@@ -79,9 +79,7 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None) -> R
         blank = next((unknown.why for word in script.arguments for unknown in word.unresolved), "")
         what = f"line {script.line} launches {script.program}, which is no Megatron-LM training"
         raise ConfigError(f"{path}: {what}; {blank or 'its flags have no --num-layers'}")
-    if (
-        told_whole(sets, "parallelism.dp") is not None
-    ):  # the user tells the devices: a script may leave them to be edited
+    if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its nodes to be edited
         script = script._replace(nodes=None, devices=None)
     return _from_words(path, script.arguments, script, sets)
 
@@ -141,11 +139,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
     if _OTHER_MODELS.search(script.program):
-        found.append(
-            LaunchFlag(
-                script.program, "", "unmodelled", "another model than a decoder-only transformer: one is counted"
-            )
-        )
+        why = "another model than a decoder-only transformer: one is counted"
+        found.append(LaunchFlag(script.program, "", "unmodelled", why))
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
         found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
 

@@ -5,20 +5,10 @@ from __future__ import annotations
 import fnmatch
 from typing import NamedTuple
 
+from steptime.launch.shell import grammar
 from steptime.launch.shell.assignments import LARGEST, assign, let, text_to_read
 from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander, quoted
-from steptime.launch.shell.grammar import (
-    ASSIGNMENT,
-    Case,
-    Chain,
-    Function,
-    If,
-    Loop,
-    Simple,
-    Statement,
-    parse_shell,
-)
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Scope, Unknown, Value, merged
 
@@ -47,7 +37,7 @@ class DryRun:
     def __init__(self, name: str, scope: Scope) -> None:
         self.name, self.scope = name, scope
         self.commands: list[Command] = []
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, grammar.Function] = {}
         self.doubt: Unknown | None = None
         self.depth, self.count, self.full = 0, 0, False
         self.blame = Unknown("")  # why the last test that could not be told could not
@@ -57,43 +47,43 @@ class DryRun:
         """Fills in words from the variables as they are now."""
         return Expander(self.scope, self.name)
 
-    def script(self, nodes: list[Statement]) -> None:
+    def script(self, nodes: list[grammar.Statement]) -> None:
         """Walk a whole script."""
         try:
             self.block(nodes)
         except _ExitError:
             return
 
-    def block(self, nodes: list[Statement]) -> Outcome:
+    def block(self, nodes: list[grammar.Statement]) -> Outcome:
         """Walk commands one after the other; the outcome is the last one's."""
         outcome: Outcome = "ran"
         for node in nodes:
             outcome = self.node(node)
         return outcome
 
-    def node(self, node: Statement) -> Outcome:
+    def node(self, node: grammar.Statement) -> Outcome:
         """Walk one command."""
         self.count += 1
         if self.count > _MOST_COMMANDS:
             self.full = True
             raise _ExitError
-        if isinstance(node, Simple):
+        if isinstance(node, grammar.Simple):
             return self.simple(node)
-        if isinstance(node, Chain):
+        if isinstance(node, grammar.Chain):
             return self.chain(node)
-        if isinstance(node, If):
+        if isinstance(node, grammar.If):
             self.branches(node)
-        elif isinstance(node, Loop):
+        elif isinstance(node, grammar.Loop):
             self.loop(node)
-        elif isinstance(node, Case):
+        elif isinstance(node, grammar.Case):
             self.case(node)
-        elif isinstance(node, Function):
+        elif isinstance(node, grammar.Function):
             self.functions[node.name] = node
         else:
             return self.block(node)
         return "ran"
 
-    def chain(self, chain: Chain) -> Outcome:
+    def chain(self, chain: grammar.Chain) -> Outcome:
         """Commands joined by && and ||."""
         outcome = self.node(chain.parts[0][1])
         for operator, node in chain.parts[1:]:
@@ -106,7 +96,7 @@ class DryRun:
 
     # --- what may or may not run ---------------------------------------------------------------------------------------
 
-    def side_by_side(self, bodies: list[list[Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
+    def side_by_side(self, bodies: list[list[grammar.Statement]], cause: Unknown, *, one_runs: bool = False) -> Outcome:
         """Walk bodies of which one may run, or none unless `one_runs`, each from the variables as they are now."""
         start, doubt = self.scope, self.doubt
         scopes = [] if one_runs else [start]
@@ -124,9 +114,9 @@ class DryRun:
         self.doubt, self.scope = doubt, merged(scopes, cause)
         return outcome
 
-    def branches(self, node: If) -> None:
+    def branches(self, node: grammar.If) -> None:
         """The branch whose test holds; where that cannot be told, all of them side by side."""
-        maybe, blame, outcome = list[list[Statement]](), Unknown("it waits for a command"), "no"
+        maybe, blame, outcome = list[list[grammar.Statement]](), Unknown("it waits for a command"), "no"
         for condition, body in node.arms:
             outcome = "yes" if condition is None else self.block(condition)
             if outcome == "yes" and not maybe:
@@ -140,7 +130,7 @@ class DryRun:
         if maybe:
             self.side_by_side(maybe, blame.within(f"the test in line {node.line}"), one_runs=outcome == "yes")
 
-    def loop(self, node: Loop) -> None:
+    def loop(self, node: grammar.Loop) -> None:
         """A for over known words is walked through; another loop may run any number of times."""
         if node.kind == "for" and node.words:
             values = [value for word in node.words for value in self.expand.fields(word.text, word.line)]
@@ -153,7 +143,7 @@ class DryRun:
             return
         self.side_by_side([node.body], Unknown(f"the loop in line {node.line} (how often it runs is not known)"))
 
-    def repeated(self, node: Loop) -> bool:
+    def repeated(self, node: grammar.Loop) -> bool:
         """Walk a while or until as often as it runs; False where that cannot be told, or is often."""
         ends: Outcome = "no" if node.kind == "while" else "yes"
         for _ in range(_MOST_ROUNDS):
@@ -165,7 +155,7 @@ class DryRun:
             self.block(node.body)
         return False
 
-    def case(self, node: Case) -> None:
+    def case(self, node: grammar.Case) -> None:
         """The first arm that fits; all of them side by side where the word has no value."""
         text = self.expand.text(node.word.text, node.line)
         if self.scope.known(text):
@@ -180,7 +170,7 @@ class DryRun:
 
     # --- one command ---------------------------------------------------------------------------------------------------
 
-    def simple(self, node: Simple) -> Outcome:
+    def simple(self, node: grammar.Simple) -> Outcome:
         """Assignments, tests, and what else changes variables; anything else is kept as a command."""
         if node.words and node.words[0].text in {"[", "[[", "test"}:
             return self.test(node)
@@ -188,7 +178,7 @@ class DryRun:
             return self.arithmetic(node)
         words = list(node.words)
         local: list[Token] = []
-        while words and ASSIGNMENT.fullmatch(words[0].text):
+        while words and grammar.ASSIGNMENT.fullmatch(words[0].text):
             local.append(words.pop(0))
         if not words:
             for word in local:
@@ -198,11 +188,11 @@ class DryRun:
         return self.command(fields, node) if fields else "ran"
 
     def _argument(self, word: Token) -> list[Value]:
-        if ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
+        if grammar.ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:
             return [Value(word.text, word.line)]
         return self.expand.fields(word.text, word.line)
 
-    def command(self, fields: list[Value], node: Simple) -> Outcome:
+    def command(self, fields: list[Value], node: grammar.Simple) -> Outcome:
         """A command with its words filled in."""
         first = fields[0].text
         rest = fields[1:]
@@ -211,7 +201,7 @@ class DryRun:
         if first == "false":
             return "no"
         if first in _DECLARE:
-            for word in (word for word in node.words[1:] if ASSIGNMENT.fullmatch(word.text)):
+            for word in (word for word in node.words[1:] if grammar.ASSIGNMENT.fullmatch(word.text)):
                 assign(self.expand, word)
             return "ran"
         if first == "unset":
@@ -236,7 +226,7 @@ class DryRun:
             self.commands.append(Command(fields, node.line, self.doubt))
         return "ran"
 
-    def call(self, function: Function, words: list[Value]) -> Outcome:
+    def call(self, function: grammar.Function, words: list[Value]) -> Outcome:
         """Walk a function's body with its own positional words."""
         before, self.scope.positional = self.scope.positional, words
         self.depth += 1
@@ -254,7 +244,7 @@ class DryRun:
         start = len(self.commands)
         self.depth += 1
         try:
-            self.block(parse_shell(text, self.name, line))
+            self.block(grammar.parse_shell(text, self.name, line))
         finally:
             self.depth -= 1
         prefix = fields[:at]
@@ -263,13 +253,13 @@ class DryRun:
 
     # --- tests ---------------------------------------------------------------------------------------------------------
 
-    def arithmetic(self, node: Simple) -> Outcome:
+    def arithmetic(self, node: grammar.Simple) -> Outcome:
         """(( ... )): an assignment or a comparison."""
         text = self.expand.text(node.words[0].text[2:-2], node.line)
         self.blame = self.scope.cause(text, "its arithmetic has no value")
         return let(self.scope, text)
 
-    def test(self, node: Simple) -> Outcome:
+    def test(self, node: grammar.Simple) -> Outcome:
         """[ ... ], [[ ... ]] and test."""
         words = node.words[1:]
         if words and words[-1].text in {"]", "]]"}:
