@@ -185,7 +185,9 @@ def test_everything_public_is_documented():
 
 def test_no_leftovers():
     def leftovers(path):
-        return re.findall(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|import pdb|set_trace)\b", TEXTS[path])
+        return re.findall(
+            r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|import pdb|set_trace)\b", TEXTS[path]
+        )
 
     assert offenders(leftovers) == {}
 
