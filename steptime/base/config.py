@@ -192,11 +192,7 @@ def show(value: Any) -> str:
 
 
 def closest(word: object, words: Iterable[str]) -> str:
-    """The word that is probably meant, whatever its case; "" where none is close.
-
-    >>> closest("TPP", ["tp", "pp", "dp"]), closest("x", ["tp", "dp"])
-    ('tp', '')
-    """
+    """The word that is probably meant, whatever its case; "" where none is close."""
     from difflib import get_close_matches
 
     folded = {name.lower(): name for name in sorted(words)}

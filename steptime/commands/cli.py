@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options
+from steptime.commands import argument_types, log_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,21 +177,10 @@ def _report(made: argparse.ArgumentParser) -> None:
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
         "--min-mfu",
-        type=_share,
+        type=argument_types.share,
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
-
-
-def _share(text: str) -> float:
-    """A share of one, as 0.4 or 40%."""
-    try:
-        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%")
-    return value
 
 
 def _scale(made: argparse.ArgumentParser) -> None:
@@ -232,42 +221,39 @@ def _bench(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
     made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
     made.add_argument(
-        "--only", type=_parts, default=_parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
+        "--only",
+        type=argument_types.parts,
+        default=argument_types.parts(""),
+        metavar="PARTS",
+        help="of sweeps,block,step,exact; all of them",
     )
     made.add_argument(
         "--layouts",
-        type=_words,
+        type=argument_types.words,
         default=[],
         metavar="L,...",
         help="of ddp,fsdp2,tp,pp over all ranks; the config's own",
     )
     made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
-    made.add_argument("--steps", type=_count, default=10, metavar="N", help="timed steps of each layout (10)")
-    made.add_argument("--seed", type=_count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument(
+        "--steps", type=argument_types.count, default=10, metavar="N", help="timed steps of each layout (10)"
+    )
+    made.add_argument("--seed", type=argument_types.count, default=0, metavar="N", help="of weights and tokens (0)")
     made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
     made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
     made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
     made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
     made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
     made.add_argument(
-        "--baseline", type=_count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
+        "--baseline",
+        type=argument_types.count,
+        default=1,
+        metavar="N",
+        help="scaling: speed-up is over the run on N processes (1)",
     )
     made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
     usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
     made.set_defaults(usual=usual)
-
-
-def _words(text: str) -> list[str]:
-    """Words between commas."""
-    return [word for word in text.replace(" ", "").split(",") if word]
-
-
-def _parts(text: str) -> frozenset[str]:
-    """Parts of a benchmark; none named: all."""
-    known = ("sweeps", "block", "step", "exact")
-    if unknown := [word for word in _words(text) if word not in known]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
-    return frozenset(_words(text) or known)
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
@@ -285,17 +271,12 @@ def _validate(made: argparse.ArgumentParser) -> None:
         default="known",
         help="whether a row's framework tells its release, or only which framework it is (known)",
     )
-    made.add_argument("--worst", type=_count, default=10, metavar="N", help="how many of the worst rows to name (10)")
+    made.add_argument(
+        "--worst", type=argument_types.count, default=10, metavar="N", help="how many of the worst rows to name (10)"
+    )
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
     made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
     log_options.add_to_validate(made)
-
-
-def _count(text: str) -> int:
-    """A number of rows, 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: write 0, 10 ...")
-    return int(text)
 
 
 def _show(made: argparse.ArgumentParser) -> None:

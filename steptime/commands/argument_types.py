@@ -1,0 +1,36 @@
+"""What the words behind an option become: shares, counts, lists."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def share(text: str) -> float:
+    """A share of one, as 0.4 or 40%."""
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%")
+    return value
+
+
+def words(text: str) -> list[str]:
+    """Words between commas."""
+    return [word for word in text.replace(" ", "").split(",") if word]
+
+
+def parts(text: str) -> frozenset[str]:
+    """Parts of a benchmark; none named: all."""
+    known = ("sweeps", "block", "step", "exact")
+    if unknown := [word for word in words(text) if word not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
+    return frozenset(words(text) or known)
+
+
+def count(text: str) -> int:
+    """A number of rows, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: write 0, 10 ...")
+    return int(text)
