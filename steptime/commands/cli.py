@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import argument_types, log_options
+from steptime.commands import log_options
+from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +178,7 @@ def _report(made: argparse.ArgumentParser) -> None:
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
         "--min-mfu",
-        type=argument_types.share,
+        type=share,
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
@@ -221,35 +222,21 @@ def _bench(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
     made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
     made.add_argument(
-        "--only",
-        type=argument_types.parts,
-        default=argument_types.parts(""),
-        metavar="PARTS",
-        help="of sweeps,block,step,exact; all of them",
+        "--only", type=parts, default=parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
     )
     made.add_argument(
-        "--layouts",
-        type=argument_types.words,
-        default=[],
-        metavar="L,...",
-        help="of ddp,fsdp2,tp,pp over all ranks; the config's own",
+        "--layouts", type=words, default=[], metavar="L,...", help="of ddp,fsdp2,tp,pp over all ranks; the config's own"
     )
     made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
-    made.add_argument(
-        "--steps", type=argument_types.count, default=10, metavar="N", help="timed steps of each layout (10)"
-    )
-    made.add_argument("--seed", type=argument_types.count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument("--steps", type=count, default=10, metavar="N", help="timed steps of each layout (10)")
+    made.add_argument("--seed", type=count, default=0, metavar="N", help="of weights and tokens (0)")
     made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
     made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
     made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
     made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
     made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
     made.add_argument(
-        "--baseline",
-        type=argument_types.count,
-        default=1,
-        metavar="N",
-        help="scaling: speed-up is over the run on N processes (1)",
+        "--baseline", type=count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
     )
     made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
     usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
@@ -271,9 +258,7 @@ def _validate(made: argparse.ArgumentParser) -> None:
         default="known",
         help="whether a row's framework tells its release, or only which framework it is (known)",
     )
-    made.add_argument(
-        "--worst", type=argument_types.count, default=10, metavar="N", help="how many of the worst rows to name (10)"
-    )
+    made.add_argument("--worst", type=count, default=10, metavar="N", help="how many of the worst rows to name (10)")
     made.add_argument("--json", action="store_true", help="the summary and every row, raw")
     made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
     log_options.add_to_validate(made)
