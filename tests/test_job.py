@@ -211,7 +211,8 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
     )
     assert (
         "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
-        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak"
+        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak, "
+        "no accelerator.sm_count, so no loss in a partly filled last wave of tiles"
     ) in assumptions(job(hardware=str(bare)))
     assert "does not say" not in "\n".join(assumptions(job()))
 

@@ -137,7 +137,7 @@ def _usual_figures(job: Job) -> list[str]:
     if not twins & device.sustained_flops.keys():
         found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
     if device.sm_count is None:
-        found.append("no accelerator.sm_count, and no loss in a last wave of tiles that does not fill it")
+        found.append("no accelerator.sm_count, so no loss in a partly filled last wave of tiles")
     return found
 
 

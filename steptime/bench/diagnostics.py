@@ -143,10 +143,11 @@ def _commit(folder: Path) -> dict[str, Any] | None:
 def _torch() -> dict[str, Any]:
     """Versions of torch and of what it was built with, its threads, its GPUs (names, bytes) and their driver."""
     import torch
+    from torch.cuda import nccl
     from torch.utils import collect_env
 
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    nccl = (_or_none(torch.cuda.nccl.version) if gpus else None) or ()
+    nccl_version = (_or_none(nccl.version) if gpus else None) or ()
     listed = collect_env.get_gpu_info(_run)  # type: ignore[no-untyped-call]
     return {
         "torch": {
@@ -154,7 +155,7 @@ def _torch() -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
             "cudnn": _or_none(torch.backends.cudnn.version),
-            "nccl": ".".join(map(str, nccl)) or None,
+            "nccl": ".".join(map(str, nccl_version)) or None,
             "threads": torch.get_num_threads(),
             "interop_threads": torch.get_num_interop_threads(),
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
