@@ -9,6 +9,8 @@ import argparse
 import gc
 import os
 import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
@@ -36,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line (that of the process by default) and return its exit code."""
     args = sys.argv[1:] if argv is None else argv
     if argv is None:  # a process of our own, which lives for a fifth of a second and needs no plugins of pydantic
-        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+        _no_plugins()
         gc.disable()
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the caller: nobody listens
@@ -45,6 +47,23 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None and (not args or args[0] not in SUBCOMMANDS):
         _leave(code)
     return code
+
+
+def _no_plugins() -> None:
+    """Keep pydantic from looking for plugins: even to find none it would import importlib.metadata, email and zipfile."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    name = "pydantic.plugin._loader"
+
+    def loaded(attribute: str) -> object:
+        """Whatever else a pydantic to come wants of that module, from the module itself."""
+        if attribute.startswith("__"):  # the import system's questions
+            raise AttributeError(attribute)
+        sys.modules.pop(name)
+        return getattr(import_module(name), attribute)
+
+    stand_in = ModuleType(name)
+    vars(stand_in).update(get_plugins=tuple, __getattr__=loaded)
+    sys.modules[name] = stand_in
 
 
 def _code(args: list[str]) -> int:

@@ -100,3 +100,16 @@ def test_gradients_of_a_single_micro_batch_come_layer_by_layer():
     assert two.gradients_bytes == 3 * LAYER + ROOT
     assert one.peak_op == two.peak_op
     assert one.gradients_bytes == LAYER
+
+
+def test_a_reduction_beside_the_layers_own_gradient():
+    """64 tokens, one layer, a vocabulary of 128, to the byte: the root's parameters 2 * 32,896, gradients of head and norm
+    2 * 16,512; the layer's gradients 2 * L and their reduction's input 4 * L; the gradient of its input 64 * 128 * 2; ids 64 * 8.
+    """
+    layout = {"dp": 4, "fsdp": {"reduce_dtype": "fp32"}}
+    (stage,) = estimate(
+        job("fsdp2", model={"n_layers": 1, "vocab_sz": 128}, seqlen=64, microbatches=2, **layout)
+    ).memory.stages
+    assert stage.peak_op == "backward of a reduce-scatter"
+    held = 2 * 32_896 + 2 * 16_512 + 6 * LAYER + 64 * 128 * 2 + 64 * 8
+    assert stage.activations_bytes + stage.transient_bytes == held

@@ -73,3 +73,16 @@ def test_a_replay_stops_when_the_last_saved_tensor_is_back(said, seconds):
     performance = {"recompute": {"granularity": "full", "method": "uniform"} | said}
     of = job("torch", on=machine(kernels={"layer_gap_s": 3.0}), performance=performance, model={"n_layers": 4})
     assert estimate(of).time.parts_s.get("recompute", 0.0) == pytest.approx(seconds)
+
+
+KERNELS = 2 * (24 + 29) + (1 + 1) + (5 + 6)
+"""An eager layer launches 7 products, attention, 2 norms, rope's 10, SiLU, product and 2 residuals: 24. Backward has two for each
+product, none for a residual: 29. The embedding has one either way. The head's norm, product, cast, log_softmax, nll: 5, and 6.
+"""
+
+
+@pytest.mark.parametrize(("flops", "waits"), [(1e30, KERNELS * 0.001), (1.0, 0.0)])
+def test_a_device_waits_for_a_host_that_is_late_with_a_whole_part(flops, waits):
+    """A launch takes 1 ms. A device that computes in no time waits for all; one on which each part takes longer, for none."""
+    of = job("torch", on=machine(flops=flops, memory=flops, kernels={"host_kernel_s": 0.001}))
+    assert estimate(of).time.parts_s.get("launch", 0.0) == pytest.approx(waits)

@@ -97,6 +97,16 @@ def test_torchs_pipeline_holds_the_logits(loss, kept):
     assert last.activations_bytes == by_hand
 
 
+def test_a_stage_of_two_chunks_that_holds_every_micro_batch():
+    """Two micro-batches through two chunks on each of two stages: stage 0 holds all four when the first backward reaches it.
+
+    Each chunk keeps a layer, 16 * A + 768 as above, and its output A; the first the ids of 64 tokens, 512, as well.
+    """
+    layout = {"pp": 2, "vpp": 2, "model": {"n_layers": 4}, "microbatches": 2, "seqlen": 64}
+    first = stages("torch", **layout)[0]
+    assert first.activations_bytes == 4 * (17 * 16_384 + 768) + 2 * 512
+
+
 def test_without_a_pipeline_the_logits_go_with_the_loss():
     """Two layers of one stage: the same sums, no logits, and the ids of 64 tokens at the embedding."""
     by_hand = 2 * (16 * 16_384 + 256 + 512) + 2 * 16_384 + 256 + 64 * 1024 * 4 + 512 + 512
@@ -127,3 +137,40 @@ def test_two_tables_have_a_gradient_each():
     (stage,) = stages("torch", model={"vocab_sz": 65_536}, seqlen=2, microbatches=1)
     assert stage.peak_op == "optimizer step"
     assert stage.transient_bytes == 2 * (2 * 65_536 * 128 + 2 * 164_096 + 128)
+
+
+# --- a layer's backward ---
+
+
+@pytest.mark.parametrize(
+    ("software", "layout", "buffers"),
+    [
+        ("torch", {}, 0),
+        # FSDP2 on two ranks: unsharded parameters of the root (4,224) and of the layer (164,096), gradients of head and norm
+        # (2,176) and of down (32,768), 2 bytes each
+        ("fsdp2", {"dp": 2, "fsdp": {}}, 2 * (4_224 + 164_096 + 2_176 + 32_768)),
+    ],
+)
+def test_an_eager_layer_peaks_at_the_product_of_its_mlp(software, layout, buffers):
+    """2048 tokens of 128 values: A = 524,288; the vocabulary of 16 is small.
+
+    Saved at the start: input, two normed, second residual, q, k, v, output: 8 * A; gate, up, SiLU's and the product's output:
+    8 * A. down makes the product's gradient, 2 * A, and lets its input go; the product makes those of both factors, 4 * A, beside
+    that, the gradient of the layer's output A, and 14 * A: 21 * A. Log-sum-exp 8,192, two rstd 16,384, ids 16,384.
+    """
+    (stage,) = stages(software, model={"n_layers": 1, "vocab_sz": 16}, seqlen=2048, microbatches=2, **layout)
+    assert stage.peak_op == "backward of mlp.act.mul"
+    assert stage.activations_bytes + stage.transient_bytes == 21 * 524_288 + 40_960 + buffers
+
+
+def test_fsdp_without_resharding_peaks_where_the_loss_begins():
+    """64 tokens of 128 values, A = 16,384: two layers keep 16 * A + 768 each, the look-up 512 bytes of ids.
+
+    The loss holds input and normed 2 * A, rstd 256, logits, upcast and log-probabilities (2 + 4 + 4) * 64 * 1024. FSDP2 holds the
+    root's parameters and both layers', and the last gathered buffer: 2 * (262,272 + 3 * 164,096).
+    """
+    layout = {"dp": 2, "fsdp": {"reshard_after_forward": False}}
+    (stage,) = stages("fsdp2", seqlen=64, microbatches=2, **layout)
+    assert stage.peak_op == "forward of loss.log_softmax"
+    held = 2 * (16 * 16_384 + 768) + 512 + 2 * 16_384 + 256 + 10 * 64 * 1024
+    assert stage.activations_bytes + stage.transient_bytes == held + 2 * (262_272 + 3 * 164_096)

@@ -32,6 +32,15 @@ def test_a_shard_is_rounded_up(level, dp, shards):
     assert found == (2 * params, 2 * gradients, 12 * owned)
 
 
+def test_a_shard_of_gradients_is_there_from_the_start():
+    """Of a single micro-batch ZeRO-1's whole gradients appear in backward, none at the loss, where 4096 tokens peak; ZeRO-2's
+    halves lie in a partition of their own.
+    """
+    whole, halves = (states("deepspeed", zero_level=level, dp=2, seqlen=4096) for level in (1, 2))
+    assert whole[1] == 0
+    assert halves[1] == 2 * 295_232
+
+
 def test_megatrons_buffers_are_padded_and_cut_evenly():
     """Buckets end at a multiple of lcm(3, 128) = 384, and the distributed optimizer holds parameters in a buffer of that length.
 

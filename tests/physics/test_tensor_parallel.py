@@ -1,0 +1,79 @@
+"""Tensor-parallel collectives of two ranks on a link of 1 B/s: half of each tensor's bytes, in seconds.
+
+8 tokens of 128 values: A = 2,048 bytes, so a gather or a reduce-scatter takes 1,024 s. With sequence parallelism a layer has, for
+attention and for the MLP each, a gather and a reduce-scatter forward, and in backward the gather of the output's gradient, that
+of the input once more, for wgrad, and the reduce-scatter of the input's gradient.
+"""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+
+ONE = 1_024
+LAYERS, HEAD, EMBEDDING, LOSS = 2 * 10 * ONE, 3 * ONE, 2 * ONE, 3 * 32
+"""The head gathers its input, and again, and reduce-scatters its gradient. The embedding's rows are reduce-scattered, their
+gradient gathered. The loss sums three fp32 values a token: 32 bytes, each half sent twice."""
+NORMS = (2 * 256 + 128) * 4
+"""All-reduce of the norms' gradients after backward."""
+EVERYTHING = LAYERS + HEAD + EMBEDDING + LOSS + NORMS
+
+
+def tp_comm(*, flops=1e30, software="megatron-core", overlap=False, **said) -> float:
+    layout = {"model": {"n_q_heads": 2}, "tp": 2, "performance": {"overlap": {"tp": overlap}}} | said
+    return estimate(job(software, on=machine(flops=flops, link=1.0), **layout)).time.parts_s["tp_comm"]
+
+
+def by_hand(expected: float):
+    return pytest.approx(expected, rel=5e-3)  # small messages: 8.4 us before each first hop, and the ramp
+
+
+def test_beside_no_compute_all_of_it_shows():
+    assert tp_comm() == by_hand(EVERYTHING)
+
+
+def test_megatron_hides_what_enters_a_projections_backward():
+    """LinearWithGradAccumulationAndAsyncCommunication gathers the input beside dgrad and reduces its gradient beside wgrad, both
+    long here; NVLink's kernels take 15 % of the processors meanwhile. Two in each half of a layer, and the head's two.
+    """
+    assert tp_comm(flops=1e-3) == by_hand(EVERYTHING - 0.85 * (2 * 4 * ONE + 2 * ONE))
+
+
+def test_a_short_product_hides_as_much_as_it_lasts():
+    """dgrad of 8 rows: qkv 2 * 8 * 128 * 192 = 393,216 FLOPs, gate and up 524,288, the head 1,048,576; wgrad at 95 % of the rate.
+
+    At 2,097,152 FLOP/s that is 0.1875, 0.25 and 0.5 s, all shorter than a gather.
+    """
+    beside = (2 * (393_216 + 524_288) + 1_048_576) / 2_097_152 * (1 + 1 / 0.95)
+    slow, free = tp_comm(flops=2_097_152.0, microbatches=64), tp_comm(microbatches=64)
+    assert free - slow == pytest.approx(0.85 * beside * 64, rel=1e-6)
+
+
+def test_overlap_cuts_collectives_and_products_in_pieces():
+    """Where the profile overlaps forward too, one of two pieces of each collective beside a projection hides under a piece of it.
+
+    Of a layer forward 4; backward 6, of which Megatron's 4 hide whole. Of the head the gather forward; its backward hides whole.
+    """
+    pieces = 0.5 * (2 * (4 + 2) + 1) * ONE
+    whole = (2 * 4 + 2) * ONE
+    assert tp_comm(flops=1e-3, overlap=True) == by_hand(EVERYTHING - 0.85 * (pieces + whole))
+
+
+def test_a_share_hides_that_share():
+    """A quarter of every collective among the layers and at the ends; what backward hides whole it hides anyway."""
+    shared = 0.25 * (2 * (4 + 2) * ONE + ONE + EMBEDDING + LOSS)
+    assert tp_comm(flops=1e-3, overlap=0.25) == by_hand(EVERYTHING - shared - 0.85 * (2 * 4 + 2) * ONE)
+
+
+def test_without_sequence_parallelism_activations_are_all_reduced():
+    """A ring of two sends A for an all-reduce of A: two a layer forward, two backward; head back, embedding forward one each."""
+    assert tp_comm(sp=False) == by_hand(2 * 4 * 2_048 + 2 * 2_048 + LOSS)
+
+
+def test_torch_keeps_what_it_has_gathered():
+    """No second gather: eight a layer, two of the head; its loss gathers nothing of a split vocabulary but the three sums."""
+    shown = 2 * 8 * ONE + 2 * ONE + EMBEDDING + LOSS + NORMS / 2
+    found = tp_comm(software="torch", sp=True)
+    assert found == by_hand(shown)
