@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.checkpoint.architecture import EMBED, HEAD, POSITIONS
+from steptime.checkpoint.weight_names import EMBED, HEAD, POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

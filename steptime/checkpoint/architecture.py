@@ -8,11 +8,14 @@ the `model:` part of a job file.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.confignames import CHECKED, from_config
+from steptime.checkpoint import experts, stacks
+from steptime.checkpoint import weight_names as names
+from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
@@ -20,44 +23,45 @@ if TYPE_CHECKING:
 
     from steptime.checkpoint.records import Shape, StoredTensor
 
-LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?)\.(\d{1,6})\.")
-EMBED = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in)\.weight$")
-POSITIONS = re.compile(r"(?:^|\.)(?:wpe|position_embeddings|embed_positions|position_embd)\.weight$")
-HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|output)\.weight$")
-EXPERT = re.compile(r"experts\.(?:local_experts\.)?(\d{1,6})\.")
-NORM = re.compile(r"(?:norm\w*|ln_\w+|layernorm\w*)\.(weight|bias)$|layer_norm_(weight|bias)$")
-LINEAR_BIAS = re.compile(
-    r"(?:[qkvo]_proj|w[qkvo]|c_attn|c_proj|c_fc|query_key_value|dense\w*|linear_\w+|qkv|fc\d|attn_[qkv]|attn_output|"
-    r"ffn_\w+|gate_proj|up_proj|down_proj)\.bias$"
-)
-QKV_BIAS = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|qkv|attn_[qkv])\.bias$")
 CANDIDATES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+STACKED = re.compile(r"(?:^|\.)layers\.(?!\d)")
+PADDING = 1024  # rows by which an embedding may exceed the vocabulary that a config states
+KINDS = (  # of layers that are no attention, by what only they have
+    ("linear_attention", re.compile(r"linear_attn\.|^attn\.A_log$|delta_net")),
+    ("mamba", re.compile(r"A_log$|ssm_a$")),
+    ("rwkv", re.compile(r"time_(?:decay|maa|mix)|attention\.time_")),
+)
 
 
 @dataclass(slots=True)
-class _Shapes:
-    """Whole shapes by name, and what was found so far."""
+class Found:
+    """The language model's tensors, and what was found so far: {field: {value, from}}."""
 
-    by_name: dict[str, Shape]
+    parts: stacks.Parts
     tied: set[str]
-    layers: dict[int, list[str]] = field(default_factory=dict)
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tails: dict[str, tuple[str, Shape]] = field(default_factory=dict)
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def last(self, *names: str) -> tuple[str, Shape] | None:
-        """The first tensor whose name ends in one of `names` (module name, without ".weight")."""
-        ends = tuple(f"{name}.weight" for name in names)
-        for name, shape in self.by_name.items():
-            if name.endswith(ends) and len(shape) == 2 and "experts" not in name and "shared" not in name:
-                return name, shape
+    def last(self, *modules: str) -> tuple[str, Shape] | None:
+        """(name, shape) of the first of `modules` that a layer has as a matrix, experts aside."""
+        for module in modules:
+            for tail, (name, shape) in self.tails.items():
+                if (
+                    names.ends(tail, module)
+                    and len(shape) == 2
+                    and "expert" not in tail
+                    and not names.SHARED.search(tail)
+                ):
+                    return name, shape
         return None
 
     def set(self, key: str, value: Any, source: str, **more: Any) -> None:
         """Record a value unless one is known."""
-        self.found.setdefault(key, {"value": value, "from": source, **more})
+        self.fields.setdefault(key, {"value": value, "from": source, **more})
 
     def get(self, key: str) -> Any:
         """The value found for `key`, or None."""
-        return self.found.get(key, {}).get("value")
+        return self.fields.get(key, {}).get("value")
 
 
 def infer(
@@ -65,167 +69,195 @@ def infer(
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """({field: {value, from}}, CONFIG_MISMATCH problems). Empty when nothing looks like a transformer."""
     tensors = list(tensors)
-    shapes = _Shapes(
-        {t.name.replace("_orig_mod.", ""): t.whole for t in tensors}, {t.name for t in tensors if t.alias_of}
-    )
-    for name in shapes.by_name:
-        match = LAYER.search(name)
-        if match:
-            shapes.layers.setdefault(int(match[1]), []).append(name)
+    shapes = {t.name.replace("_orig_mod.", ""): t.whole for t in tensors}
+    parts = stacks.split(_unstacked(shapes, facts))
+    if parts is None:
+        return {}, []
+    found = Found(parts, {t.name for t in tensors if t.alias_of})
+    for number, tails in parts.main.layers.items():
+        for tail, shape in tails.items():
+            found.tails.setdefault(tail, (f"{parts.main.prefix}{number}.{tail}", shape))
     configs = [known for fact in facts for known in from_config(fact)]
-    whole = [known for fact in facts if fact.get("slices") for known in from_config(fact)]
-    if not shapes.layers:
+    _stated(found, [known for fact in facts if fact.get("slices") for known in from_config(fact)])
+    _embedding(found)
+    if found.get("hidden_sz") is None:
         return {}, []
-    _stated(shapes, whole)
-    _embedding(shapes)
-    if shapes.get("hidden_sz") is None:
-        return {}, []
-    shapes.set("n_layers", max(shapes.layers) + 1, f"highest layer number, {max(shapes.layers)}")
-    _mlp(shapes)
-    _moe(shapes)
-    _norms(shapes)
-    _attention(shapes)
-    problems = _mismatches(shapes, configs)
-    _stated(shapes, configs)
-    _heads(shapes)
-    return shapes.found, problems
+    count = len(parts.main.layers)
+    found.set("n_layers", count, f"{count} layers {parts.main.prefix}*")
+    experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
+    _mlp(found)
+    _norms(found, facts)
+    _biases(found)
+    _attention(found)
+    _others(found)
+    problems = _mismatches(found, configs)
+    _stated(found, configs)
+    _heads(found)
+    return found.fields, problems
 
 
-def _stated(s: _Shapes, configs: list[tuple[str, dict[str, Any]]]) -> None:
+def _unstacked(shapes: dict[str, Shape], facts: list[dict[str, Any]]) -> dict[str, Shape]:
+    """Megatron's distributed checkpoints keep equal layers as one tensor with the layers as its first dimension."""
+    counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name))
+    stated = {fact["args"].get("num_layers") for fact in facts if isinstance(fact.get("args"), dict)}
+    layers = next((count for count in counts if count in stated), None)
+    if layers is None or layers > 10_000:
+        return shapes
+    found: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        match = STACKED.search(name)
+        if match is None or not shape or shape[0] != layers:
+            found[name] = shape
+            continue
+        for number in range(layers):
+            found[f"{name[: match.end()]}{number}.{name[match.end() :]}"] = shape[1:]
+    return found
+
+
+def _stated(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> None:
     """What configs say, where nothing is known yet."""
     for source, config in configs:
         for key, value in config.items():
             if key == "moe_from_config":
-                (s.get("moe") or {}).update(value)
+                (f.get("moe") or {}).update(value)
             else:
-                s.set(key, value, source)
+                f.set(key, value, source)
 
 
-def _embedding(s: _Shapes) -> None:
-    name = next((n for n, shape in s.by_name.items() if EMBED.search(n) and len(shape) == 2), None)
-    if name is None:
-        return
-    vocab, hidden = s.by_name[name]
-    s.set("vocab_sz", vocab, name)
-    s.set("hidden_sz", hidden, name)
-    table = next((n for n in s.by_name if POSITIONS.search(n)), None)
-    s.set("learned_positions", table is not None, table or "no position embedding")
-    if table is not None:
-        s.set("max_positions", s.by_name[table][0], table)
-    head = next((n for n in s.by_name if HEAD.search(n) and "layers" not in n), None)
-    tied = head is None or head in s.tied or name in s.tied
-    s.set("tie_embeddings", tied, f"{head} is tied" if head and tied else head or "no output layer")
+def _embedding(f: Found) -> None:
+    outer, prefix = f.parts.outer, f.parts.main.prefix
+    tables = [(n, shape) for n, shape in outer.items() if names.EMBED.search(n) and len(shape) == 2]
+    positions = next((n for n, s in outer.items() if names.POSITIONS.search(n) and len(s) > 1), None)
+    if tables:
+        name, (vocab, hidden) = max(tables, key=lambda item: (_common(item[0], prefix), item[1][0]))
+        f.set("vocab_sz", vocab, name)
+        width, first = f.parts.main.summary().get("hidden_sz"), f.last(*names.Q, *names.QKV)
+        factored = first is not None and width is not None and hidden not in first[1] and width in first[1]
+        f.set("hidden_sz", width if factored else hidden, f"norms of {prefix}*" if factored else name)
+        head = next((n for n, s in outer.items() if names.HEAD.search(n) and len(s) == 2), None)
+        tied = head is None or head in f.tied or name in f.tied
+        f.set("tie_embeddings", tied, f"{head} is tied" if head and tied else head or "no output layer")
+    elif f.last(*names.Q, *names.QKV) is not None:  # vision and audio encoders have no vocabulary
+        width = f.parts.main.summary().get("hidden_sz")
+        f.set("hidden_sz", width, f"norms of {f.parts.main.prefix}*")
+    f.set("learned_positions", positions is not None, positions or "no position embedding")
+    if positions is not None:
+        f.set("max_positions", outer[positions][-2], positions)
 
 
-def _mlp(s: _Shapes) -> None:
-    hidden = s.get("hidden_sz")
-    down = s.last("down_proj", "w2", "linear_fc2", "dense_4h_to_h", "mlp.c_proj", "ffn_down", "fc2", "fc_out")
-    up = s.last("up_proj", "w3", "ffn_up", "w1", "linear_fc1", "gate_up_proj", "dense_h_to_4h", "c_fc", "fc1", "fc_in")
+def _common(name: str, prefix: str) -> int:
+    """Parts of a name that it shares with the layers' prefix."""
+    pairs = zip(name.split("."), prefix.split("."), strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+
+
+def _mlp(f: Found) -> None:
+    hidden = f.get("hidden_sz")
+    down, up = f.last(*names.DOWN), f.last(*names.UP)
     if down is None or up is None:
         return
     inter = next((n for n in down[1] if n != hidden), hidden)  # GPT-2 stores [in, out], others [out, in]
     rows = next((n for n in up[1] if n != hidden), hidden)
-    s.set("inter_sz", inter, down[0])
-    gated = rows == 2 * inter or s.last("gate_proj", "w3", "ffn_gate") is not None
-    s.set("glu", gated, up[0] if rows == 2 * inter else "gate projection by name")
+    f.set("inter_sz", inter, down[0])
+    gated = rows == 2 * inter or f.last(*names.GATE) is not None
+    f.set("glu", gated, up[0] if rows == 2 * inter else "gate projection by name")
 
 
-def _moe(s: _Shapes) -> None:
-    numbers = [int(m[1]) for m in map(EXPERT.search, s.by_name) if m]
-    packed = next(((n, v) for n, v in s.by_name.items() if (len(v) == 3 and "exps" in n) or "experts.w" in n), None)
-    if not numbers and packed is None:
-        return
-    count = max(numbers) + 1 if numbers else packed[1][0] if packed else 0
-    moe: dict[str, Any] = {"n_experts": count}
-    ends = ("down_proj.weight", "w2.weight", "linear_fc2.weight")
-    down = next((n for n in s.by_name if EXPERT.search(n) and n.endswith(ends) and len(s.by_name[n]) == 2), None)
-    if down:
-        moe["expert_inter_sz"] = s.by_name[down][1]
-    if any("shared_expert" in n for n in s.by_name):
-        shared = next((v for n, v in s.by_name.items() if "shared_expert" in n and n.endswith(ends)), None)
-        moe["shared_expert_inter_sz"] = shared[1] if shared else None
-        moe["n_shared_experts"] = 1
-    sparse = sorted(i for i, names in s.layers.items() if any("expert" in n or "exps" in n for n in names))
-    first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
-    if first > 0:
-        moe["n_dense_layers"] = first
-    if second - first > 1:
-        moe["moe_frequency"] = second - first
-    s.set("moe", {k: v for k, v in moe.items() if v is not None}, "expert tensors; top-k is not in shapes")
-    if down:
-        s.set("inter_sz", s.by_name[down][1], down)
-        s.set("glu", any("gate_proj" in n or n.endswith("w3.weight") for n in s.by_name), "expert projections by name")
-
-
-def _norms(s: _Shapes) -> None:
-    inside = [n for n in s.by_name if LAYER.search(n)]
-    kinds = {m[1] or m[2] for m in map(NORM.search, inside) if m}
+def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
+    kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
+    stated = next((known for fact in facts if (known := norm_of(fact))), None)
+    if "bias" in kinds:
+        f.set("norm", "layernorm", "norm biases")
+    elif stated is not None:
+        f.set("norm", *stated)
+    elif kinds and f.last("gate_proj", "w3", "ffn_gate", "gate_up_proj", "linear_fc1") is not None:
+        f.set("norm", "rmsnorm", "no norm bias, gated MLP")
+    elif kinds:
+        f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:
-        s.set(
-            "norm", "layernorm" if "bias" in kinds else "rmsnorm", "norm biases" if "bias" in kinds else "no norm bias"
-        )
-        s.set("norm_bias", "bias" in kinds, "norm tensors by name")
-    biases = [n for n in inside if LINEAR_BIAS.search(n)]
-    others = [n for n in biases if not QKV_BIAS.search(n)]
-    s.set("bias", bool(others), "linear biases by name")
-    if biases and not others:
-        s.set("qkv_bias", value=True, source=biases[0])
-    qk = next((n for n in inside if re.search(r"(?:q_norm|q_layernorm|attn_q_norm)\.weight$", n)), None)
-    s.set("qk_norm", qk is not None, qk or "no q_norm")
-    width = s.by_name[qk][0] if qk and len(s.by_name[qk]) == 1 else None
-    if width and width != s.get("hidden_sz") and width <= max(CANDIDATES):
-        s.set("head_dim", width, qk or "")
+        f.set("norm_bias", "bias" in kinds, "norm tensors by name")
+    qk = next((name for tail, (name, _) in f.tails.items() if names.Q_NORM.search(tail)), None)
+    shape = next((shape for tail, (_, shape) in f.tails.items() if names.Q_NORM.search(tail)), ())
+    f.set("qk_norm", qk is not None, qk or "no q_norm")
+    if qk and len(shape) == 1 and shape[0] != f.get("hidden_sz") and shape[0] <= max(CANDIDATES):
+        f.set("head_dim", shape[0], qk)
 
 
-def _attention(s: _Shapes) -> None:
-    hidden = s.get("hidden_sz")
-    latent = s.last("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
+def _biases(f: Found) -> None:
+    """A bias beside a matrix is a linear layer's; norms have vectors."""
+    modules = [tail.removesuffix(".bias") for tail in f.tails if tail.endswith(".bias")]
+    linear = [m for m in modules if f"{m}.weight" in f.tails and len(f.tails[f"{m}.weight"][1]) >= 2]
+    linear += [tail for tail in f.tails if tail.endswith("_proj_bias")]
+    others = [m for m in linear if not names.QKV_MODULE.search(m)]
+    f.set("bias", bool(others), "linear biases by name")
+    if linear and not others:
+        f.set("qkv_bias", value=True, source=f"{linear[0]}.bias")
+
+
+def _attention(f: Found) -> None:
+    hidden = f.get("hidden_sz")
+    latent = f.last(*names.LATENT)
     if latent is not None:
-        s.set("attention", {"kind": "mla"}, latent[0])
+        f.set("attention", {"kind": "mla"}, latent[0])
         return
-    q, k = s.last("q_proj", "wq", "attn_q", "linear_q"), s.last("k_proj", "wk", "attn_k")
-    fused = s.last("linear_qkv", "query_key_value", "c_attn", "qkv_proj", "attn_qkv", "Wqkv", "qkv")
-    out = s.last("o_proj", "wo", "linear_proj", "attn.c_proj", "attn_output", "out_proj", "attention.dense")
+    q, k, fused, out = f.last(*names.Q), f.last(*names.K), f.last(*names.QKV), f.last(*names.OUT)
     if q is not None and k is not None:
-        s.set("q_rows", q[1][0], q[0])
-        s.set("kv_rows", k[1][0], k[0])
+        f.set("q_rows", q[1][0], q[0])
+        f.set("kv_rows", k[1][0], k[0])
     elif fused is not None:
         rows = next((n for n in fused[1] if n != hidden), hidden)
         q_rows = next((n for n in out[1] if n != hidden), hidden) if out else hidden
         if rows > q_rows and (rows - q_rows) % 2 == 0:
-            s.set("q_rows", q_rows, out[0] if out else fused[0])
-            s.set("kv_rows", (rows - q_rows) // 2, f"{fused[0]} = q + 2 kv rows")
-    inverse = next((n for n in s.by_name if n.endswith("rotary_emb.inv_freq")), None)
-    if inverse and len(s.by_name[inverse]) == 1:
-        s.set("head_dim", 2 * s.by_name[inverse][0], inverse)
+            f.set("q_rows", q_rows, out[0] if out else fused[0])
+            f.set("kv_rows", (rows - q_rows) // 2, f"{fused[0]} = q + 2 kv rows")
+    inverse = next((n for n in (*f.parts.outer, *f.tails) if n.endswith("rotary_emb.inv_freq")), None)
+    shape = f.parts.outer.get(inverse or "") or f.tails.get(inverse or "", ("", ()))[1]
+    if inverse and len(shape) == 1:
+        f.set("head_dim", 2 * shape[0], inverse)
 
 
-def _heads(s: _Shapes) -> None:
+def _others(f: Found) -> None:
+    """Layers that are no attention, and the parts beside the language model."""
+    kinds: Counter[str] = Counter()
+    for tails in f.parts.main.layers.values():
+        kind = next((kind for kind, mark in KINDS if any(map(mark.search, tails))), "attention")
+        kinds[kind] += 1
+    if set(kinds) - {"attention"}:
+        f.set("layer_kinds", dict(kinds), "layers by what only they have")
+    for part, about in f.parts.others.items():
+        f.set(part, about, "tensors by name")
+
+
+def _heads(f: Found) -> None:
     """Heads from rows and head width; without a width only the candidates are listed."""
-    q, kv, width, heads = s.get("q_rows"), s.get("kv_rows"), s.get("head_dim"), s.get("n_q_heads")
+    q, kv, width, heads = f.get("q_rows"), f.get("kv_rows"), f.get("head_dim"), f.get("n_q_heads")
     if q is None or kv is None or not kv:
         return
     if width is None and heads and q % heads == 0:
-        s.set("head_dim", q // heads, f"{q} query rows / {heads} heads ({s.found['n_q_heads']['from']})")
+        f.set("head_dim", q // heads, f"{q} query rows / {heads} heads ({f.fields['n_q_heads']['from']})")
         width = q // heads
     if width and q % width == 0 and kv % width == 0:
         source = f"rows / head_dim {width}"
-        s.set("n_q_heads", q // width, source)
-        s.set("n_kv_heads", kv // width, source)
+        f.set("n_q_heads", q // width, source)
+        f.set("n_kv_heads", kv // width, source)
         return
     fits = [n for n in CANDIDATES if gcd(q, kv) % n == 0]
     ratio = f"n_q_heads : n_kv_heads = {q // gcd(q, kv)} : {kv // gcd(q, kv)}"
-    s.found["head_dim"] = {"value": None, "from": f"not in the shapes; {ratio}", "candidates": fits}
+    f.fields["head_dim"] = {"value": None, "from": f"not in the shapes; {ratio}", "candidates": fits}
 
 
-def _mismatches(s: _Shapes, configs: list[tuple[str, dict[str, Any]]]) -> list[Problem]:
+def _mismatches(f: Found, configs: list[tuple[str, dict[str, Any]]]) -> list[Problem]:
     problems = []
     for source, config in configs:
         for key in CHECKED:
-            stated, seen = config.get(key), s.get(key)
-            if key == "inter_sz" and s.get("moe"):
-                continue  # configs of sparse models name the dense width, shapes the experts'
+            stated, seen = config.get(key), f.get(key)
+            if key == "inter_sz" and (f.get("moe") or f.get("layer_kinds")):
+                continue  # configs of sparse and hybrid models name the dense width, shapes the experts' or none
+            if key == "inter_sz" and stated is not None and seen is not None and stated == 2 * seen:
+                continue  # some name the width of both halves of a gated MLP
+            if key == "vocab_sz" and stated and seen and stated < seen < stated + PADDING:
+                continue
             if stated is not None and seen is not None and stated != seen:
-                message = f"{key}: {source} says {stated}, {s.found[key]['from']} says {seen}"
+                message = f"{key}: {source} says {stated}, {f.fields[key]['from']} says {seen}"
                 problems.append(Problem("CONFIG_MISMATCH", message, source))
     return problems

@@ -9,19 +9,33 @@ from __future__ import annotations
 from typing import Any
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers"),
+    "n_layers": (
+        "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers",
+    ),
     "hidden_sz": ("hidden_size", "n_embd", "d_model", "embedding_length", "dim"),
-    "inter_sz": ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "feed_forward_length"),
-    "n_q_heads": ("num_attention_heads", "n_head", "num_heads", "attention.head_count", "n_heads"),
-    "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv", "n_kv_heads"),
-    "head_dim": ("head_dim", "kv_channels", "attention.key_length"),
+    "inter_sz": (
+        "intermediate_size", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "ffn_dim", "feed_forward_length", "d_ff",
+        "hidden_dim", "mlp_hidden_size",
+    ),
+    "n_q_heads": (
+        "decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "attention.head_count", "n_heads",
+    ),
+    "n_kv_heads": ("num_key_value_heads", "attention.head_count_kv", "n_kv_heads", "kv_n_heads"),
+    "head_dim": ("head_dim", "kv_channels", "attention.key_length", "d_kv"),
     "vocab_sz": ("padded_vocab_size", "vocab_size"),
     "tie_embeddings": ("tie_word_embeddings",),
-}
+}  # fmt: skip
 MOE_FIELDS: dict[str, tuple[str, ...]] = {
-    "n_experts": ("num_experts", "num_local_experts", "n_routed_experts", "expert_count"),
-    "experts_per_token": ("num_experts_per_tok", "moe_router_topk", "expert_used_count"),
-}
+    "n_experts": ("num_experts", "num_local_experts", "n_routed_experts", "expert_count", "moe_num_experts"),
+    "experts_per_token": (
+        "num_experts_per_tok", "moe_router_topk", "expert_used_count", "moe_top_k", "experts_per_token",
+    ),
+}  # fmt: skip
+NESTED = ("thinker_config", "text_config", "llm_config", "language_config", "attn_config", "ffn_config")
+"""Where multimodal models keep the language model's config, and DBRX its attention and experts."""
+BIAS_FREE_LAYERNORM = frozenset(
+    {"cohere", "cohere2", "cohere2_moe", "mpt", "modernbert", "modern-bert", "dbrx", "olmo"}
+)
 CHECKED = ("n_layers", "hidden_sz", "inter_sz", "vocab_sz", "head_dim")
 
 
@@ -37,8 +51,9 @@ def from_config(facts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         values = facts.get(key)
         if not isinstance(values, dict):
             continue
-        if isinstance(values.get("text_config"), dict):  # multimodal models nest the language model's
-            values = values | values["text_config"]
+        for nested in NESTED:
+            if isinstance(values.get(nested), dict):
+                values = values | values[nested]
         known = _fields(_unprefixed(values) if key == "gguf" else values)
         if known:
             found.append((source, known))
@@ -56,6 +71,8 @@ def _first(values: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
     found = {field: value for field, names in FIELDS.items() if (value := _first(values, names)) is not None}
+    if values.get("block_auto_adjust_ff_dim"):  # LFM2: the code makes another width of it
+        found.pop("inter_sz", None)
     groups = values.get("num_query_groups")
     if values.get("group_query_attention") and type(groups) is int:  # Megatron: 1 unless grouped
         found["n_kv_heads"] = groups
@@ -66,3 +83,23 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     if moe.get("n_experts"):
         found["moe_from_config"] = moe
     return found
+
+
+def norm_of(facts: dict[str, Any]) -> tuple[str, str] | None:
+    """(rmsnorm or layernorm, source) where a config says it: by a key of its epsilon, Megatron's argument or the family."""
+    config, args, gguf = (
+        value if isinstance(value := facts.get(key), dict) else {} for key in ("config", "args", "gguf")
+    )
+    if isinstance(args.get("normalization"), str):
+        return args["normalization"].lower(), "args"
+    known = _unprefixed(gguf)
+    if "attention.layer_norm_rms_epsilon" in known or "attention.layer_norm_epsilon" in known:
+        return ("rmsnorm" if "attention.layer_norm_rms_epsilon" in known else "layernorm"), "GGUF key-values"
+    for nested in NESTED:
+        if isinstance(config.get(nested), dict):
+            config = config | config[nested]
+    if config.get("model_type") in BIAS_FREE_LAYERNORM:
+        return "layernorm", "config.json"
+    if "rms_norm_eps" in config:
+        return "rmsnorm", "config.json"
+    return None

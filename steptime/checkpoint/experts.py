@@ -1,0 +1,77 @@
+"""A mixture of experts from names and shapes: experts with a number of their own, or all of a layer packed in one tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.checkpoint import weight_names as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.checkpoint.records import Shape
+    from steptime.checkpoint.stacks import Stack
+
+Tails = dict[str, tuple[str, "Shape"]]
+
+
+def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) -> None:
+    """Record `moe`, and the experts' `inter_sz` and `glu`, where a layer has experts."""
+    numbers = [int(match[1]) for match in map(names.EXPERT.search, tails) if match]
+    packed = _first(tails, names.PACKED_DOWN) or _first(tails, names.PACKED_UP)
+    router = _first(tails, names.ROUTER)
+    rows = next((n for n in router[1] if n != hidden), None) if router else None
+    flat = next(((n, s) for t, (n, s) in tails.items() if "experts.mlp.w" in t and len(s) == 2), None)  # DBRX
+    if not (numbers or packed or flat):
+        return
+    count = max(numbers) + 1 if numbers else rows if flat else packed[1][0] if packed else rows
+    moe: dict[str, Any] = {"n_experts": count}
+    down = next((tails[t] for t in tails if names.EXPERT.search(t) and _is_down(t) and len(tails[t][1]) == 2), None)
+    width, source, gated = None, "", any("gate_proj" in t or names.ends(t, "w3") for t in tails)
+    if down is not None:
+        width, source = next((n for n in down[1] if n != hidden), hidden), down[0]
+        up = next((s for t, (_, s) in tails.items() if names.EXPERT.search(t) and "linear_fc1.weight" in t), ())
+        gated = gated or (len(up) == 2 and 2 * width in up)
+    elif packed is not None and len(packed[1]) >= 3:
+        width, source = next((n for n in packed[1][1:] if n != hidden), hidden), packed[0]
+        up_packed = _first(tails, names.PACKED_UP)
+        gated = "ffn_gate_exps.weight" in tails or (up_packed is not None and 2 * width in up_packed[1][1:])
+    elif flat is not None and count:
+        width, source, gated = flat[1][0] // count, flat[0], any("experts.mlp.v1" in t for t in tails)
+    if width:
+        moe["expert_inter_sz"] = width
+        record("inter_sz", width, source)
+        record("glu", gated, "expert projections")
+    _shared(tails, hidden, moe)
+    _placed(stack, moe)
+    record("moe", moe, "expert tensors; top-k is not in shapes")
+
+
+def _is_down(tail: str) -> bool:
+    return any(f"{name}.weight" in tail for name in ("down_proj", "w2", "linear_fc2"))
+
+
+def _first(tails: Tails, pattern: Any) -> tuple[str, Shape] | None:
+    return next((entry for tail, entry in tails.items() if pattern.search(tail) and len(entry[1]) >= 2), None)
+
+
+def _shared(tails: Tails, hidden: int, moe: dict[str, Any]) -> None:
+    shared = [tail for tail in tails if names.SHARED.search(tail)]
+    if not shared:
+        return
+    down = next((tails[t][1] for t in shared if "down" in t or "fc2" in t or "output_linear" in t), None)
+    moe["n_shared_experts"] = 1
+    if down is not None and len(down) == 2:
+        moe["shared_expert_inter_sz"] = next((n for n in down if n != hidden), hidden)
+
+
+def _placed(stack: Stack, moe: dict[str, Any]) -> None:
+    """Which layers are sparse: dense ones before the first, and the distance between two."""
+    sparse = sorted(
+        i for i, tails in stack.layers.items() if any("expert" in t or "_exps" in t or "moe." in t for t in tails)
+    )
+    first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
+    if first > 0:
+        moe["n_dense_layers"] = first
+    if second - first > 1:
+        moe["moe_frequency"] = second - first

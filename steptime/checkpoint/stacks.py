@@ -1,0 +1,109 @@
+"""The parts of a model by the names of its tensors: the language model's layers first, vision, audio and the rest apart.
+
+A stack is what shares the text before a layer number. The language model is the largest stack that is not of another part;
+of an encoder and a decoder it is the decoder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from steptime.checkpoint.records import Shape
+
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blk|blocks?|resblocks)\.(\d{1,6})\.")
+_PARTS = (  # in this order: a vision tower's projector is the projector's
+    ("projector", re.compile(r"(?:^|[._])(?:\w*projector|connector|merger|mlp1|mm|resampler|aligner)\.")),
+    ("vision", re.compile(r"(?:^|[._])(?:visual|vision\w*|image\w*|vit|siglip\w*|patch_embed\w*|v\.blk)(?:[._]|$)")),
+    ("audio", re.compile(r"(?:^|[._])(?:audio\w*|speech\w*|conformer|a\.blk)(?:[._]|$)")),
+    ("mtp", re.compile(r"(?:^|[._])(?:mtp\w*|nextn\w*)\.")),
+)  # fmt: skip
+_MTP_LAYER = re.compile(r"^(?:nextn\.)?(?:eh_proj|enorm|hnorm|shared_head)\b")
+_ENCODER = re.compile(r"(?:^|\.)encoder\.")
+_DECODER = re.compile(r"(?:^|\.)decoder\.")
+
+
+@dataclass(slots=True)
+class Stack:
+    """Layers of one prefix: whole shapes by layer number and by the rest of the name."""
+
+    prefix: str
+    layers: dict[int, dict[str, Shape]] = field(default_factory=dict)
+    elements: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Layers, width (the commonest length of a norm or bias) and parameters."""
+        widths = [shape[0] for tails in self.layers.values() for shape in tails.values() if len(shape) == 1]
+        found: dict[str, Any] = {"n_layers": len(self.layers)}
+        if widths:
+            found["hidden_sz"] = max(set(widths), key=widths.count)
+        return found | {"params": self.elements}
+
+
+@dataclass(slots=True)
+class Parts:
+    """`main` is the language model's stack, `outer` its tensors outside layers; `others` what each other part holds."""
+
+    main: Stack
+    outer: dict[str, Shape]
+    others: dict[str, dict[str, Any]]
+
+
+def part_of(name: str) -> str:
+    """The part a name belongs to, "" for the language model."""
+    return next((part for part, pattern in _PARTS if pattern.search(name)), "")
+
+
+def split(shapes: Mapping[str, Shape]) -> Parts | None:
+    """The parts of a model; None when nothing has numbered layers."""
+    stacks: dict[str, Stack] = {}
+    outer: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        match = LAYER.search(name)
+        if match is None:
+            outer[name] = shape
+            continue
+        prefix = name[: match.start(1)]
+        stack = stacks.get(prefix)
+        if stack is None:
+            stack = stacks[prefix] = Stack(prefix)
+        stack.layers.setdefault(int(match[1]), {})[name[match.end() :]] = shape
+        stack.elements += prod(shape)
+    if not stacks:
+        return None
+    parts = {prefix: part_of(prefix) for prefix in stacks}
+    own = [stack for prefix, stack in stacks.items() if not parts[prefix]] or list(stacks.values())
+    decoders = [stack for stack in own if _DECODER.search(stack.prefix)]
+    encoders = [stack for stack in own if _ENCODER.search(stack.prefix)]
+    main = max(own, key=lambda stack: stack.elements)
+    if main in encoders and decoders:
+        decoder = max(decoders, key=lambda stack: stack.elements)
+        main = decoder if 10 * decoder.elements > main.elements else main
+    parts |= {stack.prefix: "encoder" for stack in encoders if stack is not main and main in decoders}
+    others = _others(main, stacks, outer, parts)
+    return Parts(main, {name: shape for name, shape in outer.items() if not part_of(name)}, others)
+
+
+def _others(
+    main: Stack, stacks: dict[str, Stack], outer: dict[str, Shape], parts: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for stack in sorted(stacks.values(), key=lambda stack: -stack.elements):
+        if stack is not main and (part := parts[stack.prefix]):
+            known = found.setdefault(part, stack.summary() | {"params": 0})
+            known["params"] += stack.elements
+    for name, shape in outer.items():
+        if part := part_of(name):
+            known = found.setdefault(part, {"params": 0})
+            known["params"] += prod(shape)
+    ahead = [number for number, tails in main.layers.items() if any(map(_MTP_LAYER.match, tails))]
+    if 0 < len(ahead) < len(main.layers):
+        found["mtp"] = {"n_layers": len(ahead), "params": sum(prod(s) for n in ahead for s in main.layers[n].values())}
+        for number in ahead:
+            del main.layers[number]
+    return found

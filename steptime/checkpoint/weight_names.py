@@ -1,0 +1,68 @@
+"""What the projections of a layer are called, in the order in which they are looked for; "^" begins a whole name.
+
+Sources: `modeling_*.py` of transformers 5 by family (Llama, GPT-2, GPT-J, GPT-NeoX, BLOOM, Falcon, MPT, OPT, Phi, InternLM2,
+BERT, DistilBERT, ModernBERT, ViT, T5, BART, OLMo), Megatron-LM `megatron/core/transformer`, Meta's `llama/model.py`,
+llama.cpp `gguf-py/gguf/tensor_mapping.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+Q = ("q_proj", "wq", "attn_q", "linear_q", "q_lin", "attention.query", "self.query", "SelfAttention.q", "q_attn")
+K = ("k_proj", "wk", "attn_k", "linear_k", "k_lin", "attention.key", "self.key", "SelfAttention.k")
+QKV = (
+    "linear_qkv",
+    "query_key_value",
+    "c_attn",
+    "qkv_proj",
+    "attn_qkv",
+    "Wqkv",
+    "wqkv",
+    "W_pack",
+    "att_proj",
+    "qkv",
+    "in_proj",
+)
+OUT = (
+    "o_proj", "wo", "linear_proj", "attn.c_proj", "attn_output", "self_attn.dense", "self_attention.dense", "attention.dense",
+    "attention.output.dense", "out_lin", "SelfAttention.o", "attn.Wo", "attn_out", "attn.proj", "out_proj",
+)  # fmt: skip
+LATENT = ("kv_a_proj_with_mqa", "wkv_a", "linear_kv_down_proj", "attn_kv_a_mqa")
+UP = (
+    "up_proj", "w3", "ffn_up", "gate_up_proj", "linear_fc1", "dense_h_to_4h", "c_fc", "fc1", "fc_in", "ff_proj", "lin1",
+    "DenseReluDense.wi", "DenseReluDense.wi_1", "mlp.Wi", "intermediate.dense", "w1",
+)  # fmt: skip
+GATE = ("gate_proj", "w3", "ffn_gate", "DenseReluDense.wi_1")
+DOWN = (
+    "down_proj", "w2", "linear_fc2", "dense_4h_to_h", "mlp.c_proj", "ffn_down", "fc2", "fc_out", "ff_out", "lin2",
+    "DenseReluDense.wo", "mlp.Wo", "^output.dense",
+)  # fmt: skip
+
+EMBED = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in|shared|token_embedding|"
+    r"(?:backbone|rwkv|embeddings)\.(?:tok_)?embeddings?|emb)\.weight$"
+)
+POSITIONS = re.compile(
+    r"(?:^|\.)(?:wpe|position_embeddings?|embed_positions|position_embd)\.weight$|embeddings\.position_embeddings$"
+)
+HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out|output|head)\.weight$")
+NORM = re.compile(r"(?:norm\w*|ln_?\w*|layernorm\w*)\.(weight|bias)$|layer_?norm_(weight|bias)$")
+Q_NORM = re.compile(r"(?:q_norm|q_layernorm|attn_q_norm|query_layernorm)\.weight$")
+QKV_MODULE = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|W?qkv|attn_[qkv]|[qkv]_lin|query|key|value|query_key_value)$")
+"""Modules whose biases are those of q, k and v."""
+EXPERT = re.compile(r"experts\.(?:local_experts\.|deepspeed_experts\.|linear_fc[12]\.(?:weight|bias))?(\d{1,6})")
+PACKED_UP = re.compile(
+    r"(?:experts\.(?:experts\.)?(?:gate_up_proj|linear_fc1|fc1)|(?:moe|mlp)\.input_linear|ffn_(?:up|gate)_exps)(?:\.weight|_blocks)?$"
+)
+PACKED_DOWN = re.compile(
+    r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight|_blocks)?$"
+)
+ROUTER = re.compile(r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe)\.gate|gate\.wg|ffn_gate_inp)\.weight$")
+SHARED = re.compile(r"shared_expert\w*\.|shared_mlp\.|_shexp\.")
+
+
+def ends(tail: str, name: str) -> bool:
+    """Whether `tail`, the rest of a name behind the layer number, is the weight of the module `name`."""
+    weight = f"{name.removeprefix('^')}.weight"
+    return tail == weight or (name[0] != "^" and tail.endswith(f".{weight}"))
