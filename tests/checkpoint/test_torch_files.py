@@ -166,6 +166,16 @@ def test_truncated_legacy_file(make, summarize, codes):
     assert summary.params == make.count(state)
 
 
+def test_a_download_that_stopped_before_its_first_byte_of_data(make, summarize, codes):
+    """Only the header of data.pkl is there: 30 bytes and the name."""
+    torch.save({"a": torch.ones(3)}, make.folder / "t.pt")
+    data = (make.folder / "t.pt").read_bytes()
+    at = data.index(b"data.pkl") + len(b"data.pkl")
+    extra = int.from_bytes(data[28:30], "little")
+    summary = summarize(make.write("stopped.pt", data[: at + extra]))
+    assert (summary.exit_code, codes(summary)) == (2, {"TRUNCATED"})
+
+
 def test_missing_and_small_storages(make, summarize, codes):
     torch.save({"a": torch.ones(3), "b": torch.ones(4)}, make.folder / "t.pt")
     import zipfile

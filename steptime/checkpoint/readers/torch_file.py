@@ -169,7 +169,7 @@ def salvage(source: Source | Window) -> Contents:
         size *= 16
     root = found.root
     if found.error is not None:
-        root = found.states[0].salvage()
+        root = found.states[0].salvage() if found.states else None
         contents.problem("TRUNCATED", f"cut short inside data.pkl after {len(data)} bytes ({found.error})")
     contents.pickle = judge(found)
     note_dangers(contents, contents.pickle)
