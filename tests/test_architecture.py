@@ -186,7 +186,8 @@ def test_everything_public_is_documented():
 def test_no_leftovers():
     def leftovers(path):
         return re.findall(
-            r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|import pdb|set_trace)\b", TEXTS[path]
+            r"(?m)\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|breakpoint|set_trace)\b|^\s*(?:import|from)\b.*\bpdb\b|\bpdb\.",
+            TEXTS[path],
         )
 
     assert offenders(leftovers) == {}
