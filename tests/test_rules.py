@@ -231,7 +231,7 @@ BROKEN = {
     ),
     "machine has the precision": (
         {"hardware.node_type": "v100"},
-        ["performance.precision: dgx-1v does not support bf16; use one of  fp16, fp32"],
+        ["performance.precision: dgx-1v does not support bf16; use one of fp16, fp32"],
     ),
     "framework has the recipe": (
         {"performance.software": "deepspeed", "performance.precision": "fp8", "parallelism.zero_level": 1},

@@ -31,7 +31,7 @@ def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
     software, device = job.software, job.machine.accelerator
     if software.timing.measured:
-        return [f"rates and kernel times measured on  {job.machine.name}; no factor fitted on published runs"]
+        return [f"rates and kernel times measured on {job.machine.name}; no factor fitted on published runs"]
     share, factor = (
         sustained_share(device.same_chip_as or device.name, software.precision),
         compute_factor(software.name),

@@ -134,7 +134,7 @@ NOT_MODELLED = {
             "compile",
         )
     },
-    "performance.fp8": "not a key; set performance.precision to  fp8_current, mxfp8 or another recipe",
+    "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
     "parallelism.cp_comm_type=a2a+p2p": "not modeled yet; use p2p, all_gather or a2a",

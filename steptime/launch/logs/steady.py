@@ -115,7 +115,7 @@ def _left_out(
     for forgiven in (PAUSE, RESTART):
         if all(reasons) and any(forgiven in found for found in reasons):
             reasons = [found - {forgiven} for found in reasons]
-            notes.append(f"no lines remain without  {forgiven}; they are included")
+            notes.append(f"no lines remain without {forgiven}; they are included")
     if all(reasons):
         reasons[-1] = set()
         notes.append("too short to exclude warm-up; only the last line is used")
