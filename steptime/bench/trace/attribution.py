@@ -268,9 +268,7 @@ def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], de
     shown = {row.part: row for row in rows}
     notes = []
     if any(rank.step is None for rank in ranks):
-        notes.append(
-            "no ProfilerStep in the trace (profiler.step() was not called): the whole trace is treated as one step"
-        )
+        notes.append("no ProfilerStep in the trace (profiler.step() not called): the whole trace counts as one step")
     if len(lines) < devices:
         notes.append(f"traces of {len(lines)} of {devices} ranks: the slowest rank may be one without a trace")
     if not any(rank.parts_s.get("optimizer") for rank in ranks):
@@ -287,9 +285,7 @@ def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], de
             f"{unknown:,} of {kernels:,} kernels are classified by name only: the operator that launched them is not recorded"
         )
     if any(line.trace.on_cpu for line in lines):
-        notes.append(
-            "on the CPU, operators are the work; views, allocations and autograd overhead count as launch time"
-        )
+        notes.append("CPU: operators are the work; views, allocations and autograd overhead count as launch time")
     if "pp_comm" in shown and shown["pp_comm"].predicted_s:
         notes.append(
             "pipeline sends: predicted with the bubble, because a waiting receive cannot be distinguished from a transfer"
