@@ -28,6 +28,8 @@ class ConfigProblem(NamedTuple):
     """There is no such key: it is to be renamed or dropped, whatever its value."""
     meant: str = ""
     """The key that was probably meant by an unknown one."""
+    by_rule: bool = False
+    """A rule over several sections found it, so all of them were sound."""
 
 
 class ConfigError(ValueError):
@@ -58,6 +60,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     not_modelled: ClassVar[Mapping[str, str]] = {}
     """Keys ("path") and words ("path=word") that are known but not modeled, with their message."""
+    natural_names: ClassVar[Mapping[str, str]] = {}
+    """Words that other frameworks use -> the dotted key that means the same."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -224,25 +228,29 @@ def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "")
     for path, items in groups.items():
         if path and any(other.startswith((path + "[", path + ".")) for other in groups):
             continue  # one arm of a union; the arm that fits better tells what is wrong inside
-        found += _problems(path, items, cls.not_modelled)
+        found += _problems(path, items, cls)
     return found
 
 
-def _problems(
-    path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]
-) -> list[ConfigProblem]:
+def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: type[Config]) -> list[ConfigProblem]:
     """What pydantic says of one path; a ConfigError that a validator raised holds its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
+    not_modelled = cls.not_modelled
     if path in not_modelled:
         return [ConfigProblem(f"{path}: {not_modelled[path]}", path, unknown=True)]
     if (word := f"{path}={got}") in not_modelled:
         return [ConfigProblem(f"{path}: {not_modelled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
-        key = path.rpartition(".")[2]
-        line = f"{path}: unknown key (got {show(got)}){near(key, known)}"
-        return [ConfigProblem(line, path, unknown=True, meant=closest(key, known))]
+        section, _, key = path.rpartition(".")
+        meant = cls.natural_names.get(key.lower().replace("-", "_"), "")
+        at, _, name = meant.rpartition(".")
+        if meant and at != section:
+            return [ConfigProblem(f"{path}: unknown key (got {show(got)}); did you mean {meant}?", path, unknown=True)]
+        hint = f"; did you mean {name!r}?" if meant else near(key, known)
+        line = f"{path}: unknown key (got {show(got)}){hint}"
+        return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
         return [ConfigProblem(f"{path}: required key is missing", path)]
     if kind == "value_error":

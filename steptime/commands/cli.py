@@ -11,7 +11,7 @@ import os
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
 from steptime.commands import log_options
@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "explain": "one figure, or a measured row, as formula and numbers",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
+    "init": "write a commented plan to start from",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -90,7 +91,7 @@ def _leave(code: int) -> None:
 def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
-    options = parser(name).parse_args(args[1:] if name else args)
+    options = parser(name).parse_args((args[1:] if name else args) or ([] if name else ["--help"]))
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
@@ -151,16 +152,17 @@ def _no_arguments(made: argparse.ArgumentParser) -> None:
     del made
 
 
-def _config(made: argparse.ArgumentParser, *names: str) -> None:
+def _config(made: argparse.ArgumentParser, *names: str, nargs: Literal["?"] | None = None) -> None:
     for name in names:
-        made.add_argument(name.lower(), metavar=name, help="a YAML or JSON file, or - for standard input")
+        made.add_argument(name.lower(), metavar=name, nargs=nargs, help="a YAML or JSON file, or - for standard input")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
 
 
 def _report(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
+    _config(made, "CONFIG", nargs="?")
+    _plan_options(made)
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step breakdown and the memory")
@@ -184,6 +186,18 @@ def _report(made: argparse.ArgumentParser) -> None:
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
+
+
+def _plan_options(made: argparse.ArgumentParser) -> None:
+    """What makes a plan without a file, or changes one."""
+    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models)")
+    made.add_argument("--machine", metavar="NAME", help="machine (3dtrn machines)")
+    made.add_argument("--devices", type=int, metavar="N", help="number of devices; data parallelism follows")
+
+
+def _init(made: argparse.ArgumentParser) -> None:
+    made.add_argument("path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)")
+    _plan_options(made)
 
 
 def _scale(made: argparse.ArgumentParser) -> None:
@@ -282,6 +296,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
+    "init": _init,
     "validate": _validate,
     "show": _show,
 }

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.commands import quick
 from steptime.commands.console import Printer, load
 
 if TYPE_CHECKING:
@@ -56,7 +57,16 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         return launched(options)
     if options.save is not None or options.allow_unmodelled:
         raise ConfigError("--save and --allow-unmodelled go with --from KIND")
-    return load(options.config, options.sets), None
+    if options.config is None:
+        return quick.job(options.model, options.machine, options.devices, options.sets), None
+    return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None
+
+
+def init(options: Namespace, out: Printer) -> int:
+    """A commented plan in a file, or on standard output."""
+    from steptime.commands.init_command import init as run
+
+    return run(options, out)
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:

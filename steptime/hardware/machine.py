@@ -17,9 +17,12 @@ from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
+from steptime.hardware.accelerators import ACCELERATORS, accelerator_names
+from steptime.hardware.plausible import implausible
 
 _DATA = Path(__file__).parents[1] / "data"
 _MACHINES = _DATA / "machines"
+_ALIASES = _DATA / "machine_aliases.yaml"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -122,6 +125,8 @@ class Machine(Config):
         sizes = [tier.size for tier in self.tiers]
         if any(inner >= outer for inner, outer in pairwise(sizes)):
             raise ValueError(f"tier sizes {sizes} must increase, innermost first")
+        if lines := implausible(self):
+            raise ConfigError(ConfigProblem(line, path) for path, line in lines)
         return self
 
     @staticmethod
@@ -160,7 +165,7 @@ def _find(name: str) -> Path:
     shipped = _MACHINES / f"{key}.yaml"
     if "/" not in key and shipped.is_file():
         return shipped
-    aliases: dict[str, str] = _shipped(_DATA / "machine_aliases.yaml")
+    aliases: dict[str, str] = _shipped(_ALIASES)
     if key in aliases:
         return _MACHINES / f"{aliases[key]}.yaml"
     if Path(name).suffix in {".yaml", ".yml", ".json"} or Path(name).is_file():
@@ -246,10 +251,11 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
+    path = ACCELERATORS / f"{normalise(name)}.yaml"
+    if "/" not in name and not path.is_file() and (machine := _shipped(_ALIASES).get(normalise(name))):
+        path = path.with_name(f"{_shipped(_MACHINES / f'{machine}.yaml')['accelerator']}.yaml")
     if "/" in name or not path.is_file():
-        known = (file.stem for file in path.parent.glob("*.yaml"))
-        line = f"accelerator: unknown accelerator {name!r}{near(name, known)}; or give its figures inline"
+        line = f"accelerator: unknown accelerator {name!r}{near(name, accelerator_names())}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
     return dict(_plain(_shipped(path), "accelerator", provenance))
 

@@ -25,6 +25,7 @@ class Hardware(Config):
 
     node_type: str | Section[Machine]
     overrides: dict[str, Any] = Field(default_factory=dict)
+    nodes: int | None = Field(None, ge=1)
 
     @cached_property
     def machine(self) -> Machine:

@@ -53,11 +53,12 @@ def models() -> Table:
 
 
 def show(name: str) -> str:
-    """One software profile, model or machine as YAML, each figure with its source; a machine may be a path.
+    """One software profile, model, accelerator or machine as YAML, each figure with its source; a machine may be a path.
 
     Raises:
         ConfigError: nothing has that name, or the file is no machine.
     """
+    from steptime.hardware.accelerators import accelerator_names, accelerator_yaml
     from steptime.hardware.machine import Machine, machine_names
     from steptime.model.presets import load_model, model_names
     from steptime.software.performance import load_software, software_names
@@ -66,6 +67,8 @@ def show(name: str) -> str:
         profile = load_software(name)
         head = profile.model_dump(include={"name", "family", "description"})
         return _profile_head(name) + _yaml(head | profile.settings() | {"sources": profile.sources}, inline=False)
+    if name in accelerator_names():
+        return accelerator_yaml(name)
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
     if name not in model_names():
         try:
@@ -76,7 +79,8 @@ def show(name: str) -> str:
     try:
         model = load_model(name)
     except ValueError:
-        near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
+        known = [*machine_names(), *model_names(), *software_names(), *accelerator_names()]
+        near = get_close_matches(name.lower(), known, n=4, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: not a machine, model, accelerator or software profile; {hint}") from None
     return f"# {whole(n_params(model))} parameters\n" + _yaml(model.model_dump(exclude_none=True))
