@@ -56,6 +56,7 @@ def answer(estimate: Estimate) -> FactList:
     peak = f"{quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
     step = [seconds(estimate.time.step_s), quantity(rate.tokens_per_s, COUNT) + " tokens/s"]
     step.append(number(rate.tokens_per_s_per_device, 4) + " tokens/s/device")
+    step.append(number(rate.model_tflops_per_device) + " TFLOP/s/device")
     mfu = [
         f"{percent(rate.mfu)} of {peak} (causal attention halved)",
         f"{percent(rate.mfu_full_attention)} with full attention counted (PaLM, torchtitan)",
@@ -66,7 +67,21 @@ def answer(estimate: Estimate) -> FactList:
         Fact("STEP", ["   ".join(step), *_interval(estimate)]),
         Fact("MFU", mfu),
     ]
-    return FactList("", [*facts, Fact("WORK", _work(estimate))])
+    return FactList("", [*facts, *_whole_run(estimate), Fact("WORK", _work(estimate))])
+
+
+def _whole_run(estimate: Estimate) -> list[Fact]:
+    """Days and cost, where the plan has a run section with tokens."""
+    found = estimate.run or {}
+    if "days" not in found:
+        return []
+    days = found.get("wall_days", found["days"])
+    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens"]
+    if "device_hours" in found:
+        words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
+    if "cost" in found:
+        words.append(f"cost {quantity(found['cost'], COUNT)} at {found['price_per_device_hour']:g} per device-hour")
+    return [Fact("RUN", ["   ".join(words)])]
 
 
 def _interval(estimate: Estimate) -> list[str]:
