@@ -171,7 +171,68 @@ BROKEN = {
     ),
     "interleaving in groups of pp": (
         {"parallelism.vpp": 2, "data.gbs": 64 * 31},
-        ["data.gbs: an interleaved pipeline takes micro-batches in groups of pp 2 (got 31); near: gbs 1920 or 2048"],
+        [
+            (
+                "data.gbs: an interleaved pipeline takes micro-batches in groups of pp 2 (got 31); near: gbs 1920 or 2048, "
+                "or set parallelism.microbatch_group_sz to 4"
+            )
+        ],
+    ),
+    "group needs interleaving": (
+        {"parallelism.microbatch_group_sz": 2},
+        [
+            (
+                "parallelism.microbatch_group_sz: only an interleaved pipeline of a Megatron profile has groups of its own; "
+                "remove it"
+            )
+        ],
+    ),
+    "group within the micro-batches": (
+        {"parallelism.vpp": 2, "parallelism.microbatch_group_sz": 3, "data.gbs": 64 * 31},
+        [
+            (
+                "parallelism.microbatch_group_sz: must be from pp 2 to the 31 micro-batches, with a remainder of none or at "
+                "least pp (got 3); use 4"
+            )
+        ],
+    ),
+    "schedule of the framework": (
+        {"parallelism.schedule": "zero_bubble"},
+        ["parallelism.schedule: megatron-core has no zero_bubble schedule; use one of gpipe, 1f1b, interleaved"],
+    ),
+    "schedule in a V": (
+        {"performance.software": "torch", "parallelism.schedule": "zbv"},
+        ["parallelism.vpp: zbv needs vpp 2 (got 1)"],
+    ),
+    "dualpipev micro-batches": (
+        {
+            "performance.software": "torch",
+            "parallelism.schedule": "dualpipev",
+            "parallelism.vpp": 2,
+            "data.gbs": 64 * 3,
+        },
+        ["data.gbs: dualpipev needs at least 2 * pp = 4 micro-batches (got 3)"],
+    ),
+    "recomputation with split backward": (
+        {
+            "performance.software": "torch",
+            "parallelism.schedule": "zero_bubble",
+            "performance.recompute": {"granularity": "full"},
+        },
+        ["performance.recompute: not modelled yet with zero_bubble, zbv and dualpipev (got full); remove it"],
+    ),
+    "tied embeddings in a V": (
+        {
+            "performance.software": "torch",
+            "parallelism.schedule": "zbv",
+            "parallelism.vpp": 2,
+            "model.tie_embeddings": True,
+        },
+        [
+            (
+                "model.tie_embeddings: not modelled yet with zbv and dualpipev, whose first stage holds both ends; use false"
+            )
+        ],
     ),
     "interleaving in rounds": (
         {"performance.software": "torch", "parallelism.pp": 4, "parallelism.vpp": 2, "data.gbs": 64 * 9},
