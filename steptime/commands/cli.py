@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options
+from steptime.commands import log_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def _report(made: argparse.ArgumentParser) -> None:
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
+    view_options.add_to_report(made)
 
 
 def _scale(made: argparse.ArgumentParser) -> None:
