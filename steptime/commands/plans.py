@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.launch.reading import Reading
 
 
-TIGHT = "tight: fits as allocated; not as the allocator reserves, or not in one run of ten"
+TIGHT = "tight: allocated memory fits, reserved memory or its 90th percentile does not"
 
 
 def report(options: Namespace, out: Printer) -> int:
