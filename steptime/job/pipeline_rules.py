@@ -15,7 +15,7 @@ PIPELINE_RULES = [
     Rule(
         "interleaving framework",
         "parallelism.vpp",
-        "{f.software} has no interleaved schedule (got {f.vpp}); use 1",
+        "{f.software} does not support the interleaved schedule (got {f.vpp}); use 1",
         lambda f: (f.vpp == 1) | ("interleaved" in f.framework.schedules),
     ),
     Rule(
@@ -52,8 +52,8 @@ PIPELINE_RULES = [
     Rule(
         "interleaving in groups of pp",
         "data.gbs",
-        "an interleaved pipeline takes micro-batches in groups of pp {f.pp} "
-        "(got {f.microbatches}); near: gbs {f.gbs_choices}, or set parallelism.microbatch_group_sz to {f.group_choice}",
+        "the interleaved schedule needs a number of micro-batches that is a multiple of pp {f.pp} "
+        "(got {f.microbatches}); nearest: gbs {f.gbs_choices}, or set parallelism.microbatch_group_sz to {f.group_choice}",
         lambda f: (
             (f.vpp == 1)
             | (f.microbatch_group_sz is not None)
@@ -90,7 +90,7 @@ PIPELINE_RULES = [
         "interleaving in rounds",
         "data.gbs",
         "torch's interleaved schedule needs micro-batches that divide into "
-        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); near: gbs {f.gbs_choices}",
+        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); nearest: gbs {f.gbs_choices}",
         lambda f: (
             (f.vpp == 1)
             | (not f.framework.rounds)

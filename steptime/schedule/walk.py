@@ -195,7 +195,7 @@ def walk(
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
         weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out, as a split schedule needs it.
             A backward in one piece takes both.
-        blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modelled.)
+        blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
 
     Raises:
