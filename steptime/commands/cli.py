@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import log_options
+from steptime.commands import log_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def _report(made: argparse.ArgumentParser) -> None:
     _plan_options(made)
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
-    form.add_argument("--brief", action="store_true", help="stop after the answer, the step breakdown and the memory")
+    form.add_argument("--brief", action="store_true", help="only the answer: time, memory, one line of assumptions")
+    made.add_argument("--assumed", action="store_true", help="list every assumption")
     made.add_argument(
         "--from",
         dest="kind",
@@ -186,6 +187,7 @@ def _report(made: argparse.ArgumentParser) -> None:
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
+    view_options.add_to_report(made)
 
 
 def _plan_options(made: argparse.ArgumentParser) -> None:
@@ -207,7 +209,10 @@ def _scale(made: argparse.ArgumentParser) -> None:
 
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
-        "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="a YAML or JSON file, - for standard input, or the id of a measured row",
     )
     made.add_argument(
         "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; omit to list all"
@@ -222,7 +227,8 @@ def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
     )
-    made.add_argument("--json", action="store_true", help="raw figures in SI units")
+    made.add_argument("--json", action="store_true", help="print as JSON")
+    made.add_argument("--key", metavar="A.B", help="what a key of a plan means; no CONFIG needed")
 
 
 def _bench(made: argparse.ArgumentParser) -> None:
@@ -286,7 +292,12 @@ def _validate(made: argparse.ArgumentParser) -> None:
     log_options.add_to_validate(made)
 
 
+def _listing(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="raw figures in SI units")
+
+
 def _show(made: argparse.ArgumentParser) -> None:
+    _listing(made)
     made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
 
 
@@ -299,4 +310,6 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _init,
     "validate": _validate,
     "show": _show,
+    "machines": _listing,
+    "models": _listing,
 }

@@ -22,13 +22,16 @@ TIGHT = "tight: allocated memory fits, reserved memory or its 90th percentile do
 def report(options: Namespace, out: Printer) -> int:
     """The report of one plan, or its JSON; the check."""
     from steptime.answer.result import estimate
+    from steptime.commands import view_options
 
+    view_options.check(options)
     job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated
 
         job = calibrated(job, options.calibrate)
     found = estimate(job)
+    view_options.write(options, found)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
         refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")
@@ -39,7 +42,7 @@ def report(options: Namespace, out: Printer) -> int:
     else:
         from steptime.report import estimate_text
 
-        out.text(estimate_text.report(found, out.style, brief=options.brief))
+        out.text(estimate_text.report(found, out.style, brief=options.brief, assumed=options.assumed))
         if reading is not None and not options.brief:
             from steptime.report import launch_flags
 
@@ -96,6 +99,7 @@ def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
     from steptime.answer.result import estimate
     from steptime.commands import log_command
+    from steptime.report import section_json
     from steptime.report.diff_tables import diff as compare
     from steptime.validation.kind import is_log
 
@@ -107,7 +111,11 @@ def diff(options: Namespace, out: Printer) -> int:
     notes = [
         f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
     ]
-    out.sections(list(compare(estimate(a), estimate(b), labels, notes)))
+    sections = list(compare(estimate(a), estimate(b), labels, notes))
+    if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
     return 0
 
 
@@ -172,8 +180,10 @@ def machines(options: Namespace, out: Printer) -> int:
     """The table of shipped machines."""
     from steptime.report import catalogue
 
-    del options
-    out.sections([catalogue.machines()])
+    if options.json:
+        out.json(catalogue.machine_rows())
+    else:
+        out.sections([catalogue.machines()])
     return 0
 
 
@@ -181,16 +191,25 @@ def models(options: Namespace, out: Printer) -> int:
     """The table of model presets."""
     from steptime.report import catalogue
 
-    del options
-    out.sections([catalogue.models()])
+    if options.json:
+        out.json(catalogue.model_rows())
+    else:
+        out.sections([catalogue.models()])
     return 0
 
 
 def show(options: Namespace, out: Printer) -> int:
-    """One machine, model or profile as YAML."""
+    """One machine, accelerator, model or profile as YAML."""
+    from steptime.answer.result import finite
     from steptime.report import catalogue
 
-    out.text(catalogue.show(options.name))
+    text = catalogue.show(options.name)
+    if options.json:
+        import yaml
+
+        out.json(finite(yaml.safe_load(text)))
+    else:
+        out.text(text)
     return 0
 
 

@@ -18,25 +18,57 @@ if TYPE_CHECKING:
 UNMEASURED = "no measured run on this machine: figures come from data sheets and third-party benchmarks"
 
 
-def machines() -> Table:
-    """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device."""
+def machine_rows() -> list[dict[str, Any]]:
+    """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device; SI."""
     from steptime.hardware.machine import Machine, machine_names
 
     rows = []
-    for name in machine_names():
-        machine = Machine.load(name)
+    for machine in map(Machine.load, machine_names()):
         device = machine.accelerator
         peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16") or max(device.peak_flops.values())
-        links = [number(machine.tiers[i].bytes_per_s / 1e9) for i in (0, -1)]
-        figures = [f"{peak / 1e12:,.0f}", f"{device.memory_bytes / 2**30:,.0f}"]
-        node = f"{machine.devices_per_node} x {device.name}"
-        rows.append([name, node, *figures, *links, "yes" if machine.measured else ""])
+        inner, outer = (machine.tiers[i].bytes_per_s for i in (0, -1))
+        rows.append(
+            {
+                "name": machine.name,
+                "aliases": machine.aliases,
+                "accelerator": device.name,
+                "devices_per_node": machine.devices_per_node,
+                "peak_flops": peak,
+                "memory_bytes": device.memory_bytes,
+                "inner_bytes_per_s": inner,
+                "outer_bytes_per_s": outer,
+                "measured": machine.measured,
+            }
+        )
+    return rows
+
+
+def machines() -> Table:
+    """`machine_rows` as a table."""
+    rows = []
+    for row in machine_rows():
+        links = [number(row[key] / 1e9) for key in ("inner_bytes_per_s", "outer_bytes_per_s")]
+        figures = [f"{row['peak_flops'] / 1e12:,.0f}", f"{row['memory_bytes'] / 2**30:,.0f}"]
+        node = f"{row['devices_per_node']} x {row['accelerator']}"
+        rows.append([row["name"], node, *figures, *links, "yes" if row["measured"] else ""])
     header = ["", "one node", "TFLOP/s", "GiB", "inner", "outer", "runs"]
     notes = [
         "TFLOP/s: dense bf16 (fp16 where there is none); inner, outer: GB/s per device and direction, node and network",
         "runs: validated against published runs; aliases and sources: 3dtrn show NAME",
     ]
     return Table("machines", header, rows, notes, left=2)
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """All model presets: parameters and shape."""
+    from steptime.model.presets import load_model, model_names
+
+    fields = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "vocab_sz")
+    found = [(name, load_model(name)) for name in model_names()]
+    return [
+        {"name": name, "params": n_params(model)} | {key: getattr(model, key) for key in fields}
+        for name, model in found
+    ]
 
 
 def models() -> Table:
@@ -157,7 +189,7 @@ def schema() -> dict[str, Any]:
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})
-    return plain
+    return described(plain)
 
 
 def _numbers_as_text(node: Any) -> Any:
