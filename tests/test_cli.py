@@ -203,7 +203,6 @@ def test_bad_input_is_one_line_per_problem(run, tmp_path):
 @pytest.mark.parametrize(
     "args",
     [
-        [],
         ["nowhere.yaml"],
         ["configs"],
         [str(PLAN), "--set", "data.gbs"],

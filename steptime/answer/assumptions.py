@@ -28,7 +28,7 @@ def assumptions(job: Job) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """What a reader must know: the software, what differs from its profile, and notes of the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [_software(job), *job.notes, *calibrated, *notes(job)]
+    return [*job.notes, *calibrated, _software(job), *notes(job)]
 
 
 def _software(job: Job) -> str:

@@ -40,7 +40,11 @@ def included(said: Run, *, checkpoints: bool, failures: bool) -> dict[str, list[
     lost_work = failures and checkpoints
     parts = [
         ("start-up", said.startup_s > 0.0, "run.startup_s"),
-        ("checkpoint writes", checkpoints, "run.checkpoint_write_s or checkpoint_bytes_per_s, and checkpoint_interval_s"),
+        (
+            "checkpoint writes",
+            checkpoints,
+            "run.checkpoint_write_s or checkpoint_bytes_per_s, and checkpoint_interval_s",
+        ),
         ("restarts after failures", failures and said.restart_s > 0.0, "run.mtbf_device_hours and restart_s"),
         ("work redone after failures", lost_work, "run.mtbf_device_hours and the checkpoint keys"),
     ]

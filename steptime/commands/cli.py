@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import log_options, view_options
-from steptime.commands.argument_types import count, parts, share, words
+from steptime.commands import bench_options, log_options, view_options
+from steptime.commands.argument_types import count, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,7 +198,9 @@ def _plan_options(made: argparse.ArgumentParser) -> None:
 
 
 def _init(made: argparse.ArgumentParser) -> None:
-    made.add_argument("path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)")
+    made.add_argument(
+        "path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)"
+    )
     _plan_options(made)
 
 
@@ -229,48 +231,6 @@ def _explain(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--key", metavar="A.B", help="what a key of a plan means; no CONFIG needed")
-
-
-def _bench(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "words",
-        metavar="CONFIG",
-        nargs="+",
-        help="config to run, or: startup LOG... | memory CSV... | scaling RESULTS.json...",
-    )
-    made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
-    )
-    made.add_argument("--out", metavar="DIR", help="output folder (default: steptime-bench)")
-    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="default: first available of cuda, mps, cpu")
-    made.add_argument(
-        "--only", type=parts, default=parts(""), metavar="PARTS", help="from sweeps,block,step,exact (default: all)"
-    )
-    made.add_argument(
-        "--layouts",
-        type=words,
-        default=[],
-        metavar="L,...",
-        help="from ddp,fsdp2,tp,pp over all ranks (default: the config's own)",
-    )
-    made.add_argument(
-        "--seconds", type=float, default=30.0, metavar="S", help="time budget of all sweeps together (default: 30)"
-    )
-    made.add_argument("--steps", type=count, default=10, metavar="N", help="timed steps per layout (default: 10)")
-    made.add_argument(
-        "--seed", type=count, default=0, metavar="N", help="random seed for weights and tokens (default: 0)"
-    )
-    made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
-    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
-    made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
-    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
-    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
-    made.add_argument(
-        "--baseline", type=count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
-    )
-    made.add_argument("--json", action="store_true", help="print JSON in SI units")
-    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
-    made.set_defaults(usual=usual)
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
@@ -306,7 +266,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "scale": _scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
-    "bench": _bench,
+    "bench": bench_options.add,
     "init": _init,
     "validate": _validate,
     "show": _show,

@@ -71,7 +71,9 @@ def _explain_key(options: Namespace, out: Printer) -> int:
 
     every = keys()
     path = options.key if any(key.path == options.key for key in every) else meant_path(options.key)
-    found = [key for key in every if key.path == path or key.path.startswith((f"{path}.", f"{path}[]."))] if path else []
+    found = (
+        [key for key in every if key.path == path or key.path.startswith((f"{path}.", f"{path}[]."))] if path else []
+    )
     if not found:
         raise ConfigError(f"--key {options.key}: not a key of a plan{near(options.key, [key.path for key in every])}")
     if options.json:

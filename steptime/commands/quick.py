@@ -67,7 +67,13 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
     count = node if devices is None else devices
     if count < 1:
         raise ConfigError(f"--devices: must be at least 1 (got {count})")
-    return {"model": model, "machine": machine or MACHINE, "devices": count, "per_node": node, "seqlen": min(longest, SEQLEN)}
+    return {
+        "model": model,
+        "machine": machine or MACHINE,
+        "devices": count,
+        "per_node": node,
+        "seqlen": min(longest, SEQLEN),
+    }
 
 
 def layouts(devices: int, per_node: int) -> Iterator[list[tuple[int, int]]]:
@@ -93,8 +99,8 @@ def _built(plan: dict[str, Any], tp: int, pp: int, checkpointing: str, changes: 
     if checkpointing != "none":
         said["performance"] = {"activation_checkpointing_type": checkpointing}
     note = (
-        f"defaults without a plan: {plan['devices']:,} devices of {plan['machine']}, tp {tp}, pp {pp}, recomputation {checkpointing} "
-        f"(least split layout that fits), {plan['seqlen']:,} tokens per sequence, gbs {gbs:,} ({STEP_TOKENS / 2**20:g} Mi tokens "
-        "per step or more), micro-batch 1; change them with --set"
+        f"defaults without a plan: {plan['devices']:,} devices of {plan['machine']}, tp {tp}, pp {pp}, recomputation "
+        f"{checkpointing} (least split layout that fits), {plan['seqlen']:,} tokens per sequence, gbs {gbs:,} "
+        f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch 1; change them with --set"
     )
     return Job.load(json.dumps(said | {"notes": [note]}), changes)

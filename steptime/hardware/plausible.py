@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from steptime.hardware.machine import Machine
+    from collections.abc import Iterable
 
 FAR = 1000.0
 """How many times below the least or above the largest shipped figure a figure is refused."""
@@ -26,26 +24,12 @@ SHIPPED: dict[str, tuple[float, float, str]] = {
 _SI = {"GB/s": "B/s", "us": "s", "GiB": "B", "TFLOP/s": "FLOP/s"}
 
 
-def figures(machine: Machine) -> Iterator[tuple[str, str, float]]:
-    """Key of `SHIPPED`, dotted path, and value of each figure that has a unit."""
-    for i, tier in enumerate(machine.tiers):
-        yield "tier.bytes_per_s", f"tiers.{i}.bytes_per_s", tier.bytes_per_s
-        if tier.latency_s:
-            yield "tier.latency_s", f"tiers.{i}.latency_s", tier.latency_s
-    device = machine.accelerator
-    for key in ("memory_bytes", "usable_memory_bytes", "memory_bytes_per_s"):
-        yield key, f"accelerator.{key}", getattr(device, key)
-    for key in ("peak_flops", "sustained_flops"):
-        for dtype, value in getattr(device, key).items():
-            yield key, f"accelerator.{key}.{dtype}", value
-
-
-def implausible(machine: Machine) -> list[tuple[str, str]]:
-    """Path and line of every figure that no machine can have."""
+def implausible(figures: Iterable[tuple[str, str, float]]) -> list[tuple[str, str]]:
+    """Path and line of every figure that no machine can have; `figures` are a key of `SHIPPED`, a dotted path and a value."""
     found = []
-    for key, path, value in figures(machine):
+    for key, path, value in figures:
         low, high, unit = SHIPPED[key]
-        if not low / FAR <= value <= high * FAR:
+        if value and not low / FAR <= value <= high * FAR:
             line = f"{path}: {value:g} {_SI[unit]} is not plausible; write the unit, for example '{value:g} {unit}'"
             found.append((path, line))
     return found

@@ -141,7 +141,7 @@ class Job(Config):
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),
-            "hardware": self.hardware.model_dump(exclude_defaults=True, exclude={"nodes"}),
+            "hardware": self.hardware.to_config(),
         }
         if self.performance.calibration is not None:
             config["performance"]["calibration"] = self.performance.calibration.model_dump()
@@ -152,6 +152,13 @@ class Job(Config):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.to_config() == other.to_config()
+
+    def __repr__(self) -> str:
+        """One line: model, machine, layout, batch; `to_config` has everything."""
+        p, data = self.parallelism, self.data
+        layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + (f" cp {p.cp}" if p.cp > 1 else "")
+        batch = f"gbs {data.gbs:,} x {data.seqlen:,}"
+        return f"<Job {self.model.name or 'unnamed model'} on {p.devices:,} devices of {self.machine.name}: {layout}, {batch}>"
 
     def __hash__(self) -> int:
         return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))

@@ -55,7 +55,7 @@ performance.activation_checkpointing_type performance.attention_impl performance
 hardware.overrides run.tokens run.price_per_device_hour devices"""
 
 PATHS: dict[str, str] = {
-    **{path.rpartition(".")[2]: path for path in _LEAVES.split()},
+    **{path.rpartition(".")[2]: path for path in (*_SPELLINGS, *_LEAVES.split())},
     **{word: path for path, words in _SPELLINGS.items() for word in words.split()},
 }
 """A bare word -> the dotted key of a plan that it means; our own keys are here too, for one that stands in another section."""

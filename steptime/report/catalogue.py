@@ -178,18 +178,22 @@ def schema() -> dict[str, Any]:
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
+    from steptime.report.key_pages import described
 
-    document = Job.model_json_schema()
+    document = described(Job.model_json_schema())
     fields = document["properties"]
     named: dict[str, Any] = {"type": "object", "required": ["preset"], "properties": {"preset": {"type": "string"}}}
     from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
     model = document["$defs"]["Model"]["properties"]
+    layout = document["$defs"]["Parallelism"]
+    layout["required"].remove("dp")
+    layout["properties"]["dp"] = {"anyOf": [layout["properties"]["dp"], {"const": "auto"}]}
     model["dropout"] = {"anyOf": [model["dropout"], {"type": "boolean"}]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     plain: dict[str, Any] = finite(head | _numbers_as_text(document) | {"title": "3dtrn config"})
-    return described(plain)
+    return plain
 
 
 def _numbers_as_text(node: Any) -> Any:

@@ -141,7 +141,9 @@ def weak_scaling(
     steps = column([row.step_s for row in rows], unit.size, 4)
     cells = []
     for row, step in zip(rows, steps, strict=True):
-        mark = "this job" if row.dp == here else ""
+        mark = "this job" * (row.dp == here)
+        if row.verdict != "fits":
+            mark = ", ".join(filter(None, (mark, row.verdict.replace("_", " "))))
         cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, percent(row.efficiency), mark])
     more = any(row.efficiency > 1.0005 for row in rows)
     notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
@@ -180,7 +182,9 @@ def run(estimate: Estimate) -> FactList | None:
     if "wall_days" not in found:
         found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
     names = sorted(found, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
-    facts = [Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"]
+    facts = [
+        Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"
+    ]
     return FactList("the whole run", [fact for fact in facts if fact.label])
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from steptime.answer.result import Estimate
 
 
-def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> str:
-    """The whole report; `brief` ends it after step time breakdown and the memory of the stages."""
+def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
+    """The whole report; `brief` is its answer alone, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]

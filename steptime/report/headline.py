@@ -70,7 +70,11 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
         Fact("STEP", ["   ".join(step), *_interval(estimate)]),
         Fact("MFU", mfu[:1] if brief else mfu),
     ]
-    rest = [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])] if brief else [Fact("WORK", _work(estimate))]
+    rest = (
+        [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])]
+        if brief
+        else [Fact("WORK", _work(estimate))]
+    )
     return FactList("", [*facts, *_whole_run(estimate), *rest])
 
 
@@ -97,13 +101,13 @@ def _held(estimate: Estimate) -> str:
 def _whole_run(estimate: Estimate) -> list[Fact]:
     """Days and cost, where the plan has a run section with tokens."""
     found = estimate.run or {}
-    if "days" not in found:
+    if not {"days", "tokens"} <= found.keys():
         return []
     days = found.get("wall_days", found["days"])
     words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens"]
     if "device_hours" in found:
         words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
-    if "cost" in found:
+    if "cost" in found and "price_per_device_hour" in found:
         words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h)")
     return [Fact("RUN", ["   ".join(words)])]
 

@@ -1,7 +1,8 @@
-"""The keys of a plan as a page: for the terminal, as docs/config.md, as descriptions of a JSON Schema, as a plan to start from."""
+"""The keys of a plan as pages: on the terminal, docs/config.md, descriptions of a JSON Schema, a plan to start from."""
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.keys import texts
@@ -33,7 +34,7 @@ def markdown(keys: Iterable[Key]) -> str:
     out = [
         "# Plan keys",
         "",
-        "Every key of a plan. `3dtrn explain --key performance.recompute` prints the same text, `3dtrn schema` has it for editors.",
+        "Every key of a plan. `3dtrn explain --key KEY` prints the same text, `3dtrn schema` has it for editors.",
         "This page is generated: `python docs/config_table.py > docs/config.md`.",
     ]
     section = None
@@ -41,7 +42,13 @@ def markdown(keys: Iterable[Key]) -> str:
         top = key.path.partition(".")[0]
         if top != section:
             section = top
-            out += ["", f"## {top}", "", "| key | takes | unit | default | meaning | example |", "|---|---|---|---|---|---|"]
+            out += [
+                "",
+                f"## {top}",
+                "",
+                "| key | takes | unit | default | meaning | example |",
+                "|---|---|---|---|---|---|",
+            ]
         cells = [f"`{key.path}`", key.kind, key.unit, key.default, key.means, f"`{key.example}`" if key.example else ""]
         out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(out) + "\n"
@@ -61,9 +68,25 @@ def described(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-_START = ("model", "parallelism.tp", "parallelism.pp", "parallelism.vpp", "parallelism.cp", "parallelism.sp", "parallelism.zero_level",
-          "performance.software", "performance.precision", "performance.activation_checkpointing_type", "data.gbs", "data.seqlen",
-          "data.microbatch_sz", "hardware.node_type", "run.tokens", "run.mtbf_device_hours", "run.checkpoint_bytes_per_s")
+_START = (
+    "model",
+    "parallelism.tp",
+    "parallelism.pp",
+    "parallelism.vpp",
+    "parallelism.cp",
+    "parallelism.sp",
+    "parallelism.zero_level",
+    "performance.software",
+    "performance.precision",
+    "performance.activation_checkpointing_type",
+    "data.gbs",
+    "data.seqlen",
+    "data.microbatch_sz",
+    "hardware.node_type",
+    "run.tokens",
+    "run.mtbf_device_hours",
+    "run.checkpoint_bytes_per_s",
+)
 
 
 def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
@@ -89,5 +112,7 @@ def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
         said = value if value is not None else key.example
         unit = f" [{key.unit}]" if key.unit else ""
         default = "" if key.default == "required" else f" Default: {key.default}."
-        out.append(f"{'  ' if name else ''}{mark}{name or top}: {said}  # {key.means}{unit}{default}")
+        indent = "  " if name else ""
+        out += wrap(f"{key.means}{unit}{default}", 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        out.append(f"{indent}{mark}{name or top}: {said}")
     return "\n".join(out) + "\n"

@@ -86,7 +86,13 @@ def _value(value: Any) -> str:
     return str(yaml.safe_dump(value, default_flow_style=True, width=200)).removesuffix("\n...\n").strip()
 
 
-_KINDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "mapping"}
+_KINDS = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "mapping",
+}
 
 
 def _kind(node: Mapping[str, Any], document: Mapping[str, Any]) -> str:
@@ -105,7 +111,12 @@ def _kind(node: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     word = _KINDS.get(str(node.get("type")), "any value")
     bounds = [
         f"{said} {node[key]:g}"
-        for key, said in (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below"))
+        for key, said in (
+            ("minimum", "at least"),
+            ("exclusiveMinimum", "above"),
+            ("maximum", "at most"),
+            ("exclusiveMaximum", "below"),
+        )
         if key in node
     ]
     return ", ".join([word, *bounds])
