@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.model.model import Moe
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.precision import RECIPES
 
 if TYPE_CHECKING:
-    from steptime.software.performance import Recompute
+    from steptime.model.model import Model
+    from steptime.software.performance import Recompute, Software
 
 
 class Facts(NamedTuple):
@@ -29,6 +31,7 @@ class Facts(NamedTuple):
     vpp: Num
     cp: Num
     ep: Num
+    etp: Num
     replicas: Num
     gbs: Num
     seqlen: Num
@@ -36,6 +39,22 @@ class Facts(NamedTuple):
     n_dcs: Num
     head_dim_said: bool
     moe: bool
+    n_experts: Num
+    experts_per_token: Num
+    expert_inter_sz: Num
+    shared_inter_sz: Num
+    """Width of all shared experts together."""
+    dense_layers: Num
+    """model.moe.n_dense_layers."""
+    expert_tp_degree: Num
+    """0 where unsaid."""
+    capacity: bool
+    """Experts take a bounded number of rows."""
+    padded: bool
+    """They take as many always."""
+    dispatcher: str
+    expert_layers_listed: bool
+    """model.layers lists layers with experts."""
     layers_listed: int | None
     """How many layers model.layers lists."""
     attention: str
@@ -81,6 +100,22 @@ class Facts(NamedTuple):
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def stage_ranks(self) -> Num:
+        """Devices of one pipeline stage: dp * cp * tp."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def expert_ranks(self) -> Num:
+        """Devices over which one layer's experts lie: ep * etp."""
+        return self.ep * self.etp
+
+    @property
+    def ep_choices(self) -> str:
+        """Degrees that n_experts takes."""
+        n = int(self.n_experts)
+        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
     @property
     def batch(self) -> Num:
@@ -203,6 +238,27 @@ class Facts(NamedTuple):
     def bad_shares(self) -> str:
         """Overlap shares outside 0..1."""
         return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
+
+
+_NONE = Moe(n_experts=1, expert_inter_sz=1, experts_per_token=1)
+
+
+def expert_facts(model: Model, software: Software) -> dict[str, Any]:
+    """The facts of a model's experts and of how they run."""
+    moe = model.moe or _NONE
+    return {
+        "moe": model.moe is not None,
+        "n_experts": moe.n_experts,
+        "experts_per_token": moe.experts_per_token,
+        "expert_inter_sz": moe.expert_inter_sz,
+        "shared_inter_sz": moe.shared_expert_inter_sz,
+        "dense_layers": moe.n_dense_layers,
+        "expert_tp_degree": moe.expert_tp_degree or 0,
+        "capacity": moe.capacity_factor is not None,
+        "padded": moe.pad_to_capacity,
+        "dispatcher": software.moe.dispatcher,
+        "expert_layers_listed": any(run.kind == "moe" for run in model.layers or []),
+    }
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

@@ -33,6 +33,10 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "vpp": ("parallelism.vpp", 1_000),
     "cp": ("parallelism.cp", 10_000),
     "ep": ("parallelism.ep", 100_000),
+    "n_experts": ("model.moe.n_experts", 100_000),
+    "experts_per_token": ("model.moe.experts_per_token", 10_000),
+    "expert_inter_sz": ("model.moe.expert_inter_sz", 10_000_000),
+    "shared_inter_sz": ("model.moe.shared_expert_inter_sz", 10_000_000),
     "gbs": ("data.gbs", 100_000_000),
     "seqlen": ("data.seqlen", 100_000_000),
     "microbatch_sz": ("data.microbatch_sz", 1_000_000),
@@ -75,7 +79,36 @@ SANE = [
 ]
 
 MODELLED = [
-    Rule("moe", "model.moe", "not modelled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
+    Rule(
+        "moe framework",
+        "performance.software",
+        "a mixture of experts is modelled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        lambda f: (not f.moe) | f.framework.experts,
+    ),
+    Rule(
+        "moe with ZeRO",
+        "parallelism.zero_level",
+        "a mixture of experts is not modelled yet with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (not f.moe) | (f.zero_level < 2),
+    ),
+    Rule(
+        "moe with replicas",
+        "parallelism.replicas",
+        "not modelled yet together with a mixture of experts (got {f.replicas}); use 1",
+        lambda f: (not f.moe) | (f.replicas == 1),
+    ),
+    Rule(
+        "moe without sp",
+        "parallelism.sp",
+        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
+        lambda f: (not f.moe) | f.sp | (f.tp == 1),
+    ),
+    Rule(
+        "flex with capacity",
+        "performance.moe.dispatcher",
+        "flex with a capacity factor is not modelled yet; use alltoall, or remove model.moe.capacity_factor",
+        lambda f: (not f.moe) | (f.dispatcher != "flex") | (not f.capacity),
+    ),
     Rule("mla", "model.attention.kind", "not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
     Rule(
         "window",
@@ -135,7 +168,8 @@ NOT_MODELLED = {
         )
     },
     "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("hybrid_cp",)},
+    "parallelism.expert_tp": "no key of its own; use parallelism.etp",
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
     "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
 }

@@ -7,7 +7,10 @@ from typing import NamedTuple
 from steptime.base.num import Num, is_column, maximum, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
+from steptime.model.ops import Move
 from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.memory.states import pieces_of
+from steptime.model.ops import Move
 from steptime.schedule import in_flight, peaks
 from steptime.software.performance import EAGER_TORCH
 
@@ -49,6 +52,7 @@ class PartMemories:
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
         self.autograd = Autograd(
             job.parallelism.tp,
+            assembly.experts,
             itemsize,
             weight_grads_stay,
             software.activations.recompute_stops_early,
@@ -68,7 +72,7 @@ class PartMemories:
     def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
-        n_params = sum([p.local(part.tp) for p in own])
+        n_params = sum([p.local(part.tp, part.experts) for p in own])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
 
     def checkpointed(self, layers: Runs) -> PartMemory:
@@ -197,7 +201,7 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
-        permanent = buffer + dummy_wgrad_bytes(assembly, stage)
+        permanent = buffer + dummy_wgrad_bytes(assembly, stage) + dispatcher_bytes(assembly, stage)
         moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes + permanent, op)
         result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
     return result
@@ -275,5 +279,11 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}
-    return software.itemsize * sum([p.local(assembly.head.tp) for p in weights.values()])
+    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) > 1}
+    return software.itemsize * sum([pieces_of(assembly, p)[0] for p in weights.values()])
+
+
+def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
+    """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
+    runs = [run for chunk in assembly.stages[stage] for run in chunk.runs]
+    return sum([count * op.stays_bytes for part, count in runs for op in part.ops if isinstance(op, Move)])
