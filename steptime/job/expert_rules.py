@@ -12,6 +12,13 @@ EXPERT_RULES = [
         "lists layers of kind moe, but model.moe does not say what they are",
         lambda f: f.moe | (not f.expert_layers_listed),
     ),
+    # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
+    Rule(
+        "moe without sp",
+        "parallelism.sp",
+        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
+        lambda f: (not f.moe) | f.sp | (f.tp == 1),
+    ),
     # megatron/core/parallel_state.py, initialize_model_parallel: world_size % (etp * ep * pp) == 0
     Rule(
         "experts over ranks",

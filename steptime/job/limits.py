@@ -98,12 +98,6 @@ MODELLED = [
         lambda f: (not f.moe) | (f.replicas == 1),
     ),
     Rule(
-        "moe without sp",
-        "parallelism.sp",
-        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
-        lambda f: (not f.moe) | f.sp | (f.tp == 1),
-    ),
-    Rule(
         "flex with capacity",
         "performance.moe.dispatcher",
         "flex with a capacity factor is not modelled yet; use alltoall, or remove model.moe.capacity_factor",
