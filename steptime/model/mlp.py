@@ -42,13 +42,13 @@ def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> 
     hidden, width = model.hidden_sz, model.inter_sz / shard.tp
     entered, operand = enter_tp(words.name, operand, hidden, shard, shard.software.recipe, words.role)
     inner, act = glu(model, shard, operand, words) if model.glu else plain(model, shard, operand, words)
-    quantised, operand = cast(f"{words.name}.act", act, shard.tokens * width, shard, role=words.act)
+    quantized, operand = cast(f"{words.name}.act", act, shard.tokens * width, shard, role=words.act)
     weight = Param(f"{words.name}.down.weight", (hidden, model.inter_sz), 1)
     bias = (Param(f"{words.name}.down.bias", (hidden,)),) if model.bias else ()
     back, out = backward_casts(shard, shard.tokens, hidden, width, reduced=True), f"{words.name}.down.out"
     down = linear(f"{words.name}.down", operand, out, width, hidden, shard, (weight, *bias), back, words.role)
     left, branch = leave_tp(words.name, out, hidden, shard, words.role)
-    return [*entered, *inner, *quantised, down, *left], branch
+    return [*entered, *inner, *quantized, down, *left], branch
 
 
 def glu(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
@@ -104,7 +104,7 @@ def plain(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
 
 
 def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> Sublayer:
-    """The activation of `x`, or of the half of it that is as large as `out`, kernel by kernel.
+    """The activation of `x`, or of the half of it that is as large as `out`, kernels.
 
     GELU and SiLU keep their input, ReLU its output. Squared ReLU is two kernels, pow(relu(x), 2) (megatron/core/activations.py,
     squared_relu; transformers activations.py, ReLUSquaredActivation): the first keeps its output, which is all that the second

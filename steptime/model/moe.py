@@ -58,12 +58,12 @@ def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
     """The experts that every token passes, as one MLP, with a gate where the model has one (shared_experts.py, SharedExpertMLP)."""
     tokens, hidden = shard.sequence_tokens, model.hidden_sz
     own = model.model_copy(update={"inter_sz": moe.shared_expert_inter_sz, "bias": False})
-    quantised, operand = cast("shared", x, tokens * hidden, shard, role="shared_experts")
+    quantized, operand = cast("shared", x, tokens * hidden, shard, role="shared_experts")
     if shard.software.moe.shared_expert_overlap and shard.sp and shard.split:
         # pre_forward_comm keeps the gathered input; the projection then gathers nothing again
         shard = replace(shard, software=shard.software.replace(sp_regather=False))
     ops, branch = feed_forward(own, shard, operand, SHARED)
-    ops = [*quantised, *ops]
+    ops = [*quantized, *ops]
     if not moe.shared_expert_gate:
         return ops, branch
     weight = Param("mlp.shared_experts.gate_weight", (1, hidden))
@@ -81,13 +81,13 @@ def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
     local = width / shard.etp
     up = Tensor("experts.up", rows.here * local * gates, size)
     act = Tensor("experts.act.out", rows.here * local, size)
-    quantised, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
-    ops: list[Op] = [*quantised, grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)]
+    quantized, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
+    ops: list[Op] = [*quantized, grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)]
     ops += weighted(model, shard, up, act, sent.probs)
-    quantised, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+    quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
     out = Tensor("experts.out", rows.here * rows.hidden, size)
     down = grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)
-    return [*ops, *quantised, down], out.name
+    return [*ops, *quantized, down], out.name
 
 
 def weighted(model: Model, shard: Shard, up: Tensor, out: Tensor, probs: str) -> list[Op]:
