@@ -12,7 +12,9 @@ import posixpath
 import re
 from typing import NamedTuple
 
+from steptime.launch.beside import Beside
 from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean
 
@@ -80,6 +82,7 @@ _LAUNCHERS = {
     "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
     "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
     "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
     "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
 }
 _COMMANDS = {name: name for name in _LAUNCHERS} | {
@@ -88,6 +91,9 @@ _COMMANDS = {name: name for name in _LAUNCHERS} | {
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
+_SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
+"""Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
@@ -96,21 +102,25 @@ _SBATCH = {
     "gpus": "SLURM_GPUS", "G": "SLURM_GPUS",
 }  # fmt: skip
 """Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
+_RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
+"""Variables by which a script tells that it is running and no longer to be submitted."""
 
 
-def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Script:
+def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
+
+    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments.
 
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
     text = clean(text)
     headers = _headers(text)
-    scope = Scope(_slurm(headers) | (env or {}))
+    scope = Scope(_slurm(headers, text) | (env or {}))
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
-    walk = DryRun(posixpath.basename(name), scope)
+    walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     if walk.full:
@@ -120,13 +130,16 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
+    if launch is None and (fragments := _fragments(walk.scope, name)):
+        loose = ["no launch command: does not say how many devices there are"]
+        return Script("", fragments, [], None, None, None, 0, variables, [], loose, _gpu(headers), {})
     if launch is None or problems:
         return Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     words = [_word(value, walk.scope) for value in launch.command.words]
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
         program=words[launch.at].text,
-        arguments=words[launch.at + 1 :],
+        arguments=[_word(part, walk.scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
         launchers=launch.launchers,
         nodes=nodes,
         devices_per_node=per_node,
@@ -146,9 +159,10 @@ def _headers(text: str) -> list[tuple[str, str]]:
     return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
 
 
-def _slurm(headers: list[tuple[str, str]]) -> dict[str, str]:
-    """The variables that Slurm sets from a script's headers."""
-    found: dict[str, str] = {}
+def _slurm(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
+    """The variables that Slurm or PBS sets: those from a script's headers, and those of a job that is running already."""
+    found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
+    found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number and (option != "gres" or "gpu" in value):
@@ -174,6 +188,27 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
         re.fullmatch(r"([A-Za-z][\w-]*)", value) for option, value in headers if option in {"constraint", "C"}
     )
     return next((found[1] for found in (*asked, *constraints) if found), "")
+
+
+def _fragments(scope: Scope, name: str) -> list[Word]:
+    """The flags that variables hold, each once, of those that no other one holds; none where they are no training's."""
+    expand = Expander(scope, name)
+    held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
+    texts = [" ".join(value.text for value in values) for _, values in held]
+    words: list[Value] = []
+    for i, (key, values) in enumerate(held):
+        again = any(texts[i].strip() in other for j, other in enumerate(texts) if j != i and other.strip() != texts[i].strip())
+        if values and not again and texts[i].lstrip().startswith("--"):
+            words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
+    flags = {value.text.replace("_", "-") for value in words}
+    return [_word(value, scope) for value in words] if "--num-layers" in flags else []
+
+
+def _split(value: Value) -> list[Value]:
+    """A word that is a whole command line, as wrappers pass it on ("$ALL_ARGS"), as its words."""
+    if not re.match(r"\s*--\w[^=\s]*\s+\S", value.text):
+        return [value]
+    return [value._replace(text=text) for text in value.text.split()]
 
 
 def _word(value: Value, scope: Scope) -> Word:
@@ -231,6 +266,8 @@ def _launch_of(command: Command) -> _Launch | None:
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
+        elif word in _TRAINERS and i + 1 < len(words) and words[i + 1] in _SUBCOMMANDS:
+            return _Launch(command, i + 1, launchers)
         elif text == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
@@ -254,6 +291,8 @@ def _size(
             if word is None or (what != "nodes" and launcher != inner):
                 continue
             text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
+            if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
+                text = variables.get(DEVICES_ON_NODE, "")
             if text.isdigit():
                 said[what] = int(text)
             elif word.unresolved:
@@ -268,13 +307,30 @@ def _size(
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
+    one = inner == "deepspeed" and per_node is not None and _option(words, ("--hostfile", "-H", "-hostfile")) is None
+    if one and nodes is None and not unclear:
+        nodes = 1  # deepspeed/launcher/runner.py: without a hostfile the node that it is on
     if not launchers and not unclear:
-        nodes = per_node = 1
+        devices, nodes, per_node = _around(variables)
+        if devices is None:
+            unclear.append("launched by python alone: does not say how many processes there are")
     if devices is None and nodes and per_node:
         devices = nodes * per_node
     if devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
     return nodes, per_node, devices, unclear
+
+
+def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
+    """Processes, nodes and processes on each by the usual variables, where one process is started by hand or by another script."""
+    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
+    per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
+    nodes = said.get("NNODES", 1 if per_node else None)
+    devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
+    if devices is None and (visible := variables.get("CUDA_VISIBLE_DEVICES")):
+        devices = per_node = len(visible.split(","))
+        nodes = 1
+    return devices, nodes, per_node
 
 
 def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
