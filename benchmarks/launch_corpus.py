@@ -42,7 +42,9 @@ def said(job: Job) -> dict[str, Any]:
     """What a job says, by the words of the index."""
     model, layout, data, performance = job.model, job.parallelism, job.data, job.performance
     found: dict[str, Any] = {key: getattr(model, key) for key in MODEL}
-    recompute = performance.recompute.granularity if performance.recompute else performance.activation_checkpointing_type
+    recompute = (
+        performance.recompute.granularity if performance.recompute else performance.activation_checkpointing_type
+    )
     return found | {
         "pos": "learned" if model.learned_positions else "rope" if model.rotary_embeds else "none",
         "tie": model.tie_embeddings,

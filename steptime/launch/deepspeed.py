@@ -84,7 +84,9 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
     table = load_table("deepspeed")
     inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
     if inner.get("zero_optimization.stage") not in {None, "auto"}:
-        keys.put("zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage")
+        keys.put(
+            "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
+        )
     weighty = [flag for flag in inner.flags() if flag.status in {"unmodelled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
 

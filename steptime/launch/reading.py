@@ -53,8 +53,14 @@ class Reading(NamedTuple):
 
 def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modelled; of a model of another kind, which refuses by itself, that line alone."""
-    lines = [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in flags if flag.status == "unmodelled"]
-    return [line for line in lines if OTHER_MODEL in line][:1] or lines
+    refused = [flag for flag in flags if flag.status == "unmodelled"]
+    alone = [flag for flag in refused if is_other_model(flag)][:1]
+    return [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or refused]
+
+
+def is_other_model(flag: LaunchFlag) -> bool:
+    """Whether a flag is refused for the kind of model that it names, whatever else there is."""
+    return flag.status == "unmodelled" and (OTHER_MODEL in flag.note or "mixture of experts" in flag.note)
 
 
 def told(flag: LaunchFlag) -> str:
@@ -85,7 +91,9 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     for path, value in (sets or {}).items():
         put(config, path, value)
     refused = [] if allow_unmodelled else refusals(reading.source, reading.flags)
-    if problems := [*refused, *([] if OTHER_MODEL in "".join(refused) else still_open(reading, config))]:
+    if refused and any(map(is_other_model, reading.flags)):
+        raise ConfigError(refused)
+    if problems := [*refused, *still_open(reading, config)]:
         raise ConfigError(problems)
     try:
         job = build(Job, config)

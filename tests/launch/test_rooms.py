@@ -6,7 +6,19 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
-    *("reading", "keys", "job_keys", "devices", "beside", "vocabulary", "shell", "logs", "deepspeed", "megatron", "nemo"),
+    *(
+        "reading",
+        "keys",
+        "job_keys",
+        "devices",
+        "beside",
+        "vocabulary",
+        "shell",
+        "logs",
+        "deepspeed",
+        "megatron",
+        "nemo",
+    ),
     "torchtitan",
     *("read", "plan_yaml"),
 ]

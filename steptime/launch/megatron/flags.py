@@ -143,19 +143,26 @@ def plain(value: Any) -> Any:
 
 
 def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
-    """The newest release whose parser has all of the arguments, in words; of a dump the one whose parser is nearest.
+    """The releases whose parsers have all of the arguments, from first to last; of a dump the one whose parser is nearest.
 
     "" where no release has them all, or, of a dump, nearly all.
+
+    >>> fitting_release(["DDP_impl", "num_layers"]), fitting_release(["num_layers", "muon_momentum"])
+    ('2.0 to 23.06', 'core 0.16 to core 0.19')
     """
     names: set[str] = set()
-    table, best = load_table("megatron"), (len(arguments), "")
-    derived = {key for key, rule in table.rules.items() if rule.note.startswith("derived")} | {"world_size", "rank"}
-    said = {table.raw["flag_names"].get(name.replace("_", "-"), name) for name in arguments} - derived
+    apart: dict[str, int] = {}
+    parsed = {name for change in releases().values() for name in change.get("adds") or []}
+    derived = {key for key, rule in load_table("megatron").rules.items() if rule.note.startswith("derived")}
+    said = set(arguments) - (derived - parsed) - {"world_size", "rank"}
     for release, change in releases().items():
         names = (names | set(change.get("adds") or [])) - set(change.get("drops") or [])
-        apart = len(said - names) + (len(names - said) if dump else 0)
-        best = min(best, (apart, release), key=lambda found: found[0]) if dump or apart else (0, release)
-    return best[1] if best[0] <= (len(said) // 5 if dump else 0) else ""
+        apart[release] = len(said - names) + (len(names - said) if dump else 0)
+    if dump:
+        nearest = min(apart, key=lambda release: apart[release])
+        return nearest if apart[nearest] <= len(said) // 5 else ""
+    fits = [release for release, count in apart.items() if not count]
+    return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
 
 
 @cache

@@ -92,7 +92,9 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     layers, chunks = keys.whole("num_layers") or 0, pp * vpp
     if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
-        if "embed" in str(partition).lower():  # deepspeed/runtime/pipe/module.py, _partition_layers: type:transformer|embedding
+        if (
+            "embed" in str(partition).lower()
+        ):  # deepspeed/runtime/pipe/module.py, _partition_layers: type:transformer|embedding
             return {"embedding_and_loss_count_as_layers": True}
         if str(partition).lower() != "type:transformer":
             keys.approximate("pp_partition_method", "layers are spread evenly")

@@ -18,7 +18,7 @@ from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, refusals
+from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.script import Script, Word, read_script
 
 T = TypeVar("T")
@@ -113,16 +113,15 @@ def _from_words(
             keys.notes.append(f"from the environment: {outside}")
         if script.unclear:
             keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
-    if release := fitting_release(said.arguments.keys()):
-        keys.notes.append(f"its flags are those of Megatron-LM {release}")
     put_deepspeed_config(keys, beside)
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
+    reading = _of_release(reading, fitting_release(said.arguments.keys()))
     return reading if script is None else _on_machine(reading, script)
 
 
 def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
     """Tell what is missing where no flag says how deep the model is: a variable, a file that is sourced, or a checkpoint."""
-    if keys.beside_flags and any(OTHER_MODEL in flag.note for flag in keys.beside_flags):
+    if any(map(is_other_model, keys.beside_flags)):
         raise ConfigError(refusals(keys.source, keys.beside_flags))
     blank = next((unknown.told("write it out") for word in words for unknown in word.unresolved), "")
     if told(keys.sets, "model") is not None:
@@ -130,7 +129,9 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
     fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
         why = f" ({blank})" if blank else ""
-        raise ConfigError([f"{keys.source}: its flags have no --num-layers{why}; {fix}", *refusals(keys.source, keys.flags())])
+        raise ConfigError(
+            [f"{keys.source}: its flags have no --num-layers{why}; {fix}", *refusals(keys.source, keys.flags())]
+        )
     where = f"line {script.line} launches {script.program}, which is no Megatron-LM training; " if script else ""
     raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")
 
@@ -188,9 +189,14 @@ def from_arguments(
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
     keys = keys_of(said, {}, source, sets)
-    if release := fitting_release(arguments.keys(), dump=True):
-        keys.notes.append(f"its arguments are those of Megatron-LM {release}")
-    return _plan(keys, is_legacy(arguments), world_size)
+    reading = _plan(keys, is_legacy(arguments), world_size)
+    return _of_release(reading, fitting_release(arguments.keys(), dump=True))
+
+
+def _of_release(reading: Reading, release: str) -> Reading:
+    """The reading with the releases whose parsers have its flags beside the one whose defaults fill in."""
+    told = f"{reading.framework.removesuffix(')')}; flags of {release})"
+    return reading._replace(framework=told) if release and reading.framework.endswith(")") else reading
 
 
 def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:

@@ -15,7 +15,9 @@ _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
 _HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
 _DEEPEST = 30
-_COUNTS_DEVICES = re.compile(r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b")
+_COUNTS_DEVICES = re.compile(
+    r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
+)
 """Commands that print how many devices a node has."""
 DEVICES_ON_NODE = "devices on a node"
 """Under this name, which is no variable's, a scope holds what they print."""

@@ -139,7 +139,9 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
     return Script(
         program=words[launch.at].text,
-        arguments=[_word(part, walk.scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
+        arguments=[
+            _word(part, walk.scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)
+        ],
         launchers=launch.launchers,
         nodes=nodes,
         devices_per_node=per_node,
@@ -197,7 +199,9 @@ def _fragments(scope: Scope, name: str) -> list[Word]:
     texts = [" ".join(value.text for value in values) for _, values in held]
     words: list[Value] = []
     for i, (key, values) in enumerate(held):
-        again = any(texts[i].strip() in other for j, other in enumerate(texts) if j != i and other.strip() != texts[i].strip())
+        again = any(
+            texts[i].strip() in other for j, other in enumerate(texts) if j != i and other.strip() != texts[i].strip()
+        )
         if values and not again and texts[i].lstrip().startswith("--"):
             words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
     flags = {value.text.replace("_", "-") for value in words}
@@ -249,6 +253,9 @@ def _nothing_found(walk: DryRun) -> str:
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that one"
+    if walk.scope.sourced:
+        missing = f"{walk.scope.sourced[0]} is not there; put it beside, or add --with FILE"
+        return f"no launch command (torchrun, python, srun ...); {missing}"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
