@@ -78,7 +78,7 @@ def differences(job: Job, expected: dict[str, Any]) -> list[str]:
 
 
 def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[str, list[str]]:
-    """at once, asks, refused, wrong or crash; and the lines that say why."""
+    """At once, asks, refused, wrong or crash; and the lines that say why."""
     words = re.search(r"with words: (.*)", note)
     name = f"'{path}' {words[1]}" if words else str(path)
     try:

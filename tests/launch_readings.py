@@ -12,7 +12,7 @@ from steptime.job.job import Job
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"
-REFUSED = "; not modelled; --allow-unmodelled leaves it out of the estimate"
+REFUSED = "; not modeled; --allow-unmodelled ignores it"
 HARDWARE = {"hardware.node_type": "dgx-h100"}
 
 

@@ -26,7 +26,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     """
     sets = dict(map(read_setting, options.sets))
     try:
-        reading = read(options.kind, options.config, sets)
+        reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:
         lines = [line for line in error.problems if not (options.allow_unmodelled and line.endswith(LEAVE_OUT))]
         raise ConfigError(lines) from None
@@ -46,6 +46,6 @@ def save(path: str, job: Job) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(plan_yaml(job))
     except FileExistsError:
-        raise ConfigError(f"--save {path}: is there already; remove it, or give another name") from None
+        raise ConfigError(f"--save {path}: file exists; remove it or use another name") from None
     except OSError as error:
         raise ConfigError(f"--save {path}: cannot be written ({error.strerror})") from None

@@ -17,7 +17,7 @@ MOST = 10**12
 """The largest whole number taken: more than any size, count or buffer."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
 _OFF_WORDS = frozenset({"0", "0.0", "none", "null", "false", "off", "no"})
-UNKNOWN = "unknown"
+UNKNOWN = "not an option"
 """How the note begins of a key that is taken to change no cost by its name alone."""
 
 
@@ -110,7 +110,7 @@ class JobKeys:
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of at least `least`, which is required where there is no default."""
         if self.get(key) is None and default is None:
-            self.fail(key, "missing, and required")
+            self.fail(key, "required key is missing")
         found = self.whole(key, least=least)
         return found if found is not None else max(least, default or 1)
 
@@ -188,13 +188,13 @@ class JobKeys:
         by = self.names.get(key, name)
         status, note = self.fates.get(key) or self._fate(given)
         if by != name and value is not None and self.values[key] != value:
-            status, note = "irrelevant", f"{by} is put over it"
+            status, note = "irrelevant", f"{by} overrides it"
         return LaunchFlag(name, given.shown or text_of(value), status, note)
 
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """What the table says of a key and its value."""
         key, value = given.key, given.value
-        rule, framework = rule_of(key, self.table), self.table.framework
+        rule = rule_of(key, self.table)
         if rule is None:
             return self._unknown(key, value)
         if rule.status == "irrelevant":
@@ -218,12 +218,12 @@ class JobKeys:
         """A key that the table does not have: only its name and its value tell what it may cost."""
         framework = self.table.framework
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
-            return "irrelevant", f"off; unknown to {framework}"
+            return "irrelevant", f"off; not an option of {framework}"
         if near := near_key(key, self.table):
-            return "unmodelled", f"unknown to {framework}; did you mean {self.spell(near)}?"
+            return "unmodelled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
-            return "unmodelled", f"unknown to {framework}, and its name speaks of cost"
-        return "irrelevant", f"{UNKNOWN} to {framework}; its name speaks of no cost"
+            return "unmodelled", f"not an option of {framework}, and its name speaks of cost"
+        return "irrelevant", f"{UNKNOWN} of {framework}; its name speaks of no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
         """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
@@ -238,10 +238,10 @@ class JobKeys:
             ConfigError: the problems gathered, one line each.
         """
         flags = [*self.flags(), *self.beside_flags]
-        unknown = [flag.name for flag in flags if flag.note.startswith(UNKNOWN)]
+        unknown = [flag.name for flag in flags if flag.status == "irrelevant" and flag.note.startswith(UNKNOWN)]
         notes = list(self.notes)
         if unknown:
-            notes.append(f"unknown to {self.table.framework}, taken to change no cost: {', '.join(unknown)}")
+            notes.append(f"not options of {self.table.framework}, taken to change no cost: {', '.join(unknown)}")
         config = config | ({"notes": notes} if notes else {})
         open_keys = {**(left_open or {}), **self.left_open}
         reading = Reading(self.source, self.table.framework, config, flags, open_keys, self.devices_per_node)
@@ -254,7 +254,7 @@ class JobKeys:
 
 
 def _is_off(value: Any, rule: KeyRule) -> bool:
-    """Whether a value leaves an unmodelled key without effect; nothing does so where false, 0 or any value at all does not."""
+    """Whether a value leaves an unmodeled key without effect; nothing does so where false, 0 or any value at all does not."""
     if value in _NOTHING and value is not False and (not rule.off or any(not word for word in rule.off)):
         return True
     return any(_same(value, word) for word in rule.off)
@@ -275,5 +275,5 @@ def text_of(value: Any) -> str:
     >>> text_of(True), text_of("full"), text_of([1, None])
     ('true', 'full', '[1, null]')
     """
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

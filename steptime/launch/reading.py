@@ -11,7 +11,7 @@ from steptime.job.edit import put
 from steptime.job.job import Job
 
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodelled"]
-LEAVE_OUT = "not modelled; --allow-unmodelled leaves it out of the estimate"
+LEAVE_OUT = "not modeled; --allow-unmodelled ignores it"
 """How the line of a flag ends that is refused."""
 OTHER_MODEL = "another kind of model"
 """In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
@@ -26,7 +26,7 @@ class LaunchFlag(NamedTuple):
     status: Status
     """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
     approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
-    unmodelled: it changes cost, and no config expresses it."""
+    unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
     """The config key it became, why it is irrelevant, or the release whose default it is."""
 
@@ -72,7 +72,7 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
     """A line for each key that nothing gives: those that the file leaves open, and the machine."""
     missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
-        missing.append("does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)")
+        missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
     return [f"{reading.source}: {why}" for why in missing]
 
 
@@ -85,7 +85,7 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     """
     config = deepcopy(reading.config)
     notes = [f"approximated: {told(flag)}" for flag in reading.of("approximated")]
-    notes += [f"left out, not modelled: {told(flag)}" for flag in reading.of("unmodelled")]
+    notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodelled")]
     if notes:
         config["notes"] = [*config.get("notes", []), *notes]
     for path, value in (sets or {}).items():

@@ -11,8 +11,8 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.shell.processes import Word
 from steptime.launch.shell.scope import Unknown
-from steptime.launch.shell.script import Word
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
 DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
@@ -78,7 +78,7 @@ def _stray(word: Word, line: CommandLine) -> None:
     if word.unresolved:
         line.notes.append(f"line {word.line}: {word.unresolved[0].why}: taken as empty")
     elif word.text:
-        line.problems.append(f"line {word.line}: {word.text!r} stands where a flag is expected")
+        line.problems.append(f"line {word.line}: {word.text!r} is not a flag")
 
 
 def _add(flag: Word, values: list[Word], line: CommandLine) -> None:

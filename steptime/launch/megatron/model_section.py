@@ -111,7 +111,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
         if found is None:
             return None
         size, whose = found
-        keys.notes.append(f"vocabulary unsaid, so {whose}: {size}")
+        keys.notes.append(f"vocabulary not set, so {whose}: {size}")
     extra = keys.whole("extra_vocab_size", least=0) or 0
     return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
 
@@ -121,7 +121,7 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     micro, gbs = keys.count("micro_batch_size"), keys.whole("global_batch_size")
     if gbs is None and dp:
         gbs = micro * dp
-        keys.notes.append(f"global batch unsaid, so {gbs}: one micro-batch on each replica")
+        keys.notes.append(f"global batch not set, so {gbs}: one micro-batch on each replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"

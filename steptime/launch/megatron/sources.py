@@ -10,7 +10,6 @@ from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
-from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
@@ -19,7 +18,8 @@ from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
-from steptime.launch.shell.script import Script, Word, read_script
+from steptime.launch.shell.processes import Word
+from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
 _OTHER_MODELS = {
@@ -132,7 +132,9 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
         raise ConfigError(
             [f"{keys.source}: its flags have no --num-layers{why}; {fix}", *refusals(keys.source, keys.flags())]
         )
-    where = f"line {script.line} launches {script.program}, which is no Megatron-LM training; " if script else ""
+    where = (
+        f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
+    )
     raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")
 
 
@@ -166,7 +168,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
             found.append(LaunchFlag(script.program, "", "unmodelled", f"{what}, {OTHER_MODEL}"))
             break
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        why = "the host waits for every kernel: launches are counted as the profile has them"
+        why = "the host synchronizes after every kernel; launch times of the profile are used"
         found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "approximated", why))
 
 

@@ -14,19 +14,10 @@ from typing import NamedTuple
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell.dry_run import Command, DryRun
-from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
+from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.scope import Scope, Unknown, Value, clean
-
-
-class Word(NamedTuple):
-    """One word of the launch command, as the shell would pass it."""
-
-    text: str
-    """What has no value stands as the script wrote it: `$NAME`, `$(...)`."""
-    line: int
-    unresolved: tuple[Unknown, ...] = ()
-    """Why each thing without a value has none: "$X has no value"."""
+from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
+from steptime.launch.shell.scope import Scope, Value, clean
 
 
 class Script(NamedTuple):
@@ -67,25 +58,7 @@ class _Launch(NamedTuple):
     launchers: list[str]
 
 
-class _Launcher(NamedTuple):
-    """Options of a launcher."""
-
-    nodes: tuple[str, ...] = ()
-    per_node: tuple[str, ...] = ()
-    """Processes on a node."""
-    devices: tuple[str, ...] = ()
-    """All processes."""
-
-
-_LAUNCHERS = {
-    "torchrun": _Launcher(("--nnodes",), ("--nproc-per-node", "--nproc_per_node")),
-    "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
-    "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
-    "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
-    "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
-    "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
-}
-_COMMANDS = {name: name for name in _LAUNCHERS} | {
+_COMMANDS = {name: name for name in LAUNCHERS} | {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "mpiexec": "mpirun",
@@ -124,34 +97,36 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     if walk.full:
-        problems.append(f"{name}: more commands than a launch script has; give its flags alone (args.txt)")
+        problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
         key: found[0].text
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
+    nothing = Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     if launch is None and (fragments := _fragments(walk.scope, name)):
-        loose = ["no launch command: does not say how many devices there are"]
-        return Script("", fragments, [], None, None, None, 0, variables, [], loose, _gpu(headers), {})
+        return nothing._replace(
+            arguments=fragments, problems=[], unclear=["no launch command: number of devices unknown"]
+        )
     if launch is None or problems:
-        return Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    words = [_word(value, walk.scope) for value in launch.command.words]
-    nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
-    return Script(
+        return nothing
+    read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
+    return _launched(nothing._replace(environment=read), launch, walk.scope)
+
+
+def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
+    """A script with its launch command."""
+    words = [_word(value, scope) for value in launch.command.words]
+    nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, found.variables)
+    return found._replace(
         program=words[launch.at].text,
-        arguments=[
-            _word(part, walk.scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)
-        ],
+        arguments=[_word(part, scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
         launchers=launch.launchers,
         nodes=nodes,
         devices_per_node=per_node,
         devices=devices,
         line=launch.command.line,
-        variables=variables,
-        problems=[],
         unclear=unclear,
-        gpu=_gpu(headers),
-        environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
 
 
@@ -235,11 +210,11 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}"
-        return None, [f"{name}: {len(trains)} launch commands ({where}), and which one runs cannot be told; keep one"]
+        return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep one"]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
-        doubt = launch.command.doubt.told("give the flags alone (args.txt)")
-        return None, [f"{name}: line {launch.command.line}: whether it is launched depends on {doubt}"]
+        doubt = launch.command.doubt.told("put the flags in a file (args.txt)")
+        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {doubt}"]
     return launch, []
 
 
@@ -265,7 +240,7 @@ def _launch_of(command: Command) -> _Launch | None:
     launchers: list[str] = []
     python = False
     for i, text in enumerate(words):
-        word = posixpath.basename(text)
+        word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
         if word in _NO_LAUNCH and not launchers:
             return None
         if re.fullmatch(r"python[\d.]*", word):
@@ -273,84 +248,10 @@ def _launch_of(command: Command) -> _Launch | None:
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
-        elif word in _TRAINERS and i + 1 < len(words) and words[i + 1] in _SUBCOMMANDS:
-            return _Launch(command, i + 1, launchers)
-        elif text == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
+        elif (word in _TRAINERS and after in _SUBCOMMANDS) or (
+            text == "-m" and python and after and after not in _COMMANDS
+        ):
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return _Launch(command, i, launchers)
     return None
-
-
-# --- how many devices --------------------------------------------------------------------------------------------------
-
-
-def _size(
-    words: list[Word], launchers: list[str], variables: dict[str, str]
-) -> tuple[int | None, int | None, int | None, list[str]]:
-    """Nodes, devices per node and devices of a launch, and what is unclear about them."""
-    unclear: list[str] = []
-    said: dict[str, int | None] = {}
-    inner = launchers[-1] if launchers else ""
-    for launcher in launchers:
-        for what, names in _LAUNCHERS[launcher]._asdict().items():
-            word = _option(words, names)
-            if word is None or (what != "nodes" and launcher != inner):
-                continue
-            text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
-            if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
-                text = variables.get(DEVICES_ON_NODE, "")
-            if text.isdigit():
-                said[what] = int(text)
-            elif word.unresolved:
-                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
-    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdigit()}
-    nodes = said.get("nodes")
-    if nodes is None and "srun" in launchers:
-        nodes = slurm.get("SLURM_NNODES")
-    per_node, devices = said.get("per_node"), said.get("devices")
-    if inner == "srun" and per_node is None:
-        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
-        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and nodes is None and not unclear:
-        nodes = 1
-    one = inner == "deepspeed" and per_node is not None and _option(words, ("--hostfile", "-H", "-hostfile")) is None
-    if one and nodes is None and not unclear:
-        nodes = 1  # deepspeed/launcher/runner.py: without a hostfile the node that it is on
-    if not launchers and not unclear:
-        devices, nodes, per_node = _around(variables)
-        if devices is None:
-            unclear.append("launched by python alone: does not say how many processes there are")
-    if devices is None and nodes and per_node:
-        devices = nodes * per_node
-    if devices and nodes and per_node is None and devices % nodes == 0:
-        per_node = devices // nodes
-    return nodes, per_node, devices, unclear
-
-
-def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Processes, nodes and processes on each by the usual variables, where one process is started by hand or by another script."""
-    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
-    per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
-    nodes = said.get("NNODES", 1 if per_node else None)
-    devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
-    if devices is None and (visible := variables.get("CUDA_VISIBLE_DEVICES")):
-        devices = per_node = len(visible.split(","))
-        nodes = 1
-    return devices, nodes, per_node
-
-
-def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
-    """The value of an option: --name value, --name=value, -Nvalue; the last one given."""
-    found: Word | None = None
-    for i, word in enumerate(words):
-        key, equals, value = word.text.partition("=")
-        if key in names and equals:
-            found = word._replace(text=value)
-        elif word.text in names and i + 1 < len(words):
-            found = words[i + 1]
-        else:
-            short = next((n for n in names if len(n) == 2 and re.fullmatch(re.escape(n) + r"\d+", word.text)), "")
-            if short:
-                found = word._replace(text=word.text[2:])
-    return found
