@@ -125,7 +125,7 @@ def test_commands_of_the_readme_are_those_there_are():
         assert f"`3dtrn {name}" in text
 
 
-# --- what is not modelled ------------------------------------------------------------------------------------------------
+# --- what is not modeled ------------------------------------------------------------------------------------------------
 
 
 def test_the_page_names_all_that_is_refused():

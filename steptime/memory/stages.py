@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, where
+from steptime.base.num import Num, is_column, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
+from steptime.memory.kept_buffers import permanent_bytes
 from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
 from steptime.schedule import in_flight, peaks
 from steptime.software.performance import EAGER_TORCH
@@ -183,12 +185,38 @@ def with_backward_extra(part: PartMemory, bytes_: Num) -> PartMemory:
 def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     """Activations and transients of every stage at its worst moment, over the whole schedule."""
     job = assembly.job
-    p, software = job.parallelism, job.software
-    if p.pp == 1 and job.single_microbatch and job.zero_level < 2 and not software.states.gradients_persist:
+    p = job.parallelism
+    if one_backward(job):
         return [first_backward(assembly, assembly.chunks[0])]
+    walked, weights, forward, backward = chunk_bytes(assembly)
+    worst = peaks(job.schedule, p.pp, p.vpp, job.schedule_microbatches, weights, forward, backward)
+    result = []
+    for stage, peak in enumerate(worst):
+        memory = walked[stage][peak.action.chunk]
+        op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
+        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes + permanent_bytes(assembly, stage), op)
+        result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
+    return result
+
+
+class ChunkBytes(NamedTuple):
+    """Bytes of every model chunk, [stage][virtual chunk], for one micro-batch."""
+
+    walked: list[list[PartMemory]]
+    weights: list[list[Num]]
+    """What it keeps for backward, and of its output what the pipeline holds."""
+    forward: list[list[Num]]
+    """The most that its forward holds beside that."""
+    backward: list[list[Num]]
+    """The most that its backward holds beside that."""
+
+
+def chunk_bytes(assembly: Assembly) -> ChunkBytes:
+    """What every chunk holds, in which pass."""
     memories = PartMemories(assembly)
     walked = [[memories.chunk(c) for c in chunks] for chunks in assembly.stages]
-    output = 0.0 if software.activations.deallocate_pipeline_outputs else assembly.boundary_bytes
+    activations = assembly.job.software.activations
+    output = 0.0 if activations.deallocate_pipeline_outputs else assembly.boundary_bytes
     logits = logits_kept(assembly)
     weights = [
         [m.saved + (logits if c.head else output) for m, c in zip(memory, chunks, strict=True)]
@@ -196,16 +224,13 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     ]
     forward = [[m.forward.bytes - m.saved for m in memory] for memory in walked]
     backward = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
-    worst = peaks(job.schedule, p.pp, p.vpp, job.schedule_microbatches, weights, forward, backward)
-    buffer = comm_buffer_bytes(assembly)
-    result = []
-    for stage, peak in enumerate(worst):
-        memory = walked[stage][peak.action.chunk]
-        op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
-        permanent = buffer + dummy_wgrad_bytes(assembly, stage)
-        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes + permanent, op)
-        result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
-    return result
+    return ChunkBytes(walked, weights, forward, backward)
+
+
+def one_backward(job: Job) -> bool:
+    """Whether the step is one micro-batch in whose backward the gradients come into being."""
+    alone = job.parallelism.pp == 1 and job.single_microbatch and job.zero_level < 2
+    return alone and not job.software.states.gradients_persist
 
 
 def before_gradients(assembly: Assembly, stage: int, weights: list[Num], backward: list[Num]) -> PeakMoment | None:
@@ -240,6 +265,17 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
     `others`: bytes that other micro-batches hold meanwhile; `own`: what this one holds when its forward ends, if that is more
     than its parts save.
     """
+    moments = first_backward_moments(assembly, chunk, others, own)
+    worst = next(moments)
+    for moment in moments:
+        worst = worst.worse(moment)
+    return worst
+
+
+def first_backward_moments(
+    assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None
+) -> Iterator[PeakMoment]:
+    """The moments of `first_backward`: the forward's worst, then that of each part's backward."""
     memories = PartMemories(assembly, weight_grads_stay=True)
     parts = memories.parts(chunk)
     software = assembly.job.software
@@ -247,38 +283,9 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
     to_come = 1.0 * assembly.local_params(chunk) * stored
     whole = chunk_peaks(parts)
     saved = others + (whole.saved if own is None else own)
-    worst = PeakMoment(saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", to_come)
+    yield PeakMoment(saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", to_come)
     for count, part in reversed(parts):
         for _ in range(count):
-            moment = PeakMoment(saved, part.backward.bytes - part.saved, f"backward of {part.backward.op}", to_come)
-            worst = worst.worse(moment)
+            yield PeakMoment(saved, part.backward.bytes - part.saved, f"backward of {part.backward.op}", to_come)
             saved = saved - part.saved
             to_come = to_come - part.n_params * stored
-    return worst
-
-
-def pooled_bytes(assembly: Assembly) -> list[Num]:
-    """Bytes of the tensors that lie in Megatron's grow-only buffer."""
-    parts = (*assembly.kinds, assembly.head)
-    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
-
-
-def comm_buffer_bytes(assembly: Assembly) -> Num:
-    """Megatron's grow-only buffer: the largest sequence-parallel gather, or unfused attention's scores [B].
-
-    megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
-    """
-    largest: Num = 0.0
-    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
-        largest = maximum(largest, bytes_)
-    return largest
-
-
-def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
-    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
-    software, chunks = assembly.job.software, assembly.stages[stage]
-    if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
-        return 0.0
-    parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}
-    return software.itemsize * sum([p.local(assembly.head.tp) for p in weights.values()])

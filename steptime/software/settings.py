@@ -91,7 +91,7 @@ class StateSettings(Config):
     """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
     moment_dtype: StateDtype
     fp8_params: bool
-    """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
+    """Parameters of quantized projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
     fp8_param_gather, off by default)."""
     grad_accumulation_fusion: bool
     """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""

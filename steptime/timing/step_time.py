@@ -22,7 +22,7 @@ from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_time
 
 STRAGGLER = 0.0036
 """Longer step per doubling of the replicas that wait for each other: Llama 3 70B bf16 takes 1.8 % longer on 2,048 H100 than on 64
-at fixed work per GPU, and modelled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
+at fixed work per GPU, and modeled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
 of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8) per doubling."""
 
 

@@ -61,7 +61,7 @@ def _virtual_stages(keys: JobKeys, pp: int) -> int:
         return 1
     layers += keys.on("account_for_embedding_in_pipeline_split") + keys.on("account_for_loss_in_pipeline_split")
     if layers % (pp * per_chunk):
-        keys.fail(name, f"{layers} layers are no multiple of pp {pp} x {per_chunk}")
+        keys.fail(name, f"{layers} layers are not a multiple of pp {pp} x {per_chunk}")
         return 1
     return layers // (pp * per_chunk)
 

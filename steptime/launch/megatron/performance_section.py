@@ -28,7 +28,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
 
 
 def plain_dtype(keys: JobKeys) -> str:
-    """The dtype of parameters and activations that no recipe quantises."""
+    """The dtype of parameters and activations that no recipe quantizes."""
     return "bf16" if keys.on("bf16") else "fp16" if keys.on("fp16") else "fp32"
 
 
@@ -42,7 +42,7 @@ def main_grad_dtype(keys: JobKeys) -> str:
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
-        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
+        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both set; use one")
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
     if not fp8 and not keys.get("fp4"):
         keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
