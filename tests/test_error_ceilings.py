@@ -23,7 +23,11 @@ def of_test():
     [
         (leads, 171, {"median": 2.9, "mean": 4.1, "p90": 9.2}),  # NVIDIA's frameworks; of now 2.8, 4.0 and 9.1
         (others, 335, {"median": 3.6, "mean": 5.5, "p90": 12.6}),  # other trainers; of now 3.5, 5.4 and 12.5
-        (native, 108, {"median": 11.0, "mean": 16.0, "p90": 32.0}),  # the PyTorch-native stack; its targets are 5, 8 and 18
+        (
+            native,
+            108,
+            {"median": 11.0, "mean": 16.0, "p90": 32.0},
+        ),  # the PyTorch-native stack; its targets are 5, 8 and 18
     ],
     ids=["NVIDIA's frameworks", "other trainers", "PyTorch-native stack"],
 )

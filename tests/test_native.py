@@ -63,7 +63,9 @@ def test_what_per_op_checkpointing_keeps_of_a_layer():
 
 
 def llama_layers(layers, **performance):
-    return estimate(llama(**performance).assembly.job.replace(**{"model.preset": "llama3-8b", "model.n_layers": layers}))
+    return estimate(
+        llama(**performance).assembly.job.replace(**{"model.preset": "llama3-8b", "model.n_layers": layers})
+    )
 
 
 def test_per_op_checkpointing_runs_k_o_and_up_again():
@@ -86,7 +88,13 @@ def test_every_other_layer_runs_again():
 
 @pytest.mark.parametrize(
     ("source", "release"),
-    [("pytorch/torchtitan PR #985", "2.8"), ("PR #1690", ""), ("(ghstack, 2024-10-22)", "2.8"), ("2025-10-16", ""), ("", "")],
+    [
+        ("pytorch/torchtitan PR #985", "2.8"),
+        ("PR #1690", ""),
+        ("(ghstack, 2024-10-22)", "2.8"),
+        ("2025-10-16", ""),
+        ("", ""),
+    ],
 )
 def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
     row = own(framework="torchtitan", source=source)
@@ -109,7 +117,7 @@ def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
     ],
 )
 def test_what_is_compiled(notes, release, section):
-    assert row_native.compile_of(own(), release, notes) == section
+    assert row_native.compile_of(release, notes) == section
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,9 @@ class PartMemories:
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
         if self.recompute.method == "every":
-            ones = [group for times, group in groups_of(chunk.runs, 1) for _ in range(times)]
-            chosen = [(group, self.checkpointed(group), i % size == size - 1) for i, group in enumerate(ones)]
-            return [(1, group, again if replays else self.plain[group[0][0]]) for group, again, replays in chosen]
+            single = [group for times, group in groups_of(chunk.runs, 1) for _ in range(times)]
+            chosen = [(group, i % size == size - 1) for i, group in enumerate(single)]
+            return [(1, of, self.checkpointed(of) if replays else self.plain[of[0][0]]) for of, replays in chosen]
         if self.recompute.method == "block":
             first, rest = take(chunk.runs, size)
             ones = groups_of(first, 1)

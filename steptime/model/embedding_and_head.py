@@ -145,7 +145,9 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
         logits_bytes = logits.bytes  # a training loop holds the logits until it has the loss
         moved = chunks * (logits.bytes + x.bytes)
         kept = (logits.name,) if logits_kept else ()
-        ops.append(Move("loss.cast", (logits.name,), (x,), kept, (), (), moved, moved + kept_bytes(kept, logits), chunks))
+        ops.append(
+            Move("loss.cast", (logits.name,), (x,), kept, (), (), moved, moved + kept_bytes(kept, logits), chunks)
+        )
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
     forward, back = chunks * (x.bytes + log_probs.bytes), chunks * (2.0 * log_probs.bytes + x.bytes)
     kept, made = (log_probs.name,), (log_probs,)
@@ -162,10 +164,10 @@ def kept_bytes(kept: tuple[str, ...], logits: Tensor) -> Num:
 
 
 def compiled_loss(shard: Shard, logits: Tensor, ids: Tensor, chunks: float) -> Op:
-    """Cross entropy of upcast logits as inductor compiles it: the logits are read once, and once more where their gradient is made.
+    """Cross entropy of upcast logits as inductor compiles it: they are read once, and once more to make their gradient.
 
-    AOTAutograd keeps the logits in their own dtype, the targets, and of each token the maximum and the logarithm of the sum in
-    fp32: the partitioner recomputes all that is element-wise (tests/truth/test_torch_compile.py).
+    AOTAutograd keeps the logits in their own dtype, the targets, and of each token the maximum and the logarithm of the sum
+    in fp32: the partitioner recomputes all that is element-wise (tests/truth/test_torch_compile.py).
     """
     rows = (Tensor("loss.max", shard.tokens / chunks, FP32), Tensor("loss.log_sum", shard.tokens / chunks, FP32))
     saves = (logits.name, ids.name, *(t.name for t in rows))

@@ -58,11 +58,12 @@ def find_segments(ops: list[Op], modules: frozenset[str], *, compiled: bool = Fa
 
 
 def per_op(ops: list[Op], *, compiled: bool) -> Segment:
-    """torchtitan's selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
+    """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
 
     Kept are attention, reduce-scatters, and every other matrix product, the first one of the layer included
-    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps the last
-    product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled, it is not kept.
+    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps
+    the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled,
+    it is not kept.
     """
     products = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params]
     skips = set(products[::2])

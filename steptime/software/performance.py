@@ -45,7 +45,17 @@ Precision: TypeAlias = Annotated[
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 Module: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op"
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "act",
+    "dropout",
+    "after_qkv",
+    "moe_act",
+    "mla_up_proj",
+    "moe",
+    "shared_experts",
+    "per_op",
 ]
 
 
@@ -189,7 +199,7 @@ _GROUP_OF: dict[str, str] = {
 """Switch -> the group that holds it; "": `Software` itself."""
 _BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
 COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
-"""What inductor makes of a block and of the loss: chains of element-wise operations and the reductions beside them are one kernel.
+"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
 
 The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
 test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""

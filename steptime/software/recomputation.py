@@ -23,8 +23,8 @@ class Recomputation(NamedTuple):
     """Recomputation in its one normal form: what both ways of saying it mean.
 
     `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
-    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others; "every" checkpoints each `n_layers`-th. `n_layers`
-    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
+    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others; "every"
+    checkpoints each `n_layers`-th. `n_layers` has one entry per model chunk, in the order of `Job.layers_per_chunk`.
     Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
     """
 

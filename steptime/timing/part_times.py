@@ -24,8 +24,8 @@ GRAPHED_GAP = 0.5
 """What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
 device up, the pauses between dependent kernels stay)."""
 COMPILED_GAP = 0.5
-"""What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager Llama
-block, forward and backward, some 30 remain)."""
+"""What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
+Llama block, forward and backward, some 30 remain)."""
 
 
 class Pricing(NamedTuple):

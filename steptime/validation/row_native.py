@@ -21,7 +21,7 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return "2.8" if "2025" in row.text("framework") else ""
 
 
-def compile_of(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
+def compile_of(release: str, notes: str) -> dict[str, Any]:
     """What torch.compile made kernels of, where the notes say `compile=`.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
@@ -38,7 +38,7 @@ def compile_of(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
-    section = compile_of(row, release, notes)
+    section = compile_of(release, notes)
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     if "flexflash" in notes:
@@ -74,7 +74,7 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
 
 
 def recomputed_per_op(said: str) -> dict[str, Any]:
-    """torchtitan's selective checkpointing, per op or every other layer; nothing for other words."""
+    """Selective checkpointing as torchtitan has it, per op or every other layer; nothing for other words."""
     if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
         return {"activation_checkpointing_type": "per-op"}
     if said == "selective (every other layer)":

@@ -221,8 +221,8 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if framework.base in EAGER_TORCH and (policy := recomputed_per_op(said)):
-        return policy
+    if framework.base in EAGER_TORCH and (per_op := recomputed_per_op(said)):
+        return per_op
     if said == "selective" and framework.base.startswith("megatron"):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):

@@ -1,7 +1,7 @@
 """What torch.compile and torchtitan's selective checkpointing keep for backward, byte for byte, against the op lists.
 
-The graph that autograd saves from is cut by AOTAutograd's min-cut partitioner with inductor's decompositions, on a CPU; nothing is
-compiled. Views of one storage count once; weights and rotary tables, which are there in any case, not at all.
+The graph that autograd saves from is cut by AOTAutograd's min-cut partitioner with inductor's decompositions, on a CPU; nothing
+is compiled. Views of one storage count once; weights and rotary tables, which are there in any case, not at all.
 """
 
 from __future__ import annotations
