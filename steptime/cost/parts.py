@@ -48,6 +48,8 @@ class Work:
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
+    weight_s: Num = 0.0
+    """Of it, what makes the gradients of weights: projections' alone, as a norm's come from the kernel of its input's."""
     calls: list[CommCall] = field(default_factory=list)
 
     @property
@@ -202,7 +204,10 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
     if not isinstance(op, Comm):
         for done in passes[i]:
             work.add(op, done)
-        work.memory_s += compute.parameter_gradients(op, context.rates)
+        beside_s = compute.parameter_gradients(op, context.rates)
+        work.memory_s += beside_s
+        if op.params:
+            work.weight_s += passes[i][1].time_s + beside_s
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)

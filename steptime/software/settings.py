@@ -53,7 +53,7 @@ class KernelSettings(Config):
     activation_impl: Impl
     loss_impl: LossImpl
     loss_chunks: int
-    """The head and the loss take the tokens in so many parts, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
+    """Parts of the tokens that head and loss take in turn, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
     compile: Compile
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""

@@ -126,8 +126,10 @@ def test_pipelines_split_embedding_and_head_off_as_layers():
     looped = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"'))
     assert (looped["parallelism"]["vpp"], looped["parallelism"]["schedule"]) == (2, "interleaved")
     assert looped["parallelism"]["layers_per_stage"] == [4, 5, 4, 4, 4, 4, 4, 3]
-    zbv = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
-    found = read_torchtitan("job.toml", zbv)
+    zbv = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
+    assert (zbv["parallelism"]["vpp"], zbv["parallelism"]["schedule"]) == (2, "zbv")
+    unknown = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ScheduleOfMine"'))
+    found = read_torchtitan("job.toml", unknown)
     assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodelled"
 
 
