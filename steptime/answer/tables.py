@@ -16,12 +16,8 @@ from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-<<<<<<< HEAD
 from steptime.model.segments import find_segments, replayed, rerun
-=======
-from steptime.model.segments import find_segments, replayed
 from steptime.schedule import placement
->>>>>>> main
 from steptime.timing.data_parallel import DataParallel, Reduction
 from steptime.timing.step_time import StepTime
 
