@@ -9,7 +9,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
-from steptime.memory.stages import PartMemories, groups_of
+from steptime.memory.part_memories import PartMemories, groups_of
 from steptime.model import blocks
 from steptime.model.blocks import n_params
 from steptime.model.model import Model

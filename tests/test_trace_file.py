@@ -161,7 +161,7 @@ def test_the_ops_of_a_chunk_sum_to_its_seconds(performance):
     found = pipelined(performance=performance)
     for stage, chunks in zip(found.assembly.stages, found.timing.chunks, strict=True):
         for chunk, seconds in zip(stage, chunks, strict=True):
-            for direction, expected in zip("FB", seconds, strict=True):
+            for direction, expected in zip("FB", seconds[:2], strict=True):
                 layers = chunk_op_times(found.timing, chunk, direction)
                 assert sum(op.seconds for layer in layers for op in layer.ops) == pytest.approx(expected, rel=1e-9)
                 assert len(layers) == chunk.layers + chunk.embedding + chunk.head

@@ -12,6 +12,7 @@ from steptime.memory.kept_buffers import permanent_bytes
 from steptime.memory.stages import PeakMoment, chunk_bytes, first_backward_moments, one_backward
 from steptime.memory.states import States
 from steptime.schedule import Action, in_flight
+from steptime.schedule.actions import ActionKind
 from steptime.schedule.orders import described
 
 
@@ -36,12 +37,12 @@ class StageHolds(NamedTuple):
     """By virtual chunk, what a micro-batch in flight keeps."""
     forward: list[float]
     """By virtual chunk, the most that a forward holds beside that."""
-    backward: list[float]
-    """The same of a backward."""
+    later: dict[ActionKind, list[float]]
+    """The same of every kind of action that follows it."""
+    frees: dict[ActionKind, list[float]]
+    """By virtual chunk, what each of these frees; an I may add."""
     permanent: float
     """Held in every action."""
-    last: str
-    """The kind of action that frees what is kept."""
     gradients: float
     """All of them."""
     first_gradients: float
@@ -58,8 +59,8 @@ class StageHolds(NamedTuple):
                 kept += self.weights[chunk]
                 yield Held(kept, self.forward[chunk] + self.permanent, made, kept)
                 continue
-            held, extra = kept, self.backward[chunk] + self.permanent
-            kept -= self.weights[chunk] if kind == self.last else 0.0
+            held, extra = kept, self.later[kind][chunk] + self.permanent
+            kept -= self.frees[kind][chunk]
             kept = max(kept, 0.0)  # a rounding error may be left of what is no longer held
             if first is not None:
                 made = self.gradients - float(first.grads_not_yet_allocated_bytes)
@@ -80,11 +81,15 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
     found = []
     for stage, (state, step) in enumerate(zip(states, steps, strict=True)):
         weights, forward, backward = ([float(x) for x in rows[stage]] for rows in (of.weights, of.forward, of.backward))
+        later: dict[ActionKind, list[float]] = {"B": backward}
+        frees: dict[ActionKind, list[float]] = {"B": weights}
+        if of.halves is not None:
+            kept = [float(x) for x in of.halves.kept[stage]]
+            later["I"], later["W"] = ([float(x) for x in rows[stage]] for rows in of.halves[1:])
+            frees["I"], frees["W"] = [w - k for w, k in zip(weights, kept, strict=True)], kept
         gradients = float(state.gradients_bytes)
-        holds = StageHolds(
-            stage, weights, forward, backward, float(permanent_bytes(assembly, stage)),
-            described(job.schedule).kinds[-1], gradients, gradients, None, step,
-        )  # fmt: skip
+        permanent = float(permanent_bytes(assembly, stage))
+        holds = StageHolds(stage, weights, forward, later, frees, permanent, gradients, gradients, None, step)
         if alone or _all_forward_first(assembly, stage):
             holds = _gradients_come(assembly, holds, whole=not alone)
         found.append(holds)
@@ -97,7 +102,9 @@ def _all_forward_first(assembly: Assembly, stage: int) -> bool:
     p = job.parallelism
     if p.pp == 1 or len(assembly.stages[stage]) > 1 or job.software.states.gradients_persist:
         return False
-    counts = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches)
+    if described(job.schedule).split:
+        return False
+    counts = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
     return counts[stage] >= job.schedule_microbatches
 
 
@@ -113,7 +120,7 @@ def _gradients_come(assembly: Assembly, holds: StageHolds, *, whole: bool) -> St
     weight = float(in_forward.activations_bytes) - others
     forward, absent = float(in_forward.transient_bytes), float(in_forward.grads_not_yet_allocated_bytes)
     return holds._replace(
-        weights=[weight], forward=[forward], permanent=0.0,
+        weights=[weight], forward=[forward], frees={"B": [weight]}, permanent=0.0,
         first_gradients=holds.gradients - absent, first_backward=worst,
     )  # fmt: skip
 
@@ -126,6 +133,6 @@ def _sharded(assembly: Assembly, state: States, step: PeakMoment) -> StageHolds:
     weight = float(chunk_bytes(assembly).walked[0][0].saved)
     return StageHolds(
         0, [weight], [float(in_forward.added_bytes) - weight + absent],
-        [float(in_backward.added_bytes) - weight], 0.0,
-        "B", gradients, gradients - absent, in_backward if absent else None, step,
+        {"B": [float(in_backward.added_bytes) - weight]}, {"B": [weight]}, 0.0,
+        gradients, gradients - absent, in_backward if absent else None, step,
     )  # fmt: skip

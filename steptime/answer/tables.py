@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 from steptime import fsdp
@@ -15,7 +16,8 @@ from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-from steptime.model.segments import find_segments, replayed
+from steptime.model.segments import find_segments, replayed, rerun
+from steptime.schedule import placement
 from steptime.timing.data_parallel import DataParallel, Reduction
 from steptime.timing.step_time import StepTime
 
@@ -120,8 +122,8 @@ def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)
-    segments = find_segments(ops, job.recompute.modules)
-    return any(ops[i] is op for s in segments for i in replayed(ops, s.first, s.last, stops_early=early))
+    segments = find_segments(ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
+    return any(ops[i] is op for s in segments for i in rerun(ops, s, stops_early=early))
 
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
@@ -241,7 +243,11 @@ def pipeline_rows(timing: StepTime, exposed: float) -> list[CollectiveRow]:
     """
     p, m = timing.job.parallelism, timing.job.microbatches
     costs = timing.boundary_costs
-    counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
+    counts = [0.0] * len(costs)
+    for here, there in pairwise(placement(timing.job.schedule, p.pp, p.vpp)):
+        if here.stage != there.stage:
+            boundary = here.stage if there.stage == (here.stage + 1) % p.pp else there.stage
+            counts[boundary] += 2.0 * m
     total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
     rows = []
     for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True)):

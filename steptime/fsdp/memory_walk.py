@@ -8,7 +8,8 @@ from steptime.base.num import Num, maximum
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import PartMemory
-from steptime.memory.stages import PartMemories, PeakMoment
+from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
 from steptime.memory.states import shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE

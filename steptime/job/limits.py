@@ -92,6 +92,18 @@ MODELLED = [
         lambda f: (not f.recipe) | (f.zero_level < 2),
     ),
     Rule(
+        "recomputation with split backward",
+        "performance.recompute",
+        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.granularity}); remove it",
+        lambda f: (not f.split_backward) | (f.granularity in {"", "none"}),
+    ),
+    Rule(
+        "tied embeddings in a V",
+        "model.tie_embeddings",
+        "not modeled yet with zbv and dualpipev, whose first stage holds both ends; use false",
+        lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
+    ),
+    Rule(
         "fsdp with pipeline",
         "parallelism.pp",
         "not modeled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
@@ -111,17 +123,18 @@ NOT_MODELLED = {
         )
     },
     **{
-        f"parallelism.schedule={word}": "not modeled yet; use gpipe, 1f1b or interleaved"
-        for word in (
-            "zero-bubble",
-            "zb-h1",
-            "zb-v",
-            "zbv",
-            "dualpipe",
-            "dualpipev",
-            "interleaved-zero-bubble",
-            "looped-bfs",
-        )
+        f"parallelism.schedule={word}": f"use {ours}"
+        for word, ours in {
+            "zero-bubble": "zero_bubble",
+            "zb-h1": "zero_bubble with vpp 1",
+            "interleaved-zero-bubble": "zero_bubble with vpp of 2 or more",
+            "zb-v": "zbv",
+            "looped-bfs": "gpipe with vpp of 2 or more",
+        }.items()
+    },
+    **{
+        f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
+        for word in ("dualpipe", "zb-h2", "v-half", "v-min")
     },
     **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
     **{

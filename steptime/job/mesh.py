@@ -17,6 +17,10 @@ from steptime.base.num import Num, ceil, maximum, minimum, where
 GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
 
 
+ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+"""The pipeline schedules of `steptime.schedule`."""
+
+
 class Fsdp(Config):
     """torch FSDP2's `fully_shard` options (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
 
@@ -41,7 +45,10 @@ class Parallelism(Config):
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
     n_param_buckets: int | None = Field(None, ge=1)
-    schedule: Literal["gpipe", "1f1b", "interleaved"] | None = None
+    schedule: ScheduleName | None = None
+    microbatch_group_sz: int | None = Field(None, ge=1)
+    """Micro-batches that an interleaved stage runs through one chunk before the next; unsaid: pp (Megatron's
+    microbatch_group_size_per_vp_stage)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.base.config import ConfigProblem
-from steptime.base.num import maximum
 from steptime.job.facts import Facts
 from steptime.job.limits import MODELLED, SANE, Rule
 from steptime.job.performance_rules import PERFORMANCE_RULES
+from steptime.job.pipeline_rules import PIPELINE_RULES
 
 LAYOUT_RULES = [
     Rule(
@@ -165,46 +165,6 @@ LAYOUT_RULES = [
         lambda f: f.gbs % f.batch == 0,
     ),
     Rule(
-        "vpp needs pp",
-        "parallelism.vpp",
-        "virtual stages need pp > 1 (got {f.vpp} with pp {f.pp}); use 1",
-        lambda f: (f.vpp == 1) | (f.pp > 1),
-    ),
-    Rule(
-        "interleaving framework",
-        "parallelism.vpp",
-        "{f.software} does not support the interleaved schedule (got {f.vpp}); use 1",
-        lambda f: (f.vpp == 1) | f.framework.interleaves,
-    ),
-    Rule(
-        "schedule with vpp",
-        "parallelism.schedule",
-        "vpp {f.vpp} needs interleaved (got {f.schedule_said!r}); remove schedule or use vpp 1",
-        lambda f: (f.vpp == 1) | (f.schedule_said in {None, "interleaved"}),
-    ),
-    Rule(
-        "interleaved needs vpp",
-        "parallelism.schedule",
-        "interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
-        lambda f: (f.vpp > 1) | (f.schedule_said != "interleaved"),
-    ),
-    # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: groups of pp micro-batches
-    Rule(
-        "interleaving in groups of pp",
-        "data.gbs",
-        "the interleaved schedule needs a number of micro-batches that is a multiple of pp {f.pp} "
-        "(got {f.microbatches}); nearest: gbs {f.gbs_choices}",
-        lambda f: (f.vpp == 1) | f.framework.rounds | (f.microbatches % f.pp == 0) | (f.gbs % f.batch != 0),
-    ),
-    # torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B: rounds = max(1, microbatches // pp)
-    Rule(
-        "interleaving in rounds",
-        "data.gbs",
-        "torch's interleaved schedule needs micro-batches that divide into "
-        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); nearest: gbs {f.gbs_choices}",
-        lambda f: (f.vpp == 1) | (not f.framework.rounds) | (f.microbatches % maximum(1, f.microbatches // f.pp) == 0),
-    ),
-    Rule(
         "replicas divide dp",
         "parallelism.replicas",
         "must divide {f.copied_words} (got {f.replicas})",
@@ -252,6 +212,7 @@ LAYOUT_RULES = [
         lambda f: not f.both_buckets,
     ),
     Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
+    *PIPELINE_RULES,
     *PERFORMANCE_RULES,
 ]
 

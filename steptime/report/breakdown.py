@@ -13,6 +13,7 @@ from steptime.report.format import (
     unit_for,
 )
 from steptime.report.table import Table
+from steptime.schedule import placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,12 +114,14 @@ def _gib_column(values: Iterable[float]) -> list[str]:
 def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> list[str]:
     """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
     found = estimate.memory
-    worst, last = found.stages[found.worst_stage], found.stages[-1]
+    p = estimate.job.parallelism
+    worst, last = found.stages[found.worst_stage], found.stages[placement(estimate.job.schedule, p.pp, p.vpp)[-1].stage]
     if len(found.stages) == 1:
         return [f"peak at {worst.peak_op}"]
     notes = [f"stage {worst.stage} needs the most memory: peak at {worst.peak_op}"]
     if last is not worst and last.peak_op != worst.peak_op:
-        notes.append(f"stage {last.stage} (last): peak at {last.peak_op}")
+        where = "last" if last is found.stages[-1] else "with the head"
+        notes.append(f"stage {last.stage} ({where}): peak at {last.peak_op}")
     missing = len(found.stages) - sum(len(group) for group in shown)
     if missing:
         notes.append(f"{missing} more of {len(found.stages)} stages are not shown; --json lists all")

@@ -149,7 +149,12 @@ class _Stage:
         """What an action's pass is, for all micro-batches alike."""
         kind, _, virtual = span.action
         chunk = self.timeline.chunk(self.stage, virtual)
-        words = {"F": "forward", "B": "backward", "W": "gradients of the weights"}
+        words = {
+            "F": "forward",
+            "B": "backward",
+            "I": "gradients of the inputs",
+            "W": "gradients of the weights",
+        }
         parts = [
             *["embedding"] * chunk.embedding,
             layer_range(self.timeline, self.stage, virtual),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from steptime.job.assembly import Chunk
 from steptime.schedule import Action, ActionSpan, Place, placement
+from steptime.schedule.orders import described
 from steptime.timing.data_parallel import Calls, DataParallel, Reduction, gather_ends, reduction_ends, worst_stage
 from steptime.timing.op_times import Direction
 from steptime.timing.step_time import StepTime, sends
@@ -126,9 +127,14 @@ class Timeline:
         places = placement(job.schedule, p.pp, p.vpp)
         depth_of = {place: depth for depth, place in enumerate(places)}
         delays = [self.stretch * float(delay) for delay in sends(job, self.timing.boundary_costs)]
-        starts = [{action: start for action, start, _ in stage} for stage in self.actions]
+        starts = [
+            {_arrival(action): start for action, start, _ in stage if action.kind != "W"} for stage in self.actions
+        ]
+        pairs = described(job.schedule).pairs
         for stage, spans in enumerate(self.actions):
-            for action, _, end_s in spans:
+            for (action, _, own_end_s), (following, _, next_end_s) in zip(spans, [*spans[1:], spans[-1]], strict=True):
+                paired = pairs and (action.kind, following.kind) == ("F", "B")
+                end_s = next_end_s if paired else own_end_s
                 depth = depth_of[Place(stage, action.chunk)] + (1 if action.kind == "F" else -1)
                 if action.kind == "W" or not 0 <= depth < len(places) or places[depth].stage == stage:
                     continue
@@ -136,7 +142,9 @@ class Timeline:
                 first, second = (stage, to.stage) if action.kind == "F" else (to.stage, stage)
                 delay = delays[first if second == (first + 1) % p.pp else second]
                 received = action._replace(chunk=to.chunk)
-                yield Sent(stage, action, to.stage, received, end_s, end_s + delay, starts[to.stage][received])
+                yield Sent(
+                    stage, action, to.stage, received, end_s, end_s + delay, starts[to.stage][_arrival(received)]
+                )
 
     def around(self, stage: int) -> list[Slice]:
         """What a stage does before, beside and after the pipeline."""
@@ -170,6 +178,11 @@ class Timeline:
             yield from (_slice(call, self.start_s + end_s, call.cost.time_s) for end_s, call in done)
         else:
             yield from _in_a_row(dp.reductions, stage, dp.reduce_exposed_s, after_s)
+
+
+def _arrival(action: Action) -> tuple[bool, int, int]:
+    """What an action waits for: a forward's input, or a gradient, of either kind of backward."""
+    return action.kind == "F", action.microbatch, action.chunk
 
 
 def _slice(call: Reduction, end_s: float, seconds: float, times: int = 1) -> Slice:

@@ -18,7 +18,7 @@ from steptime.bench.runs.step import check, run_steps
 from steptime.bench.runs.training import Trainer, batch_of
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.stages import PartMemories
+from steptime.memory.part_memories import PartMemories
 
 CPU = torch.device("cpu")
 PAIRS = {
