@@ -24,9 +24,9 @@ WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 GROUP_ROWS = 120.0
-"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346, 1233,
-1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223, 1107 and
-930. Half a tile of 128 rows an expert is padding in the mean."""
+"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346,
+1233, 1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223,
+1107 and 930. Half a tile of 128 rows an expert is padding in the mean."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87

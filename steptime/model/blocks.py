@@ -10,8 +10,8 @@ from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
 from steptime.model.embedding_and_head import head_ops
 from steptime.model.mlp import mlp_ops
-from steptime.model.moe import moe_block_ops
 from steptime.model.model import LayerRun, Model
+from steptime.model.moe import moe_block_ops
 from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software

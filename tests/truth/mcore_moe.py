@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from typing import ClassVar
 
 import torch
 
@@ -140,7 +141,7 @@ class Sort(torch.autograd.Function):
 class Buffer:
     """deep_ep.Buffer between twins: a rank gets each token once, whatever the number of its experts there; `sent` tells of it."""
 
-    sent: list = []
+    sent: ClassVar[list] = []
 
     def __init__(self, group, *_):
         self.group, self.num_nvl_bytes, self.num_rdma_bytes = group, 0, 0
