@@ -45,8 +45,8 @@ class Moe(Config):
     """Every expert gets as many rows as its capacity, empty ones included."""
     imbalance_factor: float = Field(1.0, ge=1)
     """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
-    published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss have
-    1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
+    published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
+    have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
     expert_tp_degree: int | None = Field(None, ge=1)
     """The same as `parallelism.etp`, which it must equal."""
 

@@ -152,8 +152,8 @@ class MoeSettings(Config):
     """
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of DeepEP
-    and HybridEP, which sends one copy to each rank and, over the network, to each node."""
+    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of
+    DeepEP and HybridEP, which sends one copy to each rank and, over the network, to each node."""
     permute_fusion: bool = True
     """Rows are put in the order of their experts by one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"
