@@ -349,7 +349,7 @@ def test_brief_reports_touch_no_lazy_part():
     estimate = made()
     for name in ("gemms", "collectives", "weak_scaling", "fixes"):
         delattr(estimate, name)
-    assert "step time breakdown" in report(estimate, brief=True)
+    assert "  TIME  " in report(estimate, brief=True)
 
 
 def test_fsdp_and_other_axes_are_named():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import exp, isinf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -145,14 +146,12 @@ class Estimate:
         Raises:
             ImportError: pandas is not installed.
         """
-        from pandas import DataFrame  # pyright: ignore[reportMissingImports]  an extra of the user's
-
         if rows == "parts":
             parts = self.time.parts_s
             found = [{"part": name, "seconds": s, "share": s / self.time.step_s} for name, s in parts.items()]
         else:
             found = [row._asdict() for row in (self.memory.stages if rows == "stages" else getattr(self, rows))]
-        return DataFrame(found)
+        return import_module("pandas").DataFrame(found)
 
     def to_dict(self) -> dict[str, Any]:
         """The `--json` document: schema "3dtrn/1", raw SI."""

@@ -20,6 +20,7 @@ from steptime.hardware.machine import Machine
 from steptime.job import rules
 from steptime.job.devices import AUTO, DEGREES, spread
 from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardware, read_model
+from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.limits import NOT_MODELLED
 from steptime.job.mend import hidden_problems
@@ -125,7 +126,8 @@ class Job(Config):
 
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
-        parallelism = self.parallelism.model_dump(exclude_none=True)
+        experts = set() if self.model.moe else {"ep", "etp"}
+        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         if self.parallelism.cp > 1:
             resolved["cp_comm_type"] = self.cp_comm_type
@@ -143,6 +145,8 @@ class Job(Config):
             "data": self.data.model_dump(),
             "hardware": self.hardware.to_config(),
         }
+        if self.model.moe:
+            config["performance"]["moe"] = self.software.moe.model_dump()
         if self.performance.calibration is not None:
             config["performance"]["calibration"] = self.performance.calibration.model_dump()
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
@@ -154,11 +158,11 @@ class Job(Config):
         return isinstance(other, Job) and self.to_config() == other.to_config()
 
     def __repr__(self) -> str:
-        """One line: model, machine, layout, batch; `to_config` has everything."""
+        """One line; `to_config` has everything."""
         p, data = self.parallelism, self.data
-        layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + (f" cp {p.cp}" if p.cp > 1 else "")
-        batch = f"gbs {data.gbs:,} x {data.seqlen:,}"
-        return f"<Job {self.model.name or 'unnamed model'} on {p.devices:,} devices of {self.machine.name}: {layout}, {batch}>"
+        layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + f" cp {p.cp}" * (p.cp > 1)
+        where = f"{p.devices:,} devices of {self.machine.name}"
+        return f"<Job {self.model.name or 'unnamed model'} on {where}: {layout}, gbs {data.gbs:,} x {data.seqlen:,}>"
 
     def __hash__(self) -> int:
         return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))
@@ -174,8 +178,7 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
-        return found.on(self.machine.accelerator)
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine.accelerator)
 
     @cached_property
     def microbatches(self) -> int:
@@ -235,7 +238,7 @@ class Job(Config):
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
-_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas", "microbatch_group_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "replicas", "microbatch_group_sz")
 _BATCH = ("gbs", "seqlen", "microbatch_sz")
 
 
@@ -255,7 +258,7 @@ def facts(job: Job) -> Facts:
         max_positions=model.max_positions or 0 if model.learned_positions else 0,
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
-        moe=model.moe is not None,
+        **expert_facts(model, software),
         layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,

@@ -19,10 +19,12 @@ class PartMemories:
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
         self.autograd = Autograd(
             job.parallelism.tp,
+            assembly.experts,
             itemsize,
             weight_grads_stay,
             software.activations.recompute_stops_early,
             software.activations.comm_buffer,
+            software.kernels.compile != "none",
         )
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
@@ -39,7 +41,7 @@ class PartMemories:
     def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
-        n_params = sum([p.local(part.tp) for p in own])
+        n_params = sum([p.local(part.tp, part.experts) for p in own])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:
@@ -81,6 +83,10 @@ class PartMemories:
         if self.recompute.granularity != "full":
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
+        if self.recompute.method == "every":
+            single = [group for times, group in groups_of(chunk.runs, 1) for _ in range(times)]
+            chosen = [(group, i % size == size - 1) for i, group in enumerate(single)]
+            return [(1, of, self.checkpointed(of) if replays else self.plain[of[0][0]]) for of, replays in chosen]
         if self.recompute.method == "block":
             first, rest = take(chunk.runs, size)
             ones = groups_of(first, 1)

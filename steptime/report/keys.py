@@ -31,7 +31,7 @@ class Key(NamedTuple):
 def texts() -> dict[str, dict[str, Any]]:
     """What data/keys.yaml says of each key: meaning, unit, example, and a default that is no single value."""
     found: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return found
+    return {path: text for path, text in found.items() if path != "source"}
 
 
 def keys() -> list[Key]:
