@@ -7,7 +7,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import architecture, counting, identity, tree
+from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
+from steptime.checkpoint.confignames import from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Inventory:
         """The model's tensors; where no role is known, all tensors without one."""
         named = [t for t in self.tensors if t.role == "model"]
         return named or [t for t in self.tensors if not t.role]
+
+    @cached_property
+    def restored(self) -> quantized.Restored:
+        """The model as it was before quantization: whole matrices in place of packed ones."""
+        return quantized.restore(self.model, [section.facts for section in self.counted])
 
     @property
     def params(self) -> int:
@@ -124,7 +130,13 @@ class Inventory:
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
         facts = [section.facts for section in self.counted]  # another file's key-values describe another file
         rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
-        return architecture.infer(self.model, [*facts[:1], *rest])
+        part = bool(facts and facts[0].get("part"))
+        if self.adapter or any("pipeline" in fact for fact in facts) or (part and not from_config(facts[0])):
+            return {}, []
+        rows = self.restored.rows
+        if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
+            facts = [fact | {"slices": True} for fact in facts]
+        return architecture.infer(self.restored.tensors, [*facts[:1], *rest])
 
     @cached_property
     def all_problems(self) -> list[Problem]:
@@ -132,10 +144,16 @@ class Inventory:
         found = [*self.problems, *(p for s in self.sections for p in s.problems), *self._inferred[1]]
         return sorted(found, key=lambda p: p.severity != "error")
 
+    @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """What the largest set is, where it is an adapter: its kind, rank, targets and base."""
+        return adapter.describe(self.counted[0]) if self.counted else None
+
     @property
     def complete(self) -> bool:
         """Whether something was read and nothing was found to be missing."""
         missing = any(p.code in INCOMPLETE for p in self.all_problems) or any(s.unread for s in self.sections)
+        missing = missing or any(section.facts.get("part") for section in self.counted)
         return bool(self.sections) and not missing
 
     @property

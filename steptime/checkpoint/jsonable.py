@@ -27,6 +27,8 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
         "totals": summary.totals,
         "by_dtype": summary.by_dtype,
         "by_role": summary.by_role,
+        "quantization": _quantization(summary),
+        "adapter": summary.adapter,
         "tree": [_node(child) for child in summary.tree.children.values()],
         "parallelism": parallelism(main),
         "ranks": main.ranks if main else [],
@@ -45,6 +47,14 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
     if tensors is not None:
         found["tensors"] = [tensor(item) for item in tensors]
     return found
+
+
+def _quantization(summary: Inventory) -> dict[str, Any] | None:
+    """Parameters before quantization and what was quantised how; null where nothing was."""
+    rows = summary.restored.rows
+    if not rows:
+        return None
+    return {"params": summary.restored.params, "weights": [row._asdict() for row in rows]}
 
 
 def _node(node: Node) -> dict[str, Any]:

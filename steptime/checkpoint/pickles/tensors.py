@@ -131,6 +131,8 @@ def _from_type(args: Args) -> StoredTensor | None:
         parts = [t for t in (_decode(v) for v in mapping(args[3]).values()) if t is not None]
         found.nbytes = sum(t.nbytes for t in parts)
         found.note = kind
+        if parts:
+            found.dtype = max(parts, key=lambda t: t.nbytes).dtype
     return found
 
 
