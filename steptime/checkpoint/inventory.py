@@ -79,12 +79,12 @@ class Inventory:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        whole = {t.name: prod(t.whole) for t in self.model if t.note != "replica"}
+        whole = {t.name: t.whole for t in self.model if t.note != "replica"}
         return {
-            "tensors": len({(t.role, t.name) for t in self.tensors}),
+            "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": sum(whole.values()),
+            "logical_params": sum(map(prod, whole.values())),
             "stored_params": sum(t.numel for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
             "stored_bytes": counting.stored_bytes(self.tensors),
@@ -97,9 +97,13 @@ class Inventory:
         return _group(self.tensors, "dtype")
 
     @cached_property
+    def _roles(self) -> list[dict[str, Any]]:
+        return _group(self.tensors, "role")
+
+    @cached_property
     def by_role(self) -> dict[str, Any]:
         """Model, master copies, optimizer states and the rest."""
-        rows = {row["role"]: row for row in _group(self.tensors, "role")}
+        rows = {row["role"]: row for row in self._roles}
         model = {"params": self.params, "bytes": sum(t.nbytes for t in self.model)}
         master = rows.get("master")
         states = sorted({t.name.rsplit(".", 1)[-1] for t in self.tensors if t.role == "optimizer"})
@@ -176,14 +180,17 @@ class Inventory:
 
 
 def _group(tensors: list[StoredTensor], key: str) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    names: dict[str, set[tuple[str, str]]] = {}
+    """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
+    rows: dict[str, list[int]] = {}
+    names: dict[tuple[str, str], set[str]] = {}
     for tensor in tensors:
         value = getattr(tensor, key)
-        row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
-        names.setdefault(value, set()).add((tensor.role, tensor.name))
-        row["params"] += tensor.unique
-        row["bytes"] += tensor.nbytes
-    for value, row in rows.items():
-        row["tensors"] = len(names[value])
-    return sorted(rows.values(), key=lambda row: -row["bytes"])
+        row = rows.setdefault(value, [0, 0])
+        row[0] += tensor.unique
+        row[1] += tensor.nbytes
+        names.setdefault((value, tensor.role), set()).add(tensor.name)
+    counts = dict.fromkeys(rows, 0)
+    for (value, _), own in names.items():
+        counts[value] += len(own)
+    found = [{key: value, "tensors": counts[value], "params": n, "bytes": size} for value, (n, size) in rows.items()]
+    return sorted(found, key=lambda row: -row["bytes"])
