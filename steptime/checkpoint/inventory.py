@@ -122,8 +122,8 @@ class Inventory:
 
     @cached_property
     def tree(self) -> tree.Node:
-        """The model's modules, identical layers folded."""
-        return tree.build(self.model)
+        """The model's modules as before quantization, identical layers folded."""
+        return tree.build(self.restored.tensors)
 
     @cached_property
     def architecture(self) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -111,6 +112,19 @@ def pickles(summary: Inventory) -> dict[str, Any]:
     }
 
 
+def plain(value: Any) -> Any:
+    """What a file says about itself, with what JSON has no number for (infinities, NaN) as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return (
+        value
+        if type(value) in (str, int, bool, type(None)) or (type(value) is float and isfinite(value))
+        else str(value)
+    )
+
+
 def _section(section: Section) -> dict[str, Any]:
     return {
         "format": section.format,
@@ -122,8 +136,8 @@ def _section(section: Section) -> dict[str, Any]:
         "step": section.facts.get("step"),
         "same_as": section.same_as,
         "notes": section.notes,
-        "args": section.facts.get("args"),
-        "metadata": section.facts.get("metadata"),
+        "args": plain(section.facts.get("args")),
+        "metadata": plain(section.facts.get("metadata") or section.facts.get("gguf")),
     }
 
 

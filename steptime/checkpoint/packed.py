@@ -26,7 +26,7 @@ _E4M3, _PER_INT32 = "float8_e4m3fn", 10  # HQQ packs ten numbers of 3 bits into 
 
 
 class Weight(NamedTuple):
-    """A weight before quantization; `method` is "" where only a config can name it."""
+    """A weight before quantization: its shape, and how it was packed."""
 
     shape: Shape
     method: str

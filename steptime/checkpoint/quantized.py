@@ -89,21 +89,22 @@ def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restore
         parts = _parts(tensor, named, stated, width)
         weight = parts and parts.rule(parts)
         if not parts or weight is None:
+            found.append(tensor)
             continue
-        weight = weight._replace(method=weight.method or str(stated.get("quant_method", "quantised")))
         stored = [tensor, *parts.beside.values()]
-        gone.update(part.name for part in stored)
+        gone.update(part.name for part in stored if part.name != parts.name)
         unique = prod(weight.shape) if tensor.unique else 0
-        found.append(
-            replace(tensor, name=parts.name, shape=weight.shape, global_shape=None, offsets=None, unique=unique)
-        )
+        nbytes = sum(part.nbytes for part in stored)
+        whole = replace(tensor, name=parts.name, shape=weight.shape, nbytes=nbytes, global_shape=None, offsets=None)
+        whole.unique = unique
+        found.append(whole)
         row = sums.setdefault((weight.method, weight.bits, weight.group), [0, 0, 0])
-        for i, n in enumerate((1, unique, sum(part.nbytes for part in stored))):
+        for i, n in enumerate((1, unique, nbytes)):
             row[i] += n
     rows = sorted((Row(*kind, *row) for kind, row in sums.items()), key=lambda row: -row.params)
     if not rows and stated.get("quant_method"):
         rows = [Row(str(stated["quant_method"]), packed.stated_bits(stated), None, 0, 0, 0)]
-    return Restored([*found, *(t for t in tensors if t.name not in gone)] if gone else tensors, rows)
+    return Restored([t for t in found if t.name not in gone] if gone else tensors, rows)
 
 
 def stated_method(facts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -37,11 +37,11 @@ Units = tuple["Unit", ...]
 
 
 def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Style = PLAIN) -> str:
-    """The whole report, 80 columns wide; "" where nothing could be read. Without Unicode names keep theirs."""
+    """The whole report, as wide as `style` says; "" where nothing could be read. Without Unicode names keep theirs."""
     if not summary.sections:
         return ""
     first, *rest = _headline(summary, units, style)
-    lines = [first, *(line for text in rest for line in wrapped(text, hang="  "))]
+    lines = [first, *(line for text in rest for line in wrapped(text, style.width, "  "))]
     text = "\n".join([*lines, "", to_text(sections(summary, depth, units), style._replace(ascii=False))])
     return text.translate(ASCII) if style.ascii else text
 

@@ -36,7 +36,7 @@ def test_report_says_the_answer_first_in_80_columns(model, command):
     assert lines[3].startswith("parameters 229,952 (230 k)   bytes 459,904")
     assert max(map(len, lines[1:])) <= 80  # the first line is the path, as long as it is
     assert len(lines) < 60
-    assert re.search(r"layers\.\* x4 +41,088 each +164,352 ", out)
+    assert re.search(r"layers\.\* x4 +41,088 each +bf16 +164,352 ", out)
     assert lines[-1] == "no problems found"
     assert not re.search(r"\b(safe|clean)\b", out, re.IGNORECASE)
 
