@@ -51,7 +51,7 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
 
 
 def _quantization(summary: Inventory) -> dict[str, Any] | None:
-    """Parameters before quantization and what was quantised how; null where nothing was."""
+    """Parameters before quantization and what was quantized how; null where nothing was."""
     rows = summary.restored.rows
     if not rows:
         return None

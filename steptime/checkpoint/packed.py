@@ -1,4 +1,4 @@
-"""What the parts of one quantised weight say: its shape before, its bits, how many elements share a scale.
+"""What the parts of one quantized weight say: its shape before, its bits, how many elements share a scale.
 
 Every rule takes the parts and gives the weight, or None where the shapes do not relate as the layout has them.
 """

@@ -1,6 +1,6 @@
-"""Weights that were quantised: the tensors as they were before, method and bits, from names and shapes.
+"""Weights that were quantized: the tensors as they were before, method and bits, from names and shapes.
 
-A quantised matrix is stored as packed integers with scales beside it; what the parts are called tells the method, and how
+A quantized matrix is stored as packed integers with scales beside it; what the parts are called tells the method, and how
 their shapes relate tells the bits. Layouts: AutoGPTQ `nn_modules/qlinear` (qweight, qzeros, scales, g_idx), AutoAWQ
 `modules/linear/gemm.py`, bitsandbytes `functional.py` (QuantState.as_dict) and `nn/modules.py` (SCB), HQQ
 `core/quantize.py` and `core/bitpack.py`, compressed-tensors `compressors` (weight_packed), NVIDIA ModelOpt
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Restored:
-    """The model's `tensors` as before quantization, and what was quantised by method, most first."""
+    """The model's `tensors` as before quantization, and what was quantized by method, most first."""
 
     tensors: list[StoredTensor]
     rows: list[Row]
@@ -76,7 +76,7 @@ class Restored:
 
 
 def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restored:
-    """Undo what names and shapes show of quantization; tensors that are not quantised stay themselves."""
+    """Undo what names and shapes show of quantization; tensors that are not quantized stay themselves."""
     stated = stated_method(facts)
     if not stated and not any(t.dtype in _PACKED or t.note or t.name.endswith(_HINTS) for t in tensors):
         return Restored(tensors, [])

@@ -90,7 +90,7 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     ]
     if rows:
         inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
-        lines.append(f"  quantised{inside}: {'; '.join(map(_quantised, rows[:4]))}")
+        lines.append(f"  quantized{inside}: {'; '.join(map(_quantized, rows[:4]))}")
     if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
         logical, stored = totals["logical_params"], totals["stored_params"]
         lines.append(f"  unique {totals['params']:,}   in whole tensors {logical:,}   stored {stored:,}")
@@ -101,8 +101,8 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
 
 
-def _quantised(row: Row) -> str:
-    """Method, bits and group of one kind of quantised weights."""
+def _quantized(row: Row) -> str:
+    """Method, bits and group of one kind of quantized weights."""
     bits = f", {row.bits} bits" if row.bits else ""
     group = f", groups of {row.group_size}" if row.group_size else ""
     what = f", {row.params:,} parameters" if row.tensors else ": its packing is not known, elements are as stored"
@@ -154,7 +154,7 @@ def ranks(summary: Inventory, units: Units) -> Table | None:
 
 
 def _merged(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours with equal figures as one row, "rank 0 .. rank 63"."""
+    """Neighbors with equal figures as one row, "rank 0 .. rank 63"."""
     rows: list[dict[str, Any]] = []
     for rank in ranks:
         same = rows and all(rows[-1][key] == value for key, value in rank.items() if key != "name")
@@ -215,7 +215,7 @@ def architecture(summary: Inventory) -> Table | None:
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
         fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
-        rows.append([_shown(f"head_dim: {head['from']}; possible: {fits}", 600)])
+        rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 

@@ -214,7 +214,7 @@ def test_closed_pipe_is_no_error(model):
     assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
 
 
-def test_no_colour_in_a_pipe_and_ascii_terminals(make):
+def test_no_color_in_a_pipe_and_ascii_terminals(make):
     name = "w\u00e9ight\u202e"
     header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     path = make.write("m.safetensors", make.raw_safetensors(header, bytes(4)))
@@ -224,7 +224,7 @@ def test_no_colour_in_a_pipe_and_ascii_terminals(make):
     assert b"w\\xe9ight\\u202e" in done.stdout
 
 
-def test_terminal_gets_colour_unless_told_not_to(make, model):
+def test_terminal_gets_color_unless_told_not_to(make, model):
     import pty
 
     def on_terminal(**environment):

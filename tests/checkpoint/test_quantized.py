@@ -1,4 +1,4 @@
-"""Quantised weights: parameters, architecture, method and bits of one model, packed as each library packs it.
+"""Quantized weights: parameters, architecture, method and bits of one model, packed as each library packs it.
 
 The model: 512 tokens, width 128, MLP 384, 2 layers, 64 key rows, no tied head. By hand: two tables of 512 x 128 = 131,072; a
 layer has q and o of 128 x 128 = 32,768, k and v of 64 x 128 = 16,384, three MLP matrices of 384 x 128 = 147,456, two norms of
@@ -43,7 +43,7 @@ def awq_gemv(out, inp):
 
 
 def nf4(out, inp):
-    """bitsandbytes: flat bytes, blocks of 64, scales quantised in blocks of 256."""
+    """bitsandbytes: flat bytes, blocks of 64, scales quantized in blocks of 256."""
     blocks = out * inp // 64
     return {
         ".weight": ("U8", (out * inp // 2, 1)), ".weight.absmax": ("U8", (blocks,)), ".weight.quant_map": ("F32", (16,)),
