@@ -1,13 +1,14 @@
 """A Python function that returns a config, read by its syntax and never run.
 
-What can be read: calls with literal keyword arguments (a config object), literals, module constants, `config = other()`,
-`config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands as `Computed`, and
+What can be read: calls with literal keyword arguments (a config object), literals, arithmetic, comparisons, module constants,
+`config = other()`, `config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands as `Computed`, and
 only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an error.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -148,7 +149,29 @@ class _FunctionReader:
                 return found
         if isinstance(node, ast.Call):
             return self.config(node, names, depth)
-        return _computed(node)
+        return self.worked_out(node, names, depth)
+
+    def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
+        """Arithmetic, comparisons, `and` and `or`, a choice or a mapping of values that can be read."""
+        if isinstance(node, ast.Dict):
+            if any(key is None for key in node.keys):
+                return _computed(node)
+            keys = [self.value(key, names, depth) for key in node.keys if key is not None]
+            return dict(zip(map(str, keys), (self.value(item, names, depth) for item in node.values), strict=True))
+        if isinstance(node, ast.IfExp):
+            test = self.value(node.test, names, depth)
+            return (
+                _computed(node)
+                if isinstance(test, Computed)
+                else self.value(node.body if test else node.orelse, names, depth)
+            )
+        parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
+        if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
+            return _computed(node)
+        try:
+            return _operated(node, parts)
+        except (TypeError, ValueError, ArithmeticError, KeyError):
+            return _computed(node)
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: another function of the module, a copy with changes, or the making of a config object."""
@@ -162,9 +185,42 @@ class _FunctionReader:
         last = called.rpartition(".")[2]
         if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
-        if last[:1].isupper() or called == "model_registry":
+        if last[:1].isupper() or (called not in self.functions and (keywords or called == "model_registry")):
             return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
         return _computed(node)
+
+
+_OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def _operated(node: ast.expr, parts: list[Any]) -> Any:
+    """One operator on values; a power is none, so that nothing grows without end.
+
+    Raises:
+        KeyError: an operator that is not read.
+    """
+    if isinstance(node, ast.BoolOp):
+        found = parts[0]
+        for part in parts[1:]:
+            found = (found and part) if isinstance(node.op, ast.And) else (found or part)
+        return found
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _OPERATORS[type(node.ops[0])](*parts)
+    if isinstance(node, ast.UnaryOp | ast.BinOp):
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Mult)
+            and not all(isinstance(part, int | float) for part in parts)
+        ):
+            raise ValueError
+        return _OPERATORS[type(node.op)](*parts)
+    raise KeyError
 
 
 def _computed(node: ast.expr) -> Computed:
