@@ -13,12 +13,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
+from steptime.launch.config_functions import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.devices import devices_in, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.torchtitan.config_functions import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.base.config import ConfigError
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys

@@ -1,14 +1,16 @@
 """A Python function that returns a config, read by its syntax and never run.
 
-What can be read: calls with literal keyword arguments (a config object), literals, arithmetic, comparisons, module constants,
-`config = other()`, `config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands as `Computed`, and
-only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an error.
+What can be read: calls with literal keyword arguments (a config object), literals, arithmetic, module constants,
+`config = other()`, `config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands
+as `Computed`, and only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an
+error.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ from steptime.base.config import ConfigError, near
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
+CALLED = "_called_"
+"""The key under which a config lists the calls that it is given to."""
 _DEPTH = 20
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 Tree = dict[str, Any]
@@ -38,10 +42,12 @@ def split_path(path: str) -> tuple[str, str]:
     return (file, name) if colon and file.endswith(".py") else (path, "")
 
 
-def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, Tree]:
+def read_function(path: str, text: str, name: str, returns: str, bases: str = "") -> tuple[str, Tree]:
     """The function's name, and the config that it returns, as nested mappings.
 
-    `name`: the function; "" takes the only one of the file whose annotation ends in `returns`.
+    `name`: the function; "" takes the only one of the file whose annotation ends in `returns`. `bases`: the pattern of functions
+    of other files whose configs are taken as objects that nothing more is known of; calls that are given one are listed under
+    `_called_`.
 
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
@@ -51,7 +57,7 @@ def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, T
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-    reader = _FunctionReader(path, module)
+    reader = _FunctionReader(path, module, bases)
     offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -74,8 +80,8 @@ def _ends(node: ast.expr | None, words: str) -> bool:
 class _FunctionReader:
     """The functions and constants of one module."""
 
-    def __init__(self, path: str, module: ast.Module) -> None:
-        self.path = path
+    def __init__(self, path: str, module: ast.Module, bases: str = "") -> None:
+        self.path, self.bases = path, bases
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.constants: dict[str, ast.expr] = {
             target.id: node.value
@@ -110,6 +116,11 @@ class _FunctionReader:
             found = self.value(node.value, names, depth)
             for target in node.targets:
                 self.assign(target, found, names)
+        elif self.bases and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            given = [names.get(item.id) for item in node.value.args if isinstance(item, ast.Name)]
+            for found in given:
+                if isinstance(found, dict):
+                    found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])
         elif not isinstance(node, _INERT) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             raise self.fail(node, "cannot be evaluated statically")
 
@@ -185,14 +196,18 @@ class _FunctionReader:
         last = called.rpartition(".")[2]
         if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
-        if last[:1].isupper() or (called not in self.functions and (keywords or called == "model_registry")):
+        if self.bases and re.search(self.bases, called) and called not in self.functions:
+            return {CLASS: called}
+        if last[:1].isupper() or (
+            called not in self.functions and (keywords or (self.bases and args) or called == "model_registry")
+        ):
             return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
         return _computed(node)
 
 
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.Not: operator.not_,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
