@@ -65,7 +65,7 @@ def read_nemo(
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
     if by_class and tree.keys() & {"data", "optim"}:
         return read_two(config)
-    if isinstance(trainer, dict) and isinstance(model, dict):
+    if isinstance(trainer, dict) and isinstance(model, dict) and ("optim" in model or not log):
         return read_one(config)
     if log and isinstance(trainer, dict):
         raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
