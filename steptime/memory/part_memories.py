@@ -19,6 +19,7 @@ class PartMemories:
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
         self.autograd = Autograd(
             job.parallelism.tp,
+            assembly.experts,
             itemsize,
             weight_grads_stay,
             software.activations.recompute_stops_early,
@@ -40,7 +41,7 @@ class PartMemories:
     def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
-        n_params = sum([p.local(part.tp) for p in own])
+        n_params = sum([p.local(part.tp, part.experts) for p in own])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:

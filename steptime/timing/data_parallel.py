@@ -26,6 +26,8 @@ class Reduction(NamedTuple):
     bytes: float
     cost: CommCost
     times: int
+    over: Group
+    """Who reduces, or gathers."""
 
 
 Calls: TypeAlias = list[list[list[Reduction]]]
@@ -79,7 +81,9 @@ def data_parallel(
     job = assembly.job
     n_dcs, sharded = job.cross_dc.n_dcs if job.cross_dc else 1, job.zero_level >= 1
     over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
-    nets = {"dense": Network(over, group(job.parallelism, "replicas", n_dcs=n_dcs), tiers)}
+    copies = group(job.parallelism, "replicas", n_dcs=n_dcs)
+    holders = group(job.parallelism, "edp", n_dcs=n_dcs)
+    nets = {"dense": Network(over, copies, tiers), "expert": Network(holders, copies, tiers)}
     size = state_bytes(job)
     times = job.microbatches if job.zero_level == 2 else 1
     kind: Kind = job.software.comm.sharded_reduction if sharded else "all_reduce"
@@ -115,7 +119,8 @@ def priced(
 
     def call(bytes_: float, of: str) -> Reduction:
         if (bytes_, of) not in known:
-            known[bytes_, of] = Reduction(name, kind, bytes_, nets[of].cost(kind, bytes_), times)
+            label = name if of == "dense" else f"{of} {name}"
+            known[bytes_, of] = Reduction(label, kind, bytes_, nets[of].cost(kind, bytes_), times, nets[of].shards)
         return known[bytes_, of]
 
     return [
