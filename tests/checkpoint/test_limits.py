@@ -136,9 +136,7 @@ def test_a_million_tensors(make, run_limited):
     assert (code, "parameters 4,000,000" in out, "model.layers.* x100000" in out) == (0, True, True)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_fifo_inside_a_store_does_not_block(make, run_limited):
-    pytest.importorskip("tensorstore")
     make.write("d/manifest.ocdbt", b"\x0c\xdb\x3a\x2a" + bytes(60))
     os.mkfifo(make.folder / "d" / "pipe")
     code, out = run_limited(make.folder / "d", seconds=10, nbytes=1 << 30)

@@ -2,11 +2,10 @@
 
 import json
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import save_file
-
-gguf = pytest.importorskip("gguf")
 
 
 @pytest.fixture
