@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
         return bool(value == plan.zero_level)
     if key in {WORD, MAPPING}:
         return same_recompute(plan, key, value)
+    if key == "parallelism.dp":  # said wherever a degree changes, since a plan may leave it to the devices
+        degrees = ("tp", "pp", "cp", "dp")
+        return all(getattr(p, axis) == changes[f"parallelism.{axis}"] for axis in degrees)
     section = getattr(plan, key.partition(".")[0], None)
     return key.count(".") == 1 and hasattr(section, name) and getattr(section, name) == value
 
@@ -40,9 +44,14 @@ def same_recompute(plan: Job, key: str, value: Any) -> bool:
     return ours._replace(n_layers=tuple(set(ours.n_layers))) == one
 
 
+def settings(changes: Mapping[str, Any]) -> list[str]:
+    """One `--set key=value` for each change, quoted for a shell."""
+    return [f"--set {path}={word(value)}" for path, value in changes.items()]
+
+
 def words(changes: Mapping[str, Any]) -> str:
-    """Arguments to put behind a command: `--set key=value`, quoted for a shell."""
-    return " ".join(f"--set {path}={word(value)}" for path, value in changes.items())
+    """Arguments to put behind a command."""
+    return " ".join(settings(changes))
 
 
 def word(value: Any) -> str:
@@ -52,16 +61,13 @@ def word(value: Any) -> str:
     ("'{granularity: full, n_layers: 2}'", 'true', 'null')
     """
     text = _yaml(value)
-    return f"'{text}'" if text[:1] in "{[" else text
+    return f"'{text}'" if text[:1] in {"{", "["} else text
 
 
 def _yaml(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A value in YAML's flow style; words need no quotes there."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_yaml, value)) + "]"
-    return str(value)
+    return json.dumps(value) if isinstance(value, bool | None) else str(value)

@@ -73,7 +73,8 @@ def _counted(state: State, alike: tuple[int, ...]) -> Counted:
 
 def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> Peak:
     """The worst of some moments of a stage whose chunks are `flavors`."""
-    worst = saved_then = None
+    worst: Num = None
+    saved_then: Num = None
     for held, forward, chunk in found:
         saved: Num = 0.0
         for count, flavor in zip(held, flavors, strict=True):

@@ -106,15 +106,16 @@ class Pipelines:
         """The rows of a pipeline, those with sequence parallelism after those without."""
         import numpy as np
 
-        at, sp = [], []
+        places: list[Any] = []
+        said_sp: list[Any] = []
         for said in (False, True):
             runs = np.zeros(len(which), dtype=bool)
             for choice, legal in self.grid.legal.items():
                 if choice.sp == said and choice.zero_level in self.zeros:
                     runs |= legal[which]
-            at.append(which[runs])
-            sp.append(np.full(int(runs.sum()), said))
-        at, sp = np.concatenate(at), np.concatenate(sp)
+            places.append(which[runs])
+            said_sp.append(np.full(int(runs.sum()), said))
+        at, sp = np.concatenate(places), np.concatenate(said_sp)
         tp, cp, batch, dp = (self.grid.columns[name][at] for name in ("tp", "cp", "microbatch_sz", "dp"))
         return Rows(sp, tp, cp, batch, dp, at, self.chunks.parts.find(sp, tp, cp, batch))
 
@@ -144,9 +145,11 @@ class Pipelines:
             if not legal.any():
                 continue
             listed = tps.astype(int).tolist()
-            ends = around(job, self.sketches, stages, self.chunks.parts.assembly, listed, self.grid.devices, self.priced)
+            ends = around(
+                job, self.sketches, stages, self.chunks.parts.assembly, listed, self.grid.devices, self.priced
+            )
             after = self.after_s(job, stages, flavors, pipe, ends, rows, at, microbatches)
-            allocated, reserved = self.memory(stages, peaks, ends, rows, at)
+            allocated, reserved = self.memory(peaks, ends, rows, at)
             step = pipe.makespan_s + after + straggler
             capacity = job.machine.accelerator.usable_memory_bytes
             yield Block(
@@ -173,16 +176,16 @@ class Pipelines:
         said = {"tp": rows.tp, "cp": rows.cp, "dp": rows.dp, "pp": stages.pp, "vpp": stages.vpp}
         return Candidates(self.job, **said, microbatch_sz=rows.microbatch_sz, gbs=self.grid.gbs).as_job
 
-    def sends(self, stages: Stages, rows: Rows) -> tuple[Num, Num, Num]:
-        """Seconds of the sends between stages: all of them, the longest, the one from the last stage to the first."""
+    def sends(self, stages: Stages, rows: Rows) -> seconds.Sends:
+        """Seconds of the sends between stages."""
         if stages.pp == 1:
-            return 0.0, 0.0, 0.0
+            return seconds.NO_SENDS
         said = {"tp": 1, "cp": 1, "dp": self.grid.devices // stages.pp, "pp": stages.pp}
         whole: Any = SectionColumns(self.job, {"parallelism": SectionColumns(self.job.parallelism, said)})
         sent = self.chunks.parts.whole.boundary_bytes[rows.part]
         groups = {**self.priced.context.groups, "tp": Group("tp", rows.tp, 1)}
         priced = self.priced._replace(context=replace(self.priced.context, groups=groups, known={}))
-        return seconds.sends(whole, priced, sent, rows.tp, rows.sp)
+        return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
 
     def after_s(
         self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: Around, rows: Rows, at: Any, m: Any
@@ -190,7 +193,9 @@ class Pipelines:
         """Seconds around the pipeline: gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
         slowed = contention(net.shards, ends.tiers) + 0.0 * ends.optimizer_s
-        reduced = seconds.reduce_s(stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at])
+        reduced = seconds.reduce_s(
+            stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
+        )
         gathered: Num = 0.0
         if ends.gathers:
             broadcast = job.software.comm.sharded_gather == "broadcast"
@@ -198,9 +203,7 @@ class Pipelines:
         partial = rows.sp * seconds.partial_s(pipe, ends.partial_bytes, at, self.priced, rows.tp)
         return reduced + gathered + ends.embedding_s[at] + partial + ends.optimizer_s[at]
 
-    def memory(
-        self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any
-    ) -> tuple[Num, Num]:
+    def memory(self, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         buffer = self.chunks.parts.whole.buffer_bytes[rows.part]
         allocated: Num = 0.0

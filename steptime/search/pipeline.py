@@ -28,17 +28,20 @@ class Stages(NamedTuple):
     vpp: int
     chunks: tuple[tuple[Chunk, ...], ...]
     """Of every kind of stage, its chunks."""
-    first: tuple[int, ...]
-    """The first stage of each kind."""
-    count: tuple[int, ...]
-    """How many stages are of each kind."""
+    of: tuple[tuple[int, ...], ...]
+    """The stages of each kind."""
     layers: int
     """Most layers of a chunk."""
 
     @property
-    def last(self) -> int:
-        """The kind of the last stage."""
-        return next(i for i, chunks in enumerate(self.chunks) if chunks[-1].head or any(c.head for c in chunks))
+    def first(self) -> tuple[int, ...]:
+        """The first stage of each kind."""
+        return tuple(mine[0] for mine in self.of)
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """How many stages are of each kind."""
+        return tuple(map(len, self.of))
 
 
 def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
@@ -50,14 +53,13 @@ def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
     held = stages_of(chunks, pp)
     for stage, mine in enumerate(held):
         kinds.setdefault(tuple((c.runs, c.embedding, c.head, c.depth == 0) for c in mine), []).append(stage)
-    first = tuple(of[0] for of in kinds.values())
+    of = tuple(map(tuple, kinds.values()))
     return Stages(
         schedule,
         pp,
         vpp,
-        tuple(tuple(held[stage]) for stage in first),
-        first,
-        tuple(len(of) for of in kinds.values()),
+        tuple(tuple(held[mine[0]]) for mine in of),
+        of,
         max(counts),
     )
 
@@ -87,7 +89,7 @@ class Chunks:
         self.job = job
         self.parts = parts
         self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
-        self._known: dict[tuple[object, ...], Any] = {}
+        self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._stacked: dict[tuple[object, ...], Flavor] = {}
 
     def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:

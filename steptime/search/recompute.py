@@ -10,7 +10,7 @@ from typing import Any
 from steptime.base.config import ConfigError, build
 from steptime.job.job import Job
 from steptime.software.performance import Performance
-from steptime.software.recomputation import Recomputation, resolve_recompute
+from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute
 
 WORD, MAPPING = "performance.activation_checkpointing_type", "performance.recompute"
 MEGATRON_MODULES = (("layernorm",), ("act", "layernorm"), ("mlp",), ("layernorm", "mlp"))
@@ -46,6 +46,26 @@ def recompute(key: str, value: Any) -> Recompute:
 
 
 _MADE: dict[tuple[str, str], Recompute] = {}
+
+
+def label(form: Recomputation) -> str:
+    """A recomputation in a word or two.
+
+    >>> label(Recomputation("full", "block", (2, 2))), label(Recomputation())
+    ('2 layers', 'none')
+    """
+    if form.granularity == "selective":
+        known = {SELECTIVE: "selective", SUPER_SELECTIVE: "super-selective"}
+        return known.get(form.modules, "+".join(sorted(form.modules)))
+    if form.granularity == "none" or (set(form.n_layers) == {1} and form.method == "uniform"):
+        return form.granularity
+    n = "/".join(str(n) for n in dict.fromkeys(form.n_layers))
+    return f"{n} layer{'s' * (n != '1')}" if form.method == "block" else f"full by {n}"
+
+
+def kind(form: Recomputation) -> str:
+    """Its label, with whole layers of a chunk as one kind however many they are."""
+    return "some layers" if form.method == "block" else label(form)
 
 
 def usual(job: Job, layers: int) -> list[Recompute]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from steptime import fsdp
 from steptime.answer.interval import interval_at
 from steptime.answer.measured import place_of
+from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
@@ -43,10 +44,21 @@ class Screen:
 
     @cached_property
     def zeros(self) -> dict[int, Job]:
-        """The job with each ZeRO level."""
-        levels = zero_levels(self.job, self.axes)
-        said = self.job.parallelism.fsdp is not None
-        return {z: self.job if said else self.job.replace(**{"parallelism.zero_level": z}) for z in levels}
+        """The job with each ZeRO level that it can have."""
+        if not self.job.software.states.gradients_persist:
+            raise ConfigError(
+                f"performance.software: search does not cover {self.job.software.name} yet; use megatron-core"
+            )
+        jobs: dict[int, Job] = {}
+        for level in self.levels:
+            with suppress(ConfigError):  # its rows break the same rule
+                jobs[level] = self.job.replace(**{"parallelism.zero_level": level})
+        return jobs
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """ZeRO levels that are tried."""
+        return [z for z in zero_levels(self.job, self.axes) if z < 3]
 
     @cached_property
     def by_sp(self) -> dict[bool, Job]:
@@ -64,21 +76,21 @@ class Screen:
 
     @cached_property
     def margin(self) -> float:
-        """ln of the 90th percentile of reserved memory over the estimate: the least of any layout's."""
+        """Ln of the 90th percentile of reserved memory over the estimate: the least of any layout's."""
         place = place_of(self.job)
         at = [(*place.at[:3], *map(float, where), batch) for where in PLACES for batch in (1.0, 8.0)]
         return min(interval_at("memory", place._replace(at=one)).high for one in at)
 
     def blocks(self, devices: int, gbs: int) -> Iterator[tuple[float, Block]]:
         """Every layout on so many devices with this batch, and the share of them that is done with each block."""
-        found = grid(self.job, self.plan, self.axes, devices, gbs, self.counts, self.weight)
+        found = grid(self.job, self.plan, self.axes, devices, gbs, self.counts, self.weight, self.levels)
         keys = part_keys(found)
         if not keys:
             return
         parts = self.parts(keys)
         common = Pipelines(
             self.job,
-            {z: job for z, job in self.zeros.items() if not fsdp.applies(job)},
+            self.zeros,
             found,
             Chunks(self.job, parts),
             Sketches(self.job),

@@ -1,23 +1,21 @@
-"""search(job): every layout of a job screened, the finalists walked: the fastest, the Pareto front, the best of each choice."""
+"""What a search found: all layouts that may fit in columns, and those that are asked for walked by `estimate`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from importlib import import_module
 from math import exp
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 from steptime.answer.interval import step_interval
 from steptime.answer.result import Estimate, estimate
-from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.search.changes import fewest
 from steptime.search.layouts import Block
-from steptime.search.screen import Screen
-from steptime.search.space import EXCESS, Axes, Counts
+from steptime.search.recompute import kind
+from steptime.search.space import Axes, Counts
 
 OBJECTIVES = ("step", "cost", "energy", "memory")
 SLACK = 0.02
@@ -120,7 +118,7 @@ class Search:
             plain = {"devices": block.devices, "gbs": block.gbs, "pp": block.stages.pp, "vpp": block.stages.vpp}
             for name, value in (plain | {"zero_level": block.zero_level}).items():
                 lists.setdefault(name, []).append(np.full(size, value))
-            texts = np.array([str(choice.setting[1]) for choice in block.choices])
+            texts = np.array([kind(choice.form(1)) for choice in block.choices], dtype=object)
             lists.setdefault("recompute", []).append(texts[of.choice])
             for name in ("value", "step_s", "held_bytes"):
                 lists.setdefault(name, []).append(getattr(of, name))
@@ -134,8 +132,12 @@ class Search:
         if not self.found:
             empty = np.zeros(0)
             return empty, empty, empty, np.zeros((0, 2), dtype=int)
-        value, step, held = (np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "step_s", "held_bytes"))
-        place = [np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)]
+        value, step, held = (
+            np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "step_s", "held_bytes")
+        )
+        place = [
+            np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)
+        ]
         return value, step, held, np.concatenate(place)
 
     def walked(self, place: Sequence[int]) -> Layout | None:
@@ -187,23 +189,28 @@ class Search:
         least = np.minimum.accumulate(held[order])
         edge = np.concatenate([[True], held[order][1:] < least[:-1]]) if order.size else np.zeros(0, dtype=bool)
         corners = order[edge]
+        corners = corners[value[corners] <= REACH * value[order[0]]] if order.size else corners
         if corners.size > FRONT:  # as many as are read, evenly over the range of memory
             steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
             corners = corners[steps]
         walked = [layout for i in corners if (layout := self.walked(places[i])) is not None]
         return _front(walked)
 
-    def best_of(self, name: str) -> list[tuple[Any, Layout]]:
-        """The best layout for each value of an axis, the others free."""
+    def best_of(self, name: str, most: int = 100) -> list[tuple[Any, Layout]]:
+        """The best layout for each value of an axis, the others free: of the `most` best values, by value."""
         import numpy as np
 
         value, _, _, places = self._places
         column = self.columns[name] if self.found else np.zeros(0)
+        ones, which = np.unique(column, return_inverse=True)
+        least = np.full(ones.size, np.inf)
+        np.minimum.at(least, which, value)
         found = []
-        for one in np.unique(column):
-            rows = np.flatnonzero(column == one)
-            best = self._first(value, places, rows[np.argsort(value[rows], kind="stable")[:20]], 1)
-            found += [(one.item(), layout) for layout in best]
+        for i in sorted(np.argsort(least, kind="stable")[:most]):
+            rows = np.flatnonzero(which == i)
+            near = rows[np.argsort(value[rows], kind="stable")[:NEAR]]
+            best = self._first(value, places, near, 1)
+            found += [(_plain(ones[i]), layout) for layout in best]
         return found
 
     @cached_property
@@ -228,9 +235,7 @@ class Search:
         Raises:
             ImportError: there is no pandas.
         """
-        import pandas as pd  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-        return pd.DataFrame(self.columns)
+        return import_module("pandas").DataFrame(self.columns)
 
     def __repr__(self) -> str:
         """One line: what was looked at, and the best."""
@@ -244,8 +249,18 @@ class Search:
         return draw(self) if draw else None
 
 
+NEAR = 20
+"""Layouts that are tried where the first does not fit after all."""
 FRONT = 12
 """Corners of the Pareto front that are walked."""
+REACH = 2.0
+"""How much worse than the best they may be."""
+
+
+def _plain(value: Any) -> Any:
+    """A numpy value as a plain one, whole numbers without a point."""
+    one = value.item() if hasattr(value, "item") else value
+    return int(one) if isinstance(one, float) and one.is_integer() else one
 
 
 def _front(layouts: Sequence[Layout]) -> list[Layout]:
@@ -275,96 +290,3 @@ def weight(job: Job, devices: int, objective: str) -> float:
         price = said if said is not None else job.machine.price_per_device_hour
         return devices * (price / 3600.0 if price is not None else 1.0)
     return devices * (job.machine.accelerator.power_w or 1.0)
-
-
-def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -> Search:
-    """Every layout of a job on a number of devices, by default the job's own; model, batch and machine stay.
-
-    Args:
-        job: its layout is the one that others are compared with.
-        devices: how many there are; of several numbers the best over all of them by seconds per token.
-        asked: fields of `Asked`.
-
-    >>> from steptime import Job
-    >>> data = {"gbs": 64, "seqlen": 2048, "microbatch_sz": 1}
-    >>> job = Job(model="llama3-8b", parallelism={"tp": 8, "pp": 1, "dp": 1}, data=data, hardware="dgx-h100")
-    >>> search(job).best.job.parallelism.tp < 8
-    True
-
-    Raises:
-        ConfigError: no devices, or an axis that has no value left.
-    """
-    number = job.parallelism.devices if devices is None else devices
-    counts = (number,) if isinstance(number, int) else tuple(number)
-    return run(job, Asked(counts, asked.pop("gbs", (job.data.gbs,)), **asked))
-
-
-Tell = Callable[[float], None]
-
-
-def run(plan: Job, asked: Asked, tell: Tell = lambda share: None) -> Search:
-    """The search; a keyboard interrupt ends it with what it has. `tell`: takes the share of it that is done.
-
-    Raises:
-        ConfigError: no devices, or an axis that has no value left.
-    """
-    start, result = perf_counter(), Search(plan, asked)
-    if min(asked.devices, default=0) < 1:
-        raise ConfigError("devices: at least 1 is needed")
-    lots = [(extra, n, gbs) for extra in _others(asked.over) for n in asked.devices for gbs in asked.gbs]
-    try:
-        for at, (extra, devices, gbs) in enumerate(lots):
-            changed = plan.replace(**extra) if extra else plan
-            screen = Screen(changed, asked.axes, result.counts)
-            for share, block in screen.blocks(devices, gbs):
-                _keep(result, changed, extra, block)
-                tell((at + share) / len(lots))
-    except KeyboardInterrupt:
-        result.interrupted = True
-    result.seconds = perf_counter() - start
-    return result
-
-
-def _others(over: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the keys that are no axes."""
-    for values in product(*over.values()):
-        yield dict(zip(over, values, strict=True))
-
-
-def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> None:
-    """Count a block, keep what may fit, and note the nearest of what does not."""
-    import numpy as np
-
-    counts, legal, choices = result.counts, block.legal, len(block.choices)
-    fits = block.fits
-    total, fitting = int(legal.sum()) * choices, int(fits.sum())
-    counts.evaluated += total
-    counts.fitting += fitting
-    if total > fitting:
-        _count_excess(counts, block.reserved_bytes[(legal & ~fits)] / block.capacity_bytes)
-        if not result.found and not fitting:
-            _note_nearest(result, plan, extra, block)
-    if fitting:
-        choice, row = np.nonzero(fits)
-        step, held = block.step_s[choice, row], block.reserved_bytes[choice, row]
-        tokens = block.gbs * plan.data.seqlen
-        objective = result.asked.objective
-        value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
-        result.found.append(Found(block, plan, extra, choice, row, value, step, held))
-
-
-def _count_excess(counts: Counts, shares: Any) -> None:
-    import numpy as np
-
-    for i, n in enumerate(np.bincount(np.searchsorted(EXCESS, shares), minlength=len(EXCESS))):
-        counts.too_large[i] += int(n)
-
-
-def _note_nearest(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> None:
-    import numpy as np
-
-    needs = np.where(block.legal, block.reserved_bytes, np.inf)
-    choice, row = np.unravel_index(int(needs.argmin()), needs.shape)
-    least = float(needs[choice, row])
-    if result.nearest is None or least < result.nearest[0]:
-        result.nearest = least, plan, {**extra, **block.changes(int(choice), int(row))}

@@ -1,8 +1,8 @@
 """Seconds of every layout on one pipeline: the closed form of its walk, and what stands around it.
 
-Chunks, collectives and the optimizer take what they take in an estimate. Only the walk of the schedule is replaced: by the busiest
-stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that micro-batch,
-and by times at which the first forward and the last backward of a chunk run in an even pipeline.
+Chunks, collectives and the optimizer take what they take in an estimate. Only the walk of the schedule is replaced: by the
+busiest stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that
+micro-batch, and by times at which the first forward and the last backward of a chunk run in an even pipeline.
 """
 
 from __future__ import annotations
@@ -36,23 +36,47 @@ class Pipe(NamedTuple):
     send_s: Num
 
 
-def sends(whole: Job, priced: Pricing, sent: Any, tp: Any, sp: Any) -> tuple[Num, Num, Num]:
-    """Seconds of the sends between stages: all of them one after the other, the longest, and that from the last to the first.
+class Sends(NamedTuple):
+    """Seconds of the sends of one micro-batch between stages, by row."""
 
-    `whole`: a job whose stages have as many devices; `sent`: bytes of a stage's output, by row.
-    """
+    once: Num
+    """All boundaries one after the other."""
+    longest: Num
+    wrap: Num
+    """From the last stage to the first."""
+    held: list[Num]
+    """Of each kind of stage, what its own sends of one micro-batch take at most, forward and backward."""
+
+
+NO_SENDS = Sends(0.0, 0.0, 0.0, [0.0])
+
+
+def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: Any) -> Sends:
+    """The sends between stages. `whole`: a job whose stages have as many devices; `sent`: bytes of a stage's output, by row."""
     p, n_dcs = whole.parallelism, priced.n_dcs
-    known: dict[tuple[float, ...], tuple[Group, int]] = {}
-    for stage in range(int(p.pp) - 1):
+    known: dict[tuple[float, ...], Num] = {}
+    each: list[Num] = []
+    for stage in range(stages.pp - 1):
         pair = group(p, "pp", stage=stage, n_dcs=n_dcs)
         key = tuple(float(members_per_domain(pair, tier.size)) for tier in priced.context.tiers)
-        known[key] = (pair, known[key][1] + 1 if key in known else 1)
+        if key not in known:
+            known[key] = send_s(whole, priced, pair, sent, tp, sp)
+        each.append(known[key])
     total: Num = 0.0
     longest: Num = 0.0
-    for pair, times in known.values():
-        seconds = send_s(whole, priced, pair, sent, tp, sp)
-        total, longest = total + times * seconds, maximum(longest, seconds)
-    return total, longest, send_s(whole, priced, group(p, "embedding", n_dcs=n_dcs), sent, tp, sp)
+    for seconds in each:
+        total = total + seconds
+    for seconds in known.values():
+        longest = maximum(longest, seconds)
+    wrap = send_s(whole, priced, group(p, "embedding", n_dcs=n_dcs), sent, tp, sp)
+    around = [(stages.vpp - 1.0) * wrap, *(stages.vpp * seconds for seconds in each), (stages.vpp - 1.0) * wrap]
+    held = []
+    for mine in stages.of:
+        most: Num = 0.0
+        for pair_s in {(id(around[s]), id(around[s + 1])): (around[s], around[s + 1]) for s in mine}.values():
+            most = maximum(most, pair_s[0] + pair_s[1])
+        held.append(most)
+    return Sends(total, longest, wrap, held)
 
 
 def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) -> Num:
@@ -65,33 +89,32 @@ def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) 
 
 
 def pipe(
-    stages: Stages, flavors: Sequence[Sequence[Flavor]], microbatches: Any, sends: tuple[Num, Num, Num], share: Share | None
+    stages: Stages, flavors: Sequence[Sequence[Flavor]], microbatches: Any, found: Sends, share: Share | None
 ) -> Pipe:
-    """The pipeline in closed form. `sends`: through all stages, the longest, the wrap-around [s]; `share`: of them hidden."""
+    """The pipeline in closed form; `share`: how much of the sends is hidden."""
     import numpy as np
 
     forward = [sums(chunks, "forward_s") for chunks in flavors]
     backward = [sums(chunks, "backward_s") for chunks in flavors]
     left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
-    once, longest, wrap = (left * seconds for seconds in sends)
-    blocking = share is not True
+    blocking = share is not True  # a send holds its sender
     busiest: Num = 0
+    most: Num = 0.0
     worst: Num = 0.0
     total: Num = 0.0
-    for kind, count in enumerate(stages.count):
+    for kind, times in enumerate(stages.times):
         seconds = forward[kind] + backward[kind]
-        if blocking and stages.pp > 1:  # a send holds its sender
-            ends = (stages.first[kind] == 0) + (kind == stages.last)
-            seconds = seconds + (2.0 * stages.vpp - ends) * longest
-        more = seconds > worst
-        busiest, worst = where(more, kind, busiest), maximum(worst, seconds)
-        total = total + count * seconds
-    makespan = microbatches * worst + (total - worst) / stages.vpp
-    if not blocking and stages.pp > 1:  # one micro-batch through every chunk and back
-        makespan = makespan + 2.0 * (stages.vpp * once + (stages.vpp - 1.0) * wrap)
+        busiest, most = where(seconds > most, kind, busiest), maximum(most, seconds)
+        worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
+        total = total + times * seconds
+    around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
+    if blocking:
+        makespan = microbatches * worst + maximum(0.0, total + around - worst) / stages.vpp
+    else:  # one micro-batch through every chunk and back waits for every send
+        makespan = microbatches * worst + (total - worst) / stages.vpp + around
     groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)} if stages.vpp > 1 else {}
     size = np.array([groups[m] for m in microbatches]) if groups else microbatches
-    return Pipe(makespan, busiest, forward, backward, size, longest)
+    return Pipe(makespan, busiest, forward, backward, size, left * found.longest)
 
 
 def reduce_s(
@@ -126,7 +149,7 @@ def reduce_s(
             if virtual or stages.chunks[kind][0].depth:
                 late = maximum(late, sent - after)
             after = after + flavor.backward_s * (found.group if stages.vpp > 1 else 1.0)
-        before = before + stages.count[kind] * (chunks[0].backward_s + found.send_s)
+        before = before + stages.times[kind] * (chunks[0].backward_s + found.send_s)
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
 
 
@@ -173,7 +196,7 @@ def gather_s(
             else:
                 late = maximum(late, free - needed)
             needed = needed + flavor.forward_s * (found.group if stages.vpp > 1 else 1.0)
-        before = before + stages.count[kind] * (chunks[0].forward_s + found.send_s)
+        before = before + stages.times[kind] * (chunks[0].forward_s + found.send_s)
     return exposed(worst, late, share, slowed)
 
 
@@ -192,4 +215,3 @@ def partial_s(found: Pipe, bytes_: list[Num], at: Any, priced: Pricing, tp: Any)
     for kind in range(1, len(each)):
         result = where(found.busiest == kind, each[kind], result)
     return result
-

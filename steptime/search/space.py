@@ -14,6 +14,8 @@ from steptime.job.rules import RULES
 
 NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "microbatch_sz")
 """Axes whose values are columns; dp follows from the devices."""
+EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
+"""Upper ends of the classes of what does not fit, over what the device has."""
 LARGEST_MICROBATCH = 64
 Split = Literal["even", "ends", "auto"]
 """How layers are dealt to chunks: equally, with embedding and loss counted as layers, or as evenly as it goes."""
@@ -49,10 +51,6 @@ class Counts:
         return self.evaluated + sum(self.rejected.values())
 
 
-EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
-"""Upper ends of the classes of what does not fit, over what the device has."""
-
-
 class Grid(NamedTuple):
     """The rows of the numeric axes for one number of devices and one batch, in columns, and which of them can run."""
 
@@ -80,7 +78,7 @@ class Axes:
 
 
 def seat(job: Job) -> Job:
-    """The job on as few devices as it takes, with nothing said that the search decides: every layout of it is a change of this."""
+    """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp")}
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
@@ -111,7 +109,9 @@ def divisors(n: int) -> list[int]:
 def chunk_counts(layers: int, pps: Sequence[int], *, ends: bool) -> list[int]:
     """Virtual chunks per stage that deal the layers out evenly for some number of stages, with or without the ends."""
     wholes = (layers, layers + 2) if ends else (layers,)
-    return sorted({v for whole in wholes for pp in pps if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)} | {1})
+    return sorted(
+        {v for whole in wholes for pp in pps if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)} | {1}
+    )
 
 
 def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str, Any]:
@@ -155,14 +155,16 @@ def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     return np.where(even | ~ends, 0, 1)
 
 
-def grid(job: Job, plan: Job, axes: Axes, devices: int, gbs: int, counts: Counts, weight: int) -> Grid:
+def grid(
+    job: Job, plan: Job, axes: Axes, devices: int, gbs: int, counts: Counts, weight: int, zeros: Sequence[int]
+) -> Grid:
     """The rows of one number of devices and one batch. `weight`: layouts that every legal row stands for (recomputations)."""
     import numpy as np
 
     columns = numbers(job, plan, axes, devices, gbs)
     dealt = splits(plan, columns)
     legal = {}
-    for zero in zero_levels(job, axes):
+    for zero in zeros:
         for sp in axes.values("sp", (False, True)):
             mine = columns["tp"] > 1 if sp else np.ones(len(dealt), dtype=bool)
             if not sp and axes.said.get("sp") == (True,):

@@ -1,8 +1,8 @@
 """States, buckets and what follows the pipeline: what depends on tp and the pipeline alone, one row per tp.
 
-Parameters, and so states, buckets, the optimizer and the gradients that sequence parallelism leaves partial, do not depend on how
-dp * cp is split nor on the micro-batch. Each tp is worked out by the functions of an estimate; all buckets of a pipeline are priced
-at once.
+Parameters, and so states, buckets, the optimizer and the gradients that sequence parallelism leaves partial, do not depend on
+how dp * cp is split nor on the micro-batch. Each tp is worked out by the functions of an estimate; all buckets of a pipeline are
+priced at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
-from steptime.job.mesh import group
+from steptime.job.mesh import Group, group
 from steptime.memory.stages import dummy_wgrad_bytes
 from steptime.memory.states import States, partial_gradients, stage_states
 from steptime.search.pipeline import Stages
@@ -127,7 +127,9 @@ def around(
 def _stacked(rows: Sequence[States]) -> States:
     import numpy as np
 
-    params, gradients, optimizer = (np.array([float(row[i]) for row in rows]) for i in range(3))
+    params = np.array([row.params_bytes for row in rows])
+    gradients = np.array([row.gradients_bytes for row in rows])
+    optimizer = np.array([row.optimizer_bytes for row in rows])
     return States(params, gradients, optimizer, [])
 
 
@@ -142,11 +144,11 @@ def sent(every: list[list[States]], net: Network, kind: Any, itemsize: float | N
             for buckets in state.buckets:
                 flat += [bucket.elements * size for bucket in buckets]
                 owner += [row] * len(buckets)
-    ranks, owners = np.broadcast_to(net.shards.ranks, (len(every),)), np.array(owner)
-    shards = net.shards._replace(ranks=ranks[owners], stride=np.broadcast_to(net.shards.stride, (len(every),))[owners])
-    tiers = tuple(_spread(tier, owners, len(every)) for tier in net.tiers)
+    owners = np.array(owner)
+    tiers = tuple(_spread_tier(tier, owners, len(every)) for tier in net.tiers)
+    spread = Network(_spread(net.shards, owners, len(every)), _spread(net.replicas, owners, len(every)), tiers)
     bytes_ = np.array(flat)
-    seconds = np.broadcast_to(net._replace(shards=shards, tiers=tiers).cost(kind, bytes_).time_s, bytes_.shape)
+    seconds = np.broadcast_to(spread.cost(kind, bytes_).time_s, bytes_.shape)
     at, by_row = 0, []
     for states in every:
         kinds = []
@@ -160,7 +162,15 @@ def sent(every: list[list[States]], net: Network, kind: Any, itemsize: float | N
     return [_columns([row[kind] for row in by_row]) for kind in range(len(every[0]))]
 
 
-def _spread(tier: Any, owners: Any, size: int) -> Any:
+def _spread(group: Group, owners: Any, size: int) -> Group:
+    """A group whose ranks and stride may be columns by tp, by bucket; of one rank where nobody else is."""
+    import numpy as np
+
+    ranks, stride = (np.broadcast_to(x, (size,))[owners] for x in (group.ranks, group.stride))
+    return group._replace(ranks=group.ranks if np.ndim(group.ranks) == 0 else ranks, stride=stride)
+
+
+def _spread_tier(tier: Tier, owners: Any, size: int) -> Tier:
     """A tier whose rate may be a column by tp, by bucket."""
     import numpy as np
 
