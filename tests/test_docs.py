@@ -125,7 +125,7 @@ def test_commands_of_the_readme_are_those_there_are():
         assert f"`3dtrn {name}" in text
 
 
-# --- what is not modelled ------------------------------------------------------------------------------------------------
+# --- what is not modeled ------------------------------------------------------------------------------------------------
 
 
 def test_the_page_names_all_that_is_refused():
@@ -138,12 +138,17 @@ def test_the_page_names_all_that_is_refused():
 def test_the_readme_names_every_refused_feature():
     text = " ".join(README.read_text(encoding="utf-8").split()).lower()
     words = {
-        "moe": "mixture of experts",
+        "moe framework": "mixture of experts in other frameworks than megatron-core",
+        "moe with ZeRO": "under fsdp or zero 2 and 3",
+        "moe with replicas": "with replicas of the shards",
+        "flex with capacity": "flex with a capacity factor",
         "mla": "mla",
         "window": "sliding window",
         "mtp": "multi-token prediction",
         "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
         "fsdp with pipeline": "fsdp together with pipelines",
+        "recomputation with split backward": "recomputation and tied embeddings under zero-bubble",
+        "tied embeddings in a V": "recomputation and tied embeddings under zero-bubble",
     }
     assert set(words) == {rule.name for rule in limits.MODELLED}
     assert all(word in text for word in words.values())

@@ -115,7 +115,7 @@ def test_nothing_fits(run):
         (["--fix", "tp=3"], "search: no layout of 16 devices has tp 3: tp*cp*pp must divide the devices"),
         (
             ["--machine", "dgx-zero"],
-            "hardware.node_type: machine 'dgx-zero' is unknown; near: dgx-2; 3dtrn machines lists them",
+            "hardware.node_type: unknown machine 'dgx-zero'; did you mean dgx-2? 3dtrn machines lists them",
         ),
     ],
 )

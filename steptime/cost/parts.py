@@ -15,7 +15,7 @@ from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
-from steptime.model.segments import Segment, replayed
+from steptime.model.segments import Segment, rerun
 from steptime.software.performance import Software
 
 
@@ -48,6 +48,8 @@ class Work:
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
+    weight_s: Num = 0.0
+    """Of it, what makes the gradients of weights: projections' alone, as a norm's come from the kernel of its input's."""
     calls: list[CommCall] = field(default_factory=list)
 
     @property
@@ -137,7 +139,7 @@ def part_time(
 def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments: list[Segment], gap_s: float) -> Work:
     """What recomputation of some segments repeats within one backward of a part; `passes`: its ops forward."""
     early = context.software.activations.recompute_stops_early
-    again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
+    again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
     wait_for_host(replay, context.software)
@@ -199,17 +201,25 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
     work = Work()
     passes = [compute.backward(op, context.rates, sizes) for op in ops]
     for i in range(len(ops) - 1, -1, -1):
-        op = ops[i]
-        if not isinstance(op, Comm):
-            for done in passes[i]:
-                work.add(op, done)
-            work.memory_s += compute.parameter_gradients(op, context.rates)
-        elif op.backward is not None:
-            near = neighbor(ops, i)
-            dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-            work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
-            work.kernels += 1.0
+        add_backward(work, ops, i, passes, context)
     return work
+
+
+def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context) -> None:
+    """Add the backward of one op of a part."""
+    op = ops[i]
+    if not isinstance(op, Comm):
+        for done in passes[i]:
+            work.add(op, done)
+        beside_s = compute.parameter_gradients(op, context.rates)
+        work.memory_s += beside_s
+        if op.params:
+            work.weight_s += passes[i][1].time_s + beside_s
+    elif op.backward is not None:
+        near = neighbor(ops, i)
+        dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
+        work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+        work.kernels += 1.0
 
 
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:

@@ -41,6 +41,8 @@ def shard_of(job: Job) -> Shard:
         software=job.software,
         cp=p.cp,
         cp_comm_type=job.cp_comm_type,
+        ep=p.ep,
+        etp=p.etp,
     )
 
 
@@ -61,6 +63,8 @@ class Part:
     tp: Num
     model: Model
     """The model with the widths that this kind of layer has."""
+    experts: Num = 1
+    """Devices that share the weights of its experts: ep * etp."""
 
     @cached_property
     def sizes(self) -> dict[str, Num]:
@@ -86,13 +90,13 @@ class Part:
     @cached_property
     def n_params(self) -> Num:
         """Parameters on one device: split ones divided by tp."""
-        return sum(p.local(self.tp) for p in self.params)
+        return sum(p.local(self.tp, self.experts) for p in self.params)
 
     @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: weights of its projections."""
         weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
-        return sum(p.local(self.tp) for p in weights)
+        return sum(p.local(self.tp, self.experts) for p in weights)
 
 
 class Chunk(NamedTuple):
@@ -120,6 +124,7 @@ class Assembly:
         self.job = job
         self.shard = shard_of(job)
         model, tp = job.model, job.parallelism.tp
+        self.experts: Num = job.parallelism.ep * job.parallelism.etp
         hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
@@ -132,7 +137,7 @@ class Assembly:
         """All layers in depth order."""
         for layer, count in layers(model):
             if id(layer) not in made:
-                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model)
+                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model, self.experts)
             self.runs.append((made[id(layer)], count))
         self.kinds = list(made.values())
         """Every kind of layer."""

@@ -15,7 +15,7 @@ from steptime.job import rules
 from steptime.job.job import Job, facts
 from steptime.model.blocks import layers
 
-LAYOUT_COLUMNS = ("tp", "pp", "dp", "vpp", "cp", "replicas")
+LAYOUT_COLUMNS = ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "replicas")
 BATCH_COLUMNS = ("gbs", "microbatch_sz")
 
 
@@ -36,7 +36,7 @@ class SectionColumns:
 
 
 class Candidates:
-    """A job with columns: `tp`, `pp`, `dp`, `vpp`, `cp`, `replicas`, `gbs`, `microbatch_sz`, each an array of float64.
+    """A job with columns in place of its LAYOUT_COLUMNS and BATCH_COLUMNS, each an array of float64.
 
     >>> import numpy as np
     >>> from steptime import Job
@@ -133,7 +133,7 @@ class Candidates:
         p = self.parallelism
         kv = {layer.model.n_kv_heads for layer, _ in layers(self.job.model)}
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
-        return [*ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
+        return [1.0 * p.ep, 1.0 * p.etp, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
 
     def _structure(self) -> list[Num]:
         """What decides which ops, chunks and moments there are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.precision import RECIPES
 
@@ -29,6 +30,7 @@ class Facts(NamedTuple):
     vpp: Num
     cp: Num
     ep: Num
+    etp: Num
     replicas: Num
     gbs: Num
     seqlen: Num
@@ -36,6 +38,22 @@ class Facts(NamedTuple):
     n_dcs: Num
     head_dim_said: bool
     moe: bool
+    n_experts: Num
+    experts_per_token: Num
+    expert_inter_sz: Num
+    shared_inter_sz: Num
+    """Width of all shared experts together."""
+    dense_layers: Num
+    """model.moe.n_dense_layers."""
+    expert_tp_degree: Num
+    """0 where unsaid."""
+    capacity: bool
+    """Experts take a bounded number of rows."""
+    padded: bool
+    """They take as many always."""
+    dispatcher: str
+    expert_layers_listed: bool
+    """model.layers lists layers with experts."""
     layers_listed: int | None
     """How many layers model.layers lists."""
     attention: str
@@ -45,6 +63,8 @@ class Facts(NamedTuple):
     mtp: int
     sp: bool
     schedule_said: str | None
+    microbatch_group_sz: int | None
+    tie_embeddings: bool
     zero_level: int
     zero_said: int | None
     fsdp: Literal[2, 3] | None
@@ -68,6 +88,26 @@ class Facts(NamedTuple):
     overlap: tuple[tuple[str, float], ...]
 
     @property
+    def split_backward(self) -> bool:
+        """Whether the schedule runs the gradients of the weights apart."""
+        return self.schedule_said in SCHEDULES and SCHEDULES[self.schedule_said].split
+
+    @property
+    def chunks_needed(self) -> int | None:
+        """Model chunks per stage that the schedule needs; None for any number."""
+        return SCHEDULES[self.schedule_said].vpp if self.schedule_said in SCHEDULES else None
+
+    @property
+    def schedule_words(self) -> str:
+        """The schedules that the framework runs."""
+        return ", ".join(self.framework.schedules)
+
+    @property
+    def group_choice(self) -> int:
+        """The smallest group of micro-batches with which interleaving runs."""
+        return default_group(int(self.pp), int(self.microbatches))
+
+    @property
     def chunks(self) -> Num:
         """Model chunks: pp * vpp."""
         return self.pp * self.vpp
@@ -81,6 +121,22 @@ class Facts(NamedTuple):
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def stage_ranks(self) -> Num:
+        """Devices of one pipeline stage: dp * cp * tp."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def expert_ranks(self) -> Num:
+        """Devices over which one layer's experts lie: ep * etp."""
+        return self.ep * self.etp
+
+    @property
+    def ep_choices(self) -> str:
+        """Degrees that n_experts takes."""
+        n = int(self.n_experts)
+        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
     @property
     def batch(self) -> Num:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor, tensor_bytes
-from steptime.model.segments import Segment, find_segments, kept_names, replayed
+from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
 class Peak(NamedTuple):
@@ -69,6 +69,8 @@ class Autograd(NamedTuple):
     """How the framework's backward treats memory."""
 
     tp: Num = 1
+    experts: Num = 1
+    """Devices that share the weights of experts."""
     weight_grad_itemsize: float = 0.0
     """Bytes per element of a weight gradient that lives beside the accumulated one; 0 with gradient-accumulation fusion."""
     weight_grads_stay: bool = False
@@ -77,6 +79,8 @@ class Autograd(NamedTuple):
     """Replays end when the last saved tensor is back."""
     pool: bool = False
     """Pooled tensors lie in a permanent buffer, counted elsewhere."""
+    compiled: bool = False
+    """torch.compile sees forward and backward of a part."""
 
 
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
@@ -84,7 +88,7 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autog
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
-    segments = find_segments(ops, modules) if modules else []
+    segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     kept = kept_names(ops, segments)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
@@ -156,7 +160,7 @@ class BackwardWalk:
 
     def replay(self, segment: Segment) -> None:
         """Run a segment's forward again; what backward will read stays."""
-        for i in replayed(self.ops, segment.first, segment.last, stops_early=self.autograd.stops_early):
+        for i in rerun(self.ops, segment, stops_early=self.autograd.stops_early):
             op = self.ops[i]
             fresh = [t.name for t in op.allocates if t.name not in self.saved]
             self.ledger.bytes = self.ledger.bytes + sum([self.sizes[name] for name in fresh])
@@ -164,6 +168,9 @@ class BackwardWalk:
             stay = {name for name in fresh if name in self.first_need}
             self.saved |= stay
             self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in fresh if name not in stay])
+        unread = [name for name in segment.keeps if name not in self.first_need]
+        self.saved -= set(unread)
+        self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in unread])
 
     def step(self, i: int) -> None:
         """One op's backward."""
@@ -175,6 +182,10 @@ class BackwardWalk:
             self.produce(op)
         for t in op.outputs:
             self.release(t.name)
+        self.forget(i)
+
+    def forget(self, i: int) -> None:
+        """Free the saved tensors that no earlier op's backward reads."""
         for name in self.last_needed.get(i, ()):
             if name in self.saved:
                 self.saved.discard(name)
@@ -229,7 +240,7 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before it is accumulated."""
-        split = [p.elements / (1.0 if p.split_dim is None else self.autograd.tp) for p in op.params]
+        split = [1.0 * p.local(self.autograd.tp, self.autograd.experts) for p in op.params]
         return self.autograd.weight_grad_itemsize * sum(split)
 
     def regathered(self, op: Op) -> Num:

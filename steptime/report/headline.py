@@ -57,9 +57,9 @@ def answer(estimate: Estimate) -> FactList:
     step = [seconds(estimate.time.step_s), quantity(rate.tokens_per_s, COUNT) + " tokens/s"]
     step.append(number(rate.tokens_per_s_per_device, 4) + " tokens/s/device")
     mfu = [
-        f"{percent(rate.mfu)} of {peak} (causal attention counted half)",
-        f"{percent(rate.mfu_full_attention)} counting attention in full (PaLM, torchtitan)",
-        f"{percent(rate.hfu)} HFU, recomputation counted as well",
+        f"{percent(rate.mfu)} of {peak} (causal attention halved)",
+        f"{percent(rate.mfu_full_attention)} with full attention counted (PaLM, torchtitan)",
+        f"{percent(rate.hfu)} HFU, with recomputation counted",
     ]
     facts = [
         Fact(word, [_room(estimate)], tone),
@@ -80,9 +80,9 @@ def _interval(estimate: Estimate) -> list[str]:
 def _work(estimate: Estimate) -> list[str]:
     """Parameters and FLOPs, for those who check."""
     params, flops = estimate.params, estimate.flops
-    tied = f" and {whole(params.tied_copies)} of a tied copy" if params.tied_copies else ""
+    tied = f" and {whole(params.tied_copies)} in a tied copy" if params.tied_copies else ""
     model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
-    return [f"{whole(params.total)} parameters{tied}", f"{model} a step by the model, {executed} executed"]
+    return [f"{whole(params.total)} parameters{tied}", f"{model} per step (model), {executed} executed"]
 
 
 def _room(estimate: Estimate) -> str:
@@ -91,19 +91,16 @@ def _room(estimate: Estimate) -> str:
     worst = memory.stages[memory.worst_stage]
     overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
     reserved, allocated = worst.reserved_bytes + overhead, worst.allocated_bytes + overhead
-    where = f"on stage {worst.stage}, the worst" if len(memory.stages) > 1 else "per device"
+    where = f"on stage {worst.stage} (highest)" if len(memory.stages) > 1 else "per device"
     usable = f"{gib(memory.capacity_bytes)} GiB"
     if memory.verdict == "fits":
-        return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB to spare"
+        return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB free"
     if memory.verdict == "tight" and reserved <= memory.capacity_bytes:
         likely = gib(memory.peak_reserved_bytes_p90 + overhead)
-        return f"{gib(reserved)} of {usable} {where}, but one run in ten like it would need {likely} GiB or more"
+        return f"{gib(reserved)} of {usable} {where}; 10 % chance of needing {likely} GiB or more"
     if memory.verdict == "tight":
-        return (
-            f"{gib(allocated)} of {usable} {where}, but the allocator would like to hold {gib(reserved)} GiB: "
-            "fragmentation decides"
-        )
-    return f"{gib(allocated)} GiB {where}, of {usable} usable: {gib(allocated - memory.capacity_bytes)} GiB too much"
+        return f"{gib(allocated)} of {usable} {where} allocated; the caching allocator may reserve {gib(reserved)} GiB"
+    return f"{gib(allocated)} of {usable} {where}; {gib(allocated - memory.capacity_bytes)} GiB over"
 
 
 def fixes(estimate: Estimate) -> Table | None:
@@ -118,7 +115,7 @@ def fixes(estimate: Estimate) -> Table | None:
     if rows:
         return Table("to make it fit, cheapest first", [], rows)
     tight = estimate.memory.verdict == "tight"
-    return None if tight else Table("no single change makes it fit: change two, or take more devices", [], [])
+    return None if tight else Table("no single change makes it fit: combine changes or use more devices", [], [])
 
 
 def typed(settings: str, width: int = 78) -> list[str]:

@@ -86,7 +86,7 @@ class Block(NamedTuple):
         found |= {"data.gbs": self.gbs, "data.microbatch_sz": key.microbatch_sz, "parallelism.sp": key.sp}
         if self.job.parallelism.fsdp is None:
             found["parallelism.zero_level"] = self.zero_level
-        found["parallelism.schedule"] = None
+        found |= {"parallelism.schedule": None, "parallelism.microbatch_group_sz": None}
         return found | SPLIT_SETTINGS[self.split] | dict([self.choices[choice].setting])
 
 

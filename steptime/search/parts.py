@@ -17,8 +17,10 @@ from steptime.cost.parts import PartTime, Work, part_time, segment_replay
 from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
+from steptime.memory.kept_buffers import comm_buffer_bytes
 from steptime.memory.op_walk import PartMemory, Peak
-from steptime.memory.stages import PartMemories, comm_buffer_bytes, logits_kept, passing
+from steptime.memory.part_memories import PartMemories, passing
+from steptime.memory.stages import logits_kept
 from steptime.model.ops import Tensor
 from steptime.model.segments import find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, pricing, whole_replay
@@ -78,14 +80,17 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
     assembly = Assembly(job)
     context = pricing(job).context
     gap_s = layer_gap_s(job, context)
-    memories = PartMemories(assembly)
+    memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     found = []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
         layer = part in assembly.kinds
         times = part_time(part.ops, part.sizes, context, [], gap_s if layer else 0.0)
         passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
         sets = module_sets if layer else ()
-        replays = [segment_replay(part.ops, passes, context, find_segments(part.ops, s), gap_s) for s in sets]
+        replays = [
+            segment_replay(part.ops, passes, context, find_segments(part.ops, s, compiled=compiled), gap_s)
+            for s in sets
+        ]
         bytes_ = [memories.walk(part), *(memories.walk(part, modules) for modules in sets)]
         found.append(
             Walked(

@@ -45,6 +45,8 @@ class Screen:
     @cached_property
     def zeros(self) -> dict[int, Job]:
         """The job with each ZeRO level that it can have."""
+        if self.job.model.moe is not None:
+            raise ConfigError("model.moe: search does not cover mixtures of experts yet")
         if not self.job.software.states.gradients_persist:
             raise ConfigError(
                 f"performance.software: search does not cover {self.job.software.name} yet; use megatron-core"

@@ -82,7 +82,13 @@ def seat(job: Job) -> Job:
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp")}
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
-    unsaid = ("layers_per_stage", "schedule", "sp", *(() if job.parallelism.fsdp else ("zero_level",)))
+    unsaid = (
+        "layers_per_stage",
+        "schedule",
+        "microbatch_group_sz",
+        "sp",
+        *(() if job.parallelism.fsdp else ("zero_level",)),
+    )
     changes |= {f"parallelism.{name}": None for name in unsaid if getattr(job.parallelism, name) is not None}
     changes |= {"parallelism.embedding_and_loss_count_as_layers": False}
     changes |= {"performance.activation_checkpointing_type": "none"}

@@ -17,7 +17,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
-from steptime.memory.stages import dummy_wgrad_bytes
+from steptime.memory.kept_buffers import dummy_wgrad_bytes
 from steptime.memory.states import States, partial_gradients, stage_states
 from steptime.search.pipeline import Stages
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction

@@ -11,6 +11,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of, machine
+from steptime.validation.row_native import resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 DROPOUT = 0.1
@@ -29,7 +30,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
 
     Raises:
-        SkipRowError: the row lacks something needed, or has something that is not modelled.
+        SkipRowError: the row lacks something needed, or has something that is not modeled.
     """
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
@@ -83,7 +84,7 @@ def to_job(mapped: Mapped) -> Job:
     """The Job of a mapped row; machines are built once for all rows that ran on them.
 
     Raises:
-        SkipRowError: the layout cannot run, or a part of it is not modelled; all problems on one line.
+        SkipRowError: the layout cannot run, or a part of it is not modeled; all problems on one line.
     """
     try:
         return build(Job, mapped.config | {"hardware": {"node_type": _machine(mapped.config["hardware"])}})
@@ -116,7 +117,7 @@ def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
     )
     for refused, what in refusals:
         if refused:
-            raise SkipRowError(f"not modelled yet: {what}")
+            raise SkipRowError(f"not modeled yet: {what}")
 
 
 def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
@@ -168,13 +169,13 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
-        fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
-        if "bf16 reduce" in notes:
+        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said)}
+        if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}
     found = re.match(r"zero-?([0-3])", said)
-    if not found and said not in {"none", "ddp"}:
-        raise SkipRowError(f"not modelled yet: {said[:40]!r} with {framework.profile}")
+    if not found and not re.fullmatch(r"none( \(1 gpu\))?|ddp", said):
+        raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")
     return {"zero_level": int(found[1]) if found else 0}
 
 

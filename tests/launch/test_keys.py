@@ -26,8 +26,8 @@ TABLE = KeyTable(
 )
 
 
-def settings(dump=False, **said):
-    given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE, "job", dump=dump)
+def settings(**said):
+    given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE)
     return JobKeys("job", TABLE, given)
 
 
@@ -61,15 +61,17 @@ def test_switched_off_keys_change_nothing(key, value, status):
     assert statuses(**{key: value})[key.replace("__", ".")] == status
 
 
-def test_unknown_keys_are_told_together():
-    with pytest.raises(ConfigError) as error:
-        settings(b__ofload=True, c=1)
-    assert error.value.problems == [
-        "job: b.ofload: unknown key of Frame 1.0 (got true); did you mean 'b.offload'?",
-        "job: c: unknown key of Frame 1.0 (got 1); remove it",
-    ]
-    flags = settings(dump=True, c=None, d__e=[]).flags()
-    assert [flag.status for flag in flags[:2]] == ["irrelevant", "irrelevant"]
+def test_an_unknown_key_is_refused_where_its_name_speaks_of_cost():
+    found = {
+        flag.name: (flag.status, flag.note)
+        for flag in settings(b__ofload=True, c__hidden_size=1, c__dir=2, d=0).flags()
+    }
+    assert found["b.ofload"] == ("unmodelled", "not an option of Frame 1.0; did you mean b.offload?")
+    assert found["c.hidden_size"] == ("unmodelled", "not an option of Frame 1.0, and its name speaks of cost")
+    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name speaks of no cost")
+    assert found["d"] == ("irrelevant", "off; not an option of Frame 1.0")
+    notes = settings(c__dir=2).reading({}).config["notes"]
+    assert notes == ["not options of Frame 1.0, taken to change no cost: c.dir"]
 
 
 def test_what_a_job_makes_of_its_keys_goes_over_the_table():
@@ -90,7 +92,7 @@ def test_a_key_that_belongs_to_another_matters_where_that_is_on():
 def test_the_last_word_on_a_key_counts_and_nothing_is_no_word():
     found = settings(a__batch=2, a__size=3)
     assert found.count("a.size") == 3
-    assert found.flags()[0].note == "a.size is put over it"
+    assert found.flags()[0].note == "a.size overrides it"
     assert settings(a__batch=2, a__size=None).count("a.size") == 2
 
 
@@ -101,7 +103,7 @@ def test_the_last_word_on_a_key_counts_and_nothing_is_no_word():
         (0, "expected a whole number of at least 1 (got 0)"),
         ("many", "expected a whole number of at least 1 (got 'many')"),
         (10**13, "must be at most 1,000,000,000,000 (got 10000000000000)"),
-        (None, "missing, and required"),
+        (None, "required key is missing"),
     ],
 )
 def test_whole_numbers(value, line):
@@ -128,6 +130,7 @@ def test_words_and_switches():
     assert error.value.problems == [
         "job: a.kind: expected true or false (got 'Adam')",
         "job: a.kind: expected one of sgd (got 'Adam')",
+        "job: b.mode True: a mode; not modeled; --allow-unmodelled ignores it",
     ]
 
 
@@ -154,7 +157,7 @@ def test_data_parallel_ranks():
     assert data_parallel(found, {"tp": 4}, None) is None
     assert data_parallel(JobKeys("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
     assert data_parallel(found, {"tp": 2, "pp": 2}, 18, "; fix") == 4
-    assert found.problems == ["job: world size 18 is no multiple of tp 2 x pp 2 = 4; fix"]
+    assert found.problems == ["job: world size 18 is not a multiple of tp 2 x pp 2 = 4; fix"]
     with pytest.raises(ConfigError, match=r"--set parallelism\.dp: expected a whole number"):
         told_whole({"parallelism.dp": "x"}, "parallelism.dp")
 

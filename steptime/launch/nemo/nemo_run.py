@@ -28,12 +28,12 @@ def read_two(config: NemoConfig) -> Reading:
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
-    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class, dump=True)
+    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
     _put_over(keys, said)
     precision = str(keys.get("mixed_precision.precision") or "32").lower()
     keys.put("bf16", "bf16" in precision)
     keys.put("fp16", precision.startswith(("16", "fp16")))
-    if keys.get("trainer.devices") is not None:
+    if keys.get("trainer.devices") is not None and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     return plan_of(keys, config.profile("nemo"), devices)
 
@@ -75,7 +75,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     if isinstance(ddp, str):
         strategy = {key: value for key, value in strategy.items() if key != "ddp"}
         if ddp != "megatron":
-            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modelled; only Megatron's own is")
+            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modeled; only Megatron's own is")
     rest = {key: value for key, value in tree.items() if key not in {"trainer", "_target_", "_partial_", "fn"}}
     said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
     said |= flatten({"trainer": simplify(trainer)})
