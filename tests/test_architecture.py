@@ -21,7 +21,7 @@ DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
     *("base", "hardware", "schedule", "software", "model", "job", "cost", "memory", "fsdp", "timing", "answer"),
-    *("checkpoint", "launch", "validation", "bench", "report", "commands"),
+    *("checkpoint", "launch", "validation", "bench", "report", "serve", "commands"),
 ]
 """The folders, bottom to top: a module imports from its own folder and from those before it, for types too."""
 
