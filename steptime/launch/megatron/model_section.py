@@ -11,6 +11,9 @@ from steptime.launch.vocabulary import entries_of
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
+    if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
+        keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
+        return {}
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     named = keys.get("glu_activation") is not None
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
@@ -39,6 +42,9 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     if not section["bias"] and keys.on("add_qkv_bias"):
         section["qkv_bias"] = True
     section |= _positions(keys)
+    window = [int(number) for number in keys.words("window_size") if number.isdigit()]
+    if window and window[0] >= (keys.whole("seq_length") or 0) > 0:
+        keys.without_effect("window_size", "no shorter than the sequence")
     return {key: value for key, value in section.items() if value is not None}
 
 
