@@ -103,7 +103,7 @@ def test_changes_are_made_in_the_plan(running):
         ({"set": {"parallelism.tp": 8}, "devices": 60}, "devices", "60 is not a multiple of tp*pp*cp = 8"),
         ({"yaml": "model: ["}, "", "plan: line"),
         ({"yaml": ""}, "", "plan: empty"),
-        ({"set": {"data.gbs": 64_000_000}}, "data.gbs", "more than this page waits for"),
+        ({"set": {"data.gbs": 6_400_000}}, "data.gbs", "more than this page waits for"),
         ({"yaml": PLAN.replace("llama3-8b", "lama3-8b")}, "", "lama3-8b"),
         ({"full": True, "pinned": "model: 3"}, "", "model"),
     ],
