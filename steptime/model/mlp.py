@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.model.attention import casts, linear_params
 from steptime.model.ops import Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
+from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
 from steptime.model.sublayers import Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
     entered, operand = enter_tp("mlp", operand, hidden, shard, shard.software.recipe, "mlp")
+    late, operand = cast_again("mlp.up", operand, shard.tokens * hidden, shard, "mlp")
     inner, act = glu(model, shard, operand) if model.glu else plain(model, shard, operand)
     width = model.inter_sz / shard.tp
     quantised, operand = cast("mlp.act", act, shard.tokens * width, shard, role="act")
@@ -30,7 +31,7 @@ def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard, "mlp")
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
     last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
-    return [*normed, *entered, *inner, *quantised, down, *left, *dropped, last]
+    return [*normed, *entered, *late, *inner, *quantised, down, *left, *dropped, last]
 
 
 def glu(model: Model, shard: Shard, x: Operand) -> Sublayer:
