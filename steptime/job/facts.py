@@ -29,6 +29,7 @@ class Facts(NamedTuple):
     vpp: Num
     cp: Num
     ep: Num
+    etp: Num
     replicas: Num
     gbs: Num
     seqlen: Num
@@ -36,6 +37,22 @@ class Facts(NamedTuple):
     n_dcs: Num
     head_dim_said: bool
     moe: bool
+    n_experts: Num
+    experts_per_token: Num
+    expert_inter_sz: Num
+    shared_inter_sz: Num
+    """Width of all shared experts together."""
+    dense_layers: Num
+    """model.moe.n_dense_layers."""
+    expert_tp_degree: Num
+    """0 where unsaid."""
+    capacity: bool
+    """Experts take a bounded number of rows."""
+    padded: bool
+    """They take as many always."""
+    dispatcher: str
+    expert_layers_listed: bool
+    """model.layers lists layers with experts."""
     layers_listed: int | None
     """How many layers model.layers lists."""
     attention: str
@@ -105,6 +122,22 @@ class Facts(NamedTuple):
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def stage_ranks(self) -> Num:
+        """Devices of one pipeline stage: dp * cp * tp."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def expert_ranks(self) -> Num:
+        """Devices over which one layer's experts lie: ep * etp."""
+        return self.ep * self.etp
+
+    @property
+    def ep_choices(self) -> str:
+        """Degrees that n_experts takes."""
+        n = int(self.n_experts)
+        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
     @property
     def batch(self) -> Num:

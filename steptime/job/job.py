@@ -19,6 +19,7 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
 from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
+from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.limits import NOT_MODELLED
 from steptime.job.mesh import Parallelism, ScheduleName
@@ -110,7 +111,8 @@ class Job(Config):
 
     def to_config(self) -> dict[str, Any]:
         """The resolved job as plain data: complete and runnable, with nothing left to a profile."""
-        parallelism = self.parallelism.model_dump(exclude_none=True)
+        experts = set() if self.model.moe else {"ep", "etp"}
+        parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
         if self.parallelism.cp > 1:
             resolved["cp_comm_type"] = self.cp_comm_type
@@ -128,6 +130,8 @@ class Job(Config):
             "data": self.data.model_dump(),
             "hardware": self.hardware.model_dump(exclude_defaults=True),
         }
+        if self.model.moe:
+            config["performance"]["moe"] = self.software.moe.model_dump()
         if self.performance.calibration is not None:
             config["performance"]["calibration"] = self.performance.calibration.model_dump()
         for key, section in (("cross_dc", self.cross_dc), ("run", self.run)):
@@ -213,7 +217,7 @@ class Job(Config):
 
 
 _MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
-_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas", "microbatch_group_sz")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "etp", "replicas", "microbatch_group_sz")
 _BATCH = ("gbs", "seqlen", "microbatch_sz")
 
 
@@ -232,7 +236,7 @@ def facts(job: Job) -> Facts:
         max_positions=model.max_positions or 0 if model.learned_positions else 0,
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
-        moe=model.moe is not None,
+        **expert_facts(model, software),
         layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,

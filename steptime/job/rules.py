@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.base.config import ConfigProblem
+from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
 from steptime.job.limits import MODELLED, SANE, Rule
 from steptime.job.performance_rules import PERFORMANCE_RULES
@@ -204,7 +205,7 @@ LAYOUT_RULES = [
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)
         ),
     ),
-    Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
+    *EXPERT_RULES,
     Rule(
         "one bucket size",
         "parallelism",

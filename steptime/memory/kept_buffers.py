@@ -1,14 +1,16 @@
-"""Buffers that a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer and dummy weight gradients."""
+"""What a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight gradients, routing maps."""
 
 from __future__ import annotations
 
 from steptime.base.num import Num, maximum
 from steptime.job.assembly import Assembly
+from steptime.memory.states import pieces_of
+from steptime.model.ops import Move
 
 
 def permanent_bytes(assembly: Assembly, stage: int) -> Num:
     """What a stage holds from its first micro-batch on, beside states and activations."""
-    return comm_buffer_bytes(assembly) + dummy_wgrad_bytes(assembly, stage)
+    return comm_buffer_bytes(assembly) + dummy_wgrad_bytes(assembly, stage) + dispatcher_bytes(assembly, stage)
 
 
 def pooled_bytes(assembly: Assembly) -> list[Num]:
@@ -34,5 +36,11 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}
-    return software.itemsize * sum([p.local(assembly.head.tp) for p in weights.values()])
+    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) > 1}
+    return software.itemsize * sum([pieces_of(assembly, p)[0] for p in weights.values()])
+
+
+def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
+    """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
+    runs = [run for chunk in assembly.stages[stage] for run in chunk.runs]
+    return sum([count * op.stays_bytes for part, count in runs for op in part.ops if isinstance(op, Move)])

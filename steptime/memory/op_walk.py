@@ -70,6 +70,8 @@ class Autograd(NamedTuple):
     """How the framework's backward treats memory."""
 
     tp: Num = 1
+    experts: Num = 1
+    """Devices that share the weights of experts."""
     weight_grad_itemsize: float = 0.0
     """Bytes per element of a weight gradient that lives beside the accumulated one; 0 with gradient-accumulation fusion."""
     weight_grads_stay: bool = False
@@ -239,7 +241,7 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before it is accumulated."""
-        split = [p.elements / (1.0 if p.split_dim is None else self.autograd.tp) for p in op.params]
+        split = [1.0 * p.local(self.autograd.tp, self.autograd.experts) for p in op.params]
         return self.autograd.weight_grad_itemsize * sum(split)
 
     def regathered(self, op: Op) -> Num:

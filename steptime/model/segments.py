@@ -11,7 +11,10 @@ from collections.abc import Set as AbstractSet
 from itertools import combinations
 from typing import NamedTuple
 
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
+
+MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
+"""Roles of the ops of a mixture of experts."""
 
 
 class Segment(NamedTuple):
@@ -34,8 +37,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
 
-    core_attn, mlp and after_qkv are checkpoints: their inputs are kept. layernorm and act are discarded outputs. `after_qkv` is
-    MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
+    core_attn, mlp, moe, shared_experts and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
+    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
+    k, v and its input stay.
     """
     if "per_op" in modules:
         return [per_op(ops, compiled=compiled)]
@@ -47,13 +51,21 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
             segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
         elif module == "mlp":
             segments += [checkpoint(ops, run) for run in runs(ops, {"mlp", "act"})]
+        elif module == "moe":
+            segments += [checkpoint(ops, run) for run in runs(ops, MOE)]
+        elif module == "shared_experts" and "moe" not in modules:
+            segments += [checkpoint(ops, run) for run in runs(ops, {"shared_experts"})]
+        elif module == "moe_act" and "moe" not in modules:
+            segments += [discarded(ops, run) for run in runs(ops, {"moe_act"})]
         elif module == "after_qkv":
             segments += [checkpoint(ops, range(run.start, len(ops))) for run in runs(ops, {"core_attn"})]
             segments += [discarded(ops, run) for run in runs(ops, {"norm"})[:1]]
         elif module == "layernorm":
             segments += [discarded(ops, run) for run in runs(ops, {"norm"})]
-        elif module == "act" and "mlp" not in modules:
-            segments += [discarded(ops, run) for run in runs(ops, {"act"})]
+        elif module == "act":
+            again = {"act": "mlp", "moe_act": "moe"}
+            roles = {role for role, whole in again.items() if whole not in modules and role not in modules - {"act"}}
+            segments += [discarded(ops, run) for run in runs(ops, roles)]
         elif module == "dropout":
             masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
             segments += [mask_segment(ops[i], i) for i in masks if not covered(i, segments)]

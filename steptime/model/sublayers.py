@@ -115,10 +115,10 @@ def enter_tp(
     full = shard.tokens * hidden * shard.itemsize
     if not shard.sp:
         return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full, region="enter", role=role)], x
-    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=True)
+    regather = shard.software.activations.sp_regather
+    whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=regather)
     if recipe and not recipe.casts:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
-    regather = shard.software.activations.sp_regather
     gather = Comm(
         f"{name}.gather",
         (x.read,),

@@ -63,6 +63,7 @@ PARTS = {
     "recompute": "recomputation",
     "tp_comm": "tensor-parallel communication",
     "cp_comm": "context-parallel communication",
+    "ep_comm": "expert dispatch and combine",
     "pp_comm": "pipeline sends",
     "dp_comm": "data-parallel communication",
     "embedding_comm": "tied embedding's all-reduce",

@@ -28,6 +28,7 @@ from steptime.software.settings import (
     LayoutSettings,
     LossImpl,
     Master,
+    MoeSettings,
     Overlap,
     RopeImpl,
     Share,
@@ -106,6 +107,7 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     overlap: Section[Overlap] | None = None
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -135,6 +137,8 @@ class Software(Config):
     """Setting -> framework file and line, document, or `assumed`."""
     any_layout: bool = False
     """Fp8 products of the device take operands in any layout: `on` sets it."""
+    moe: MoeSettings = Field(default_factory=MoeSettings)
+    """How a mixture of experts runs: as the job says, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
@@ -263,4 +267,4 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         shares |= {axis: share for axis, share in performance.overlap if share is not None}
     if shares:
         said["overlap"] = profile.overlap.model_copy(update=shares)
-    return profile.replace(**said)
+    return profile.replace(**said).model_copy(update={"moe": performance.moe})

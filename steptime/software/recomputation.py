@@ -31,8 +31,8 @@ class Recomputation(NamedTuple):
     granularity: Literal["none", "selective", "full"] = "none"
     method: Literal["uniform", "block", "every"] | None = None
     n_layers: tuple[int, ...] = ()
-    modules: frozenset[Module | float] = frozenset()
-    """What `selective` runs again; a number is torch.compile's memory budget."""
+    modules: frozenset[Any] = frozenset()
+    """What `selective` runs again: names of modules, or one number, torch.compile's memory budget."""
 
     def to_config(self) -> dict[str, Any]:
         """The keys of the performance section that say this."""

@@ -146,6 +146,26 @@ class Overlap(Config):
     cp: Share | None = None
 
 
+class MoeSettings(Config):
+    """How the framework runs a mixture of experts: Megatron-Core's switches, as the published recipes set them.
+
+    Source of the defaults: runtime configs of yanring/Megatron-MoE-ModelZoo (--moe-token-dispatcher-type, --moe-permute-fusion,
+    --moe-router-dtype fp32, --moe-grouped-gemm).
+    """
+
+    dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
+    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of
+    DeepEP and HybridEP, which sends one copy to each rank and, over the network, to each node."""
+    permute_fusion: bool = True
+    """Rows are put in the order of their experts by one kernel (TransformerEngine's), not by index operations."""
+    router_dtype: Literal["compute", "fp32"] = "fp32"
+    """Dtype of the router's logits and probabilities."""
+    grouped_gemm: bool = True
+    """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
+    shared_expert_overlap: bool = False
+    """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
+
+
 class TimingSettings(Config):
     """What kernels and their launches cost beside their work."""
 

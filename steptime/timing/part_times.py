@@ -14,7 +14,7 @@ from steptime.cost.rates import rates
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
-from steptime.job.mesh import group
+from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.part_memories import groups_of
 from steptime.model.segments import find_segments, replayed
 from steptime.software.calibration import slowdown
@@ -32,7 +32,7 @@ class Pricing(NamedTuple):
     """What the kernels and collectives of a job are priced with."""
 
     context: Context
-    """Rates, tensor- and context-parallel groups, tiers."""
+    """Rates, the groups of collectives among the layers, tiers."""
     dp_tiers: tuple[Tier, ...]
     """The tiers as data-parallel collectives see them."""
     n_dcs: int
@@ -45,7 +45,8 @@ def pricing(job: Job) -> Pricing:
     slow = slowdown(job.performance.calibration)
     tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
     dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
-    groups = {"tp": group(p, "tp", n_dcs=n_dcs), "cp": group(p, "cp", n_dcs=n_dcs)}
+    axes: tuple[GroupAxis, ...] = ("tp", "cp", "tp_cp", "ep", "etp", "ep_etp")
+    groups: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     return Pricing(Context(found, software, groups, tiers, p.tp), dp_tiers, n_dcs)
 
@@ -159,12 +160,17 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     def of(chunk: Chunk) -> ChunkTime:
         key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
         if key not in known:
-            works = [(n, times.of[part]) for n, part in times.works(chunk)]
-            forward = sum([n * part.forward.seconds for n, part in works])
-            backward = sum([n * part.backward.seconds for n, part in works])
-            replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
-            weight_s = sum([n * part.backward.weight_s for n, part in works])
-            known[key] = ChunkTime(forward, backward + replayed_s, weight_s)
+            known[key] = chunk_time(times, chunk)
         return known[key]
 
     return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]
+
+
+def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk."""
+    works = [(n, times.of[part]) for n, part in times.works(chunk)]
+    forward = sum([n * part.forward.seconds for n, part in works])
+    backward = sum([n * part.backward.seconds for n, part in works])
+    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
+    weight_s = sum([n * part.backward.weight_s for n, part in works])
+    return ChunkTime(forward, backward + replayed_s, weight_s)
