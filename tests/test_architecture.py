@@ -34,7 +34,7 @@ ROOMS = [
         "answer",
         "search",
     ),
-    *("checkpoint", "launch", "validation", "bench", "report", "commands"),
+    *("checkpoint", "launch", "validation", "bench", "report", "serve", "commands"),
 ]
 """The folders, bottom to top: a module imports from its own folder and from those before it, for types too."""
 

@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
+    "serve": "a page on this machine that changes a plan and shows its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "machines": "the machines that ship with steptime",
@@ -293,6 +294,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
+    "serve": view_options.add_to_serve,
     "validate": _validate,
     "show": _show,
 }

@@ -126,6 +126,13 @@ def explain(options: Namespace, out: Printer) -> int:
     return run(options, out)
 
 
+def serve(options: Namespace, out: Printer) -> int:
+    """The what-if page, until it is interrupted."""
+    from steptime.commands.serve_command import serve as run
+
+    return run(options, out)
+
+
 def bench(options: Namespace, out: Printer) -> int:
     """The microbenchmark, its launch scripts, and what it reads from logs."""
     from steptime.commands.bench_command import bench as run
