@@ -25,8 +25,9 @@ from itertools import accumulate
 from math import log, sqrt
 from typing import Any
 
+from steptime.answer.evidence import projected
 from steptime.answer.interval import beyond, interval, quantile, weigh
-from steptime.answer.measured import AXES, INTERVALS_FILE, FitRun, Measured, RunKind, distances, place_of, scaled
+from steptime.answer.measured import AXES, INTERVALS_FILE, REACH, FitRun, Measured, RunKind, distances, place_of, scaled
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measurements import shipped
@@ -40,6 +41,9 @@ OTHERS = 20.0
 COVERED = 0.8
 FLOOR = 0.02
 """Least margin per step or doubling: assumed, so that farther is always wider."""
+ASSUMED = {"bubble": 0.1, "pace": 0.1, "gap": 0.05}
+"""Margins that no group of runs can be left out for: per doubling of a pipeline's makespan over its work, and of an accelerator's
+pace, and per unit of distance of the nearest run. Assumed."""
 Constants = dict[str, Any]
 
 
@@ -103,7 +107,7 @@ def tails_of(ranks: list[tuple[FitRun, float]]) -> dict[str, float]:
 def fit(runs: list[FitRun]) -> Constants:
     """All constants of one list."""
     best: tuple[float, Constants] | None = None
-    margins = dict.fromkeys(("machine", "software", "model", "sequence", "scale"), 0.0)
+    margins = dict.fromkeys(("machine", "software", "model", "sequence", "scale", "layout", "batch", *ASSUMED), 0.0)
     for step in MACHINE_STEPS:
         kept = left_out(runs, {"machine_step": step})
         for bandwidth in BANDWIDTHS:
@@ -126,9 +130,10 @@ def fit(runs: list[FitRun]) -> Constants:
     constants = best[1]
     margins = margins_of(runs, constants)
     if all(run.metric != "step" for run in runs):
-        margins |= {"machine": 0.0, "scale": 0.0}
+        margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
     return constants | {
         "margins": margins,
+        "reach": [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))],
         "score": round(best[0] / sum(run.vote for run in runs), 4),
     }
 
@@ -142,7 +147,7 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     families = sorted({run.place.kind.family for run in runs})
     software = [needs(runs, "software", constants, lambda r, n=name: r.place.kind.family == n) for name in families]
     found = {"machine": margin(machine), "software": margin(software)}
-    for axis, name in ((0, "model"), (2, "sequence"), (3, "scale")):
+    for axis, name in ((0, "model"), (2, "sequence"), (3, "scale"), (4, "layout"), (7, "batch")):
         groups = []
         for family in families:
             own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
@@ -152,7 +157,7 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
                 if any(run.place.kind.family == family and not out(run) for run in runs):
                     groups.append(needs(runs, name, constants, out))
         found[name] = margin(groups)
-    return found
+    return found | ASSUMED
 
 
 def accelerators(runs: list[FitRun]) -> list[str]:
@@ -168,7 +173,10 @@ def needs(
     pairs = []
     for run in filter(out, runs if found.runs else []):
         away = distances(run.place, found)
-        amount = next((b.amount for b in beyond(run.place, found, away) if b.margin == name), 0.0)
+        amount = next(
+            (b.amount for b in beyond(run.place, projected(run.place, found, away), found, away) if b.margin == name),
+            0.0,
+        )
         if amount >= (0.5 if name in {"machine", "software"} else 1.0):
             span = interval(run.place, found)
             pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / sqrt(amount), run.vote))

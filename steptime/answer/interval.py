@@ -17,9 +17,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import exp, hypot, log2, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.answer.measured import FEW_RUNS, SIZES, Measured, RunKind, RunPlace, distances, measured, place_of
+from steptime.answer.evidence import Evidence, evidence, projected
+from steptime.answer.measured import (
+    FEW_RUNS,
+    USUAL_FLOPS,
+    Measured,
+    RunKind,
+    RunPlace,
+    clipped,
+    distances,
+    measured,
+    outside,
+    place_of,
+)
 from steptime.job.job import Job
 
 if TYPE_CHECKING:
@@ -31,7 +43,6 @@ GROUPS = (0.3, 0.1, 0.05)
 """Votes that all cells of a group have together, beside the near runs: same architecture, precision width and software family;
 same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
 the score of left-out cells by at most 4 %."""
-NEAREST = 3
 LEAST = 0.02
 """Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
 (`3dtrn validate`, noise floor)."""
@@ -41,7 +52,8 @@ class Beyond(NamedTuple):
     """What was not measured: how far beyond, in the unit of its margin, and in words."""
 
     margin: str
-    """machine, software (steps), model, sequence, scale (doublings)."""
+    """machine, software (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
+    (distance)."""
     amount: float
     text: str
 
@@ -54,19 +66,14 @@ class Interval:
     high: float
     beyond: list[Beyond]
     found: Measured
+    place: RunPlace
     away: list[float]
     """Distance of every run of `found`."""
-    weights: list[float]
 
     @property
-    def nearest(self) -> list[dict[str, Any]]:
-        """The nearest cells, one run of each: its id, how far it is, and measured over predicted."""
-        return nearest(self.found, self.away)
-
-    @property
-    def n(self) -> int:
-        """How many cells of equal weight would say as much."""
-        return effective(self.found, self.weights)
+    def evidence(self) -> Evidence:
+        """The runs that the job is nearest to, and in one word how near that is."""
+        return evidence(self.place, self.found, self.away, [axis.text for axis in self.beyond])
 
 
 def step_interval(job: Job) -> Interval:
@@ -87,17 +94,30 @@ def interval_at(of: str, place: RunPlace, without: str = "") -> Interval:
 
 
 def interval(place: RunPlace, found: Measured) -> Interval:
-    """Quantiles over `found`, widened for what lies beyond it."""
+    """Quantiles over `found`, widened for what lies beyond it.
+
+    Of a place that was not measured the interval holds that of the nearest measured kind at the nearest measured values, and
+    adds margins that grow with the distance: farther is never narrower.
+    """
     away = distances(place, found)
-    weights = weigh(place, found, away)
-    share = tail(place, found)
-    outside = beyond(place, found, away)
-    margins = found.constants["margins"]
-    margin = hypot(*(margins[axis.margin] * sqrt(axis.amount) for axis in outside))
+    base = projected(place, found, away)
+    far = beyond(place, base, found, away)
+    margins: dict[str, float] = found.constants["margins"]
+    margin = hypot(*(margins.get(axis.margin, 0.0) * sqrt(axis.amount) for axis in far))
+    low, high = quantiles(base, found, away if base.kind == place.kind else distances(base, found))
+    if base.kind != place.kind:
+        own = quantiles(place, found, away)
+        low, high = min(low, own[0]), max(high, own[1])
+    reach = outside(base._replace(at=place.at, reach=place.reach), found)
+    return Interval(low - margin, high + margin, far, found, place, [d + reach for d in away])
+
+
+def quantiles(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
+    """The 10th and 90th percentile of log measured over predicted, weighted at a place; the estimate itself is inside."""
+    weights, share = weigh(place, found, away), tail(place, found)
     low, high = quantile(found.ratios, weights, share), quantile(found.ratios, weights, 1.0 - share)
     short = max(0.0, LEAST - (high - low) / 2.0)
-    low, high = min(low - short, 0.0), max(high + short, 0.0)
-    return Interval(low - margin, high + margin, outside, found, away, weights)
+    return min(low - short, 0.0), max(high + short, 0.0)
 
 
 def tail(place: RunPlace, found: Measured) -> float:
@@ -147,35 +167,19 @@ def quantile(values: Sequence[float], weights: Sequence[float], share: float) ->
     return values[i - 1] + part * (values[i] - values[i - 1])
 
 
-def effective(found: Measured, weights: Sequence[float]) -> int:
-    """How many cells of equal weight would say as much: (sum w)^2 / sum w^2 (Kish 1965)."""
-    cells: dict[int, float] = {}
-    for run, weight in zip(found.runs, weights, strict=True):
-        cells[run.cell] = cells.get(run.cell, 0.0) + weight
-    total = sum(cells.values())
-    return max(1, round(total * total / sum(weight * weight for weight in cells.values())))
-
-
-def nearest(found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
-    """The nearest cells, one run of each: its id, how far it is, and measured over predicted."""
-    seen: set[int] = set()
-    out: list[dict[str, Any]] = []
-    for d, i in sorted((d, i) for i, d in enumerate(away)):
-        run = found.runs[i]
-        if run.cell not in seen:
-            seen.add(run.cell)
-            ratio = round(exp(run.log_ratio), 4)
-            out.append({"id": run.id, "distance": round(d, 3), "measured_over_predicted": ratio})
-        if len(out) == NEAREST:
-            break
-    return out
-
-
-def beyond(place: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
-    """Everything in which the job lies outside of what was measured."""
+def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
+    """Everything in which the job lies outside of what was measured; `base` is the measured kind that it is nearest to."""
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
     kinds = found.votes.keys()
-    return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *_sizes(place, found)]
+    sizes = [*_sizes(place, base, found), *_reach(place, found)]
+    gap = min(away) - GAP
+    text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
+    gaps = [Beyond("gap", gap, text)] if gap > 0.0 else []
+    return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *sizes, *gaps]
+
+
+GAP = 3.0
+"""Distance of the nearest run from which on the interval widens even inside of what was measured."""
 
 
 def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:
@@ -184,9 +188,9 @@ def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[
     if same:
         if any(other.width == kind.width for other in same):
             return []
-        return [Beyond("machine", 0.5, f"machine: no measured run in {kind.precision} on {kind.accelerator}")]
+        return [Beyond("machine", 0.5, f"no measured run in {kind.precision} on {kind.accelerator}")]
     siblings = any(other.architecture == kind.architecture for other in kinds)
-    text = f"machine: no measured run on {kind.accelerator}; nearest {near.accelerator}"
+    text = f"no measured run on {kind.accelerator}; nearest {near.accelerator}"
     return [Beyond("machine", 0.5 if siblings else 1.0, text)]
 
 
@@ -195,29 +199,58 @@ def _software(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list
     same = [other for other in kinds if other.profile == kind.profile]
     if not same:
         family = any(other.family == kind.family for other in kinds)
-        text = f"software: no measured run of {kind.profile}; nearest {near.software}"
+        text = f"no measured run of {kind.profile}; nearest {near.software}"
         return [Beyond("software", 0.5 if family else 1.0, text)]
     here = kind.architecture
     known = any(other.architecture == here for other in kinds)
     if known and not any(other.architecture == here for other in same):
-        return [Beyond("software", 0.5, f"software: no measured run of {kind.profile} on {here}")]
+        return [Beyond("software", 0.5, f"no measured run of {kind.profile} on {here}")]
     return []
 
 
 _WORDS = (
-    ("model", "model: hidden size", ""),
-    ("sequence", "model: sequences of", " tokens"),
-    ("scale", "scale:", " devices"),
+    ("model", "hidden size", ""),
+    ("model", "", " layers"),
+    ("sequence", "sequences of", " tokens"),
+    ("scale", "", " devices"),
+    ("layout", "tp", ""),
+    ("layout", "pp", ""),
+    ("layout", "cp", ""),
+    ("batch", "micro-batch", ""),
 )
+"""Margin, and the words around a value, of each of `AXES`."""
 
 
-def _sizes(place: RunPlace, found: Measured) -> list[Beyond]:
-    """Width, sequence and devices outside of the range that the software family was measured in."""
+def _sizes(place: RunPlace, base: RunPlace, found: Measured) -> list[Beyond]:
+    """Sizes, degrees and micro-batch outside of the range that the software family was measured in."""
     out: list[Beyond] = []
-    for axis, (low, high), (margin, lead, unit) in zip(SIZES, found.spans(place.kind.family), _WORDS, strict=True):
-        value = place.at[axis]
-        if not low <= value <= high:
-            end, word = (high, "up to") if value > high else (low, "from")
-            said = f"{value:,.0f}{unit}" if (value, unit) != (1.0, " devices") else "1 device"
-            out.append(Beyond(margin, abs(log2(value / end)), f"{lead} {said}, measured {word} {end:,.0f}"))
+    inside = clipped(base._replace(at=place.at), found)
+    for value, end, (margin, lead, unit) in zip(place.at, inside, _WORDS, strict=True):
+        if value != end:
+            word = "up to" if value > end else "from"
+            text = f"{lead} {value:,.0f}{unit}, measured {word} {end:,.0f}".strip()
+            out.append(Beyond(margin, abs(log2(value / end)), text))
     return out
+
+
+def _reach(place: RunPlace, found: Measured) -> list[Beyond]:
+    """Tensor parallelism wider than its network, pipeline bubbles, and a device's pace, beyond the largest measured."""
+    ends: Sequence[float] = found.constants.get("reach", place.reach)
+    span, bubble, _, pace = place.reach
+    words = (
+        ("layout", f"tp over {span:g} domains of the innermost network, measured up to {ends[0]:g}"),
+        ("bubble", f"pipeline bubble {100.0 - 100.0 / bubble:.0f} %, measured up to {100.0 - 100.0 / ends[1]:.0f} %"),
+        (
+            "pace",
+            f"accelerator of {pace * USUAL_FLOPS / 1e12:,.3g} TFLOP/s, measured from {USUAL_FLOPS / ends[2] / 1e12:,.3g}",
+        ),
+        (
+            "pace",
+            f"accelerator of {pace * USUAL_FLOPS / 1e12:,.3g} TFLOP/s, measured up to {USUAL_FLOPS * ends[3] / 1e12:,.3g}",
+        ),
+    )
+    return [
+        Beyond(margin, log2(value / end), text)
+        for (margin, text), value, end in zip(words, place.reach, ends, strict=True)
+        if value > end * (1.0 + 1e-9)
+    ]

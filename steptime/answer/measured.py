@@ -25,8 +25,14 @@ AXES = ("hidden", "n_layers", "seqlen", "devices", "tp", "pp", "cp", "microbatch
 PER_DOUBLING = (1.0, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)
 """Distance of a factor of two on each axis, assumed: half or twice of any of them changes the score of the intervals (left-out
 cells of the fit rows) by at most 2 %."""
-SIZES = tuple(map(AXES.index, ("hidden", "seqlen", "devices")))
-"""Axes that a job may lie beyond the measured range of."""
+REACH = ("tensor_parallel_span", "bubble", "slow", "fast")
+"""What the runs are held against as a whole, each by its largest: ranks of tp over the devices of the innermost network, where
+more than one (its collectives leave it); 1 + (p - 1) / (v m), a pipeline's makespan over its work (Narayanan et al. 2021, section
+2.2); and `USUAL_FLOPS` over the accelerator's dense 16-bit peak, and the reverse."""
+USUAL_FLOPS = 1e15
+NO_REACH = (1.0, 1.0, 1.0, 1.0)
+NEAR = 1.0
+"""A run no farther than this is measured nearby: one doubling of the hidden size, or two of the devices and one of tp."""
 FEW_RUNS = 10
 """Fewer runs of a software family have no measured range of their own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
@@ -77,10 +83,11 @@ class RunKind(NamedTuple):
 
 
 class RunPlace(NamedTuple):
-    """Where a job stands among measured ones: its kind, and its values on `AXES`."""
+    """Where a job stands among measured ones: its kind, and its values on `AXES` and `REACH`."""
 
     kind: RunKind
     at: tuple[float, ...]
+    reach: tuple[float, ...] = NO_REACH
 
 
 def place_of(job: Job) -> RunPlace:
@@ -89,7 +96,10 @@ def place_of(job: Job) -> RunPlace:
     name = job.machine.accelerator.name
     kind = RunKind(name, software.precision, software.name, software.family, job.recompute.granularity)
     at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
-    return RunPlace(kind, tuple(map(float, at)))
+    bubble = 1.0 + (p.pp - 1) / (p.vpp * job.microbatches)
+    peaks = job.machine.accelerator.peak_flops
+    pace = (peaks.get("bf16") or peaks.get("fp16") or max(peaks.values())) / USUAL_FLOPS
+    return RunPlace(kind, tuple(map(float, at)), (max(1.0, p.tp / job.machine.tiers[0].size), bubble, 1.0 / pace, pace))
 
 
 class FitRun(NamedTuple):
@@ -134,11 +144,11 @@ class Measured:
         return Measured((run for run in self.runs if run.cell != cell), self.constants)
 
     def spans(self, family: str) -> list[tuple[float, float]]:
-        """Least and largest value on each of `SIZES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
+        """Least and largest value on each of `AXES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
         if family not in self._spans:
             own = [run.place.at for run in self.runs if run.place.kind.family == family]
             columns = list(zip(*(own if len(own) >= FEW_RUNS else (run.place.at for run in self.runs)), strict=True))
-            self._spans[family] = [(min(columns[axis]), max(columns[axis])) for axis in SIZES]
+            self._spans[family] = [(min(column), max(column)) for column in columns]
         return self._spans[family]
 
 
@@ -197,8 +207,15 @@ def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
 
 
 def clipped(place: RunPlace, found: Measured) -> list[float]:
-    """The values of a place, those of size and scale within what was measured."""
-    values = list(place.at)
-    for axis, (low, high) in zip(SIZES, found.spans(place.kind.family), strict=True):
-        values[axis] = min(max(values[axis], low), high)
-    return values
+    """The values of a place, each within what was measured."""
+    spans = found.spans(place.kind.family)
+    return [min(max(value, low), high) for value, (low, high) in zip(place.at, spans, strict=True)]
+
+
+def outside(place: RunPlace, found: Measured) -> float:
+    """How far a place lies beyond the measured range, in the unit of distances."""
+    beyond = zip(scaled(place.at), scaled(clipped(place, found)), strict=True)
+    ends: list[float] = found.constants.get("reach", place.reach)
+    return sum(abs(a - b) for a, b in beyond) + sum(
+        log2(max(value / end, 1.0)) for value, end in zip(place.reach, ends, strict=True)
+    )

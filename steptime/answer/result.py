@@ -96,11 +96,12 @@ class Estimate:
         """The step and its parts, with the interval."""
         found = step_interval(self.job)
         low, high = found.low, found.high
-        beyond = [axis.text for axis in found.beyond]
+        rests = found.evidence
+        beyond = list(rests.beyond)
         if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
             beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
-        basis = Basis(found.nearest, found.n, beyond)
+        basis = Basis(rests.nearest, rests.n, beyond, rests.word)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis
         )

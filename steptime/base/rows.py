@@ -132,11 +132,13 @@ class Basis(NamedTuple):
     """What an interval rests on."""
 
     nearest: list[dict[str, Any]]
-    """The nearest measured cells, a run of each: id, distance, measured_over_predicted."""
+    """The nearest measured cells, a run of each: id, distance, measured_over_predicted, and differs: what it has otherwise."""
     n: int
-    """Measured cells of equal weight that would say as much."""
+    """Measured cells nearby: at most one doubling of the hidden size away, or what equals it."""
     extrapolation: list[str]
-    """What was not measured: machine, software, model or scale, in words."""
+    """What was not measured, in words."""
+    evidence: str = "extrapolated"
+    """measured nearby, interpolated, or extrapolated."""
 
 
 class Time(NamedTuple):

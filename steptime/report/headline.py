@@ -67,7 +67,7 @@ def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
     ]
     facts = [
         Fact(word, [_room(estimate)], tone),
-        Fact("STEP", ["   ".join(step), *_interval(estimate)]),
+        Fact("STEP", ["   ".join(step), *_interval(estimate, brief=brief)]),
         Fact("MFU", mfu[:1] if brief else mfu),
     ]
     rest = (
@@ -112,12 +112,20 @@ def _whole_run(estimate: Estimate) -> list[Fact]:
     return [Fact("RUN", ["   ".join(words)])]
 
 
-def _interval(estimate: Estimate) -> list[str]:
-    """Where the measured step lies in 80 of 100 cases, and what says so."""
+def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
+    """Where the measured step lies in 80 of 100 cases, and the measured runs that say so."""
     time = estimate.time
-    cells = f"{time.basis.n} measured cell" + ("s" if time.basis.n != 1 else "")
-    span = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, from {cells}"
-    return [span, *(f"extrapolated, {text}" for text in time.basis.extrapolation)]
+    basis = time.basis
+    near = f" ({basis.n} measured {'cell' if basis.n == 1 else 'cells'})" if basis.evidence == "measured nearby" else ""
+    far = f" in {len(basis.extrapolation)} respects" if brief and len(basis.extrapolation) > 1 else ""
+    span = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, {basis.evidence}{near}{far}"
+    if brief:
+        return [span]
+    lines = [span, *(f"extrapolated: {text}" for text in basis.extrapolation)]
+    for run in basis.nearest:
+        differs = f"; differs: {', '.join(run['differs'])}" if run.get("differs") else "; the same plan"
+        lines.append(f"nearest {run['id']}: measured / predicted {run['measured_over_predicted']:.3f}{differs}")
+    return lines
 
 
 def _work(estimate: Estimate) -> list[str]:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from steptime.answer.interval import Interval, interval, interval_at
-from steptime.answer.measured import Measured, measured
+from steptime.answer.measured import FitRun, Measured, measured
 from steptime.validation.judgement import Judgement
 from steptime.validation.measurements import shipped
 
@@ -72,23 +72,35 @@ def lines(judged: Sequence[Judgement], of: str) -> list[dict[str, Any]]:
     return found
 
 
-def source_left_out(judged: Sequence[Judgement], of: str) -> Coverage | None:
-    """Coverage where the interval knows no run of the row's source: what a new cluster or trainer may expect."""
+def left_out(judged: Sequence[Judgement], of: str, what: str) -> Coverage | None:
+    """Coverage where the interval knows no run of the row's source, accelerator or framework: what a new one may expect."""
     known = measured(of)
-    source = {row.id: row.group for row in shipped()}
+    sources = {row.id: row.group for row in shipped()}
+
+    def group_of(run: FitRun) -> str:
+        kind = run.place.kind
+        return {"source": sources.get(run.id, ""), "accelerator": kind.accelerator, "framework": kind.family}[what]
+
+    def group(j: Judgement) -> str:
+        if j.place is None:
+            return ""
+        return {"source": j.row.group, "accelerator": j.place.kind.accelerator, "framework": j.place.kind.family}[what]
+
     others = {
-        group: Measured((run for run in known.runs if source.get(run.id) != group), known.constants)
-        for group in {j.row.group for j in judged}
+        name: Measured((run for run in known.runs if group_of(run) != name), known.constants)
+        for name in set(map(group, judged))
     }
     ratios = [(j, ratio_of(j, of)) for j in judged]
     return coverage(
-        (ratio, interval(j.place, others[j.row.group])) for j, ratio in ratios if ratio is not None and j.place
+        (ratio, interval(j.place, others[group(j)])) for j, ratio in ratios if ratio is not None and j.place
     )
 
 
 def summary_of(judged: Sequence[Judgement]) -> dict[str, list[dict[str, Any]]]:
     """The `intervals` of the summary of `3dtrn validate --json`."""
     found = {of: lines(judged, of) for of in ("step", "memory")}
-    if any(j.row.published for j in judged) and (new := source_left_out(judged, "step")):
-        found["step"].append({"what": "all, their source left out", "split": "all"} | new._asdict())
+    if any(j.row.published for j in judged):
+        for what in ("source", "accelerator", "framework"):
+            if new := left_out(judged, "step", what):
+                found["step"].append({"what": f"all, their {what} left out", "split": "all"} | new._asdict())
     return found

@@ -201,9 +201,9 @@ def _fixes(estimate: Estimate) -> Html | None:
 def _evidence(estimate: Estimate) -> Html:
     """The interval, what it rests on, and what was not measured."""
     basis = estimate.time.basis
-    words = f"80 of 100 measured steps of jobs like this lie in this interval; it rests on {basis.n} measured cells"
+    words = f"80 of 100 measured steps of jobs like this lie in this interval: {basis.evidence}, {basis.n} measured cells nearby"
     beyond = (
-        el("ul", *(el("li", f"extrapolated, {text}") for text in basis.extrapolation)) if basis.extrapolation else None
+        el("ul", *(el("li", f"extrapolated: {text}") for text in basis.extrapolation)) if basis.extrapolation else None
     )
     return join(time_charts.interval(estimate), el("p", words), beyond, tables.nearest(estimate))
 

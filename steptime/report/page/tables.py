@@ -110,11 +110,12 @@ def nearest(estimate: Estimate) -> Html | None:
         return None
     rows = [
         [Cell(str(run["id"])), Cell(number(float(run["distance"])), float(run["distance"])),
-         Cell(f"{float(run['measured_over_predicted']):.3f}", float(run["measured_over_predicted"]))]
+         Cell(f"{float(run['measured_over_predicted']):.3f}", float(run["measured_over_predicted"])),
+         Cell(", ".join(run.get("differs", [])))]
         for run in found
     ]  # fmt: skip
     caption = "the nearest measured runs; 3dtrn explain ID traces one to its source"
-    return sortable(caption, ("run", "distance", "measured / estimated"), rows)
+    return sortable(caption, ("run", "distance", "measured / estimated", "differs"), rows)
 
 
 def plain_table(found: Table) -> Html:

@@ -1,0 +1,75 @@
+"""The measured runs that a job is nearest to, how they differ from it, and in one word how near that is."""
+
+from __future__ import annotations
+
+from math import exp
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from steptime.answer.measured import AXES, NEAR, FitRun, Measured, RunPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NEAREST = 3
+_NAMES = {"hidden": "hidden size", "n_layers": "layers", "microbatch": "micro-batch"}
+
+
+class Evidence(NamedTuple):
+    """What an interval rests on."""
+
+    word: Literal["measured nearby", "interpolated", "extrapolated"]
+    n: int
+    """Measured cells that are measured nearby."""
+    nearest: list[dict[str, Any]]
+    """The nearest cells, one run of each: id, what ran, how it differs, distance, measured over predicted."""
+    beyond: list[str]
+
+
+def evidence(place: RunPlace, found: Measured, away: Sequence[float], beyond: list[str]) -> Evidence:
+    """Nearest runs and word; `away` is the distance of every run, `beyond` what was not measured."""
+    near = {run.cell for run, d in zip(found.runs, away, strict=True) if d <= NEAR}
+    word: Literal["measured nearby", "interpolated", "extrapolated"] = "extrapolated"
+    if not beyond:
+        word = "measured nearby" if near else "interpolated"
+    return Evidence(word, len(near), nearest(place, found, away), beyond)
+
+
+def nearest(place: RunPlace, found: Measured, away: Sequence[float]) -> list[dict[str, Any]]:
+    """The nearest cells, one run of each."""
+    seen: set[int] = set()
+    out: list[dict[str, Any]] = []
+    for d, i in sorted((d, i) for i, d in enumerate(away)):
+        run = found.runs[i]
+        if run.cell not in seen:
+            seen.add(run.cell)
+            ratio = round(exp(run.log_ratio), 4)
+            differs = differences(place, run)
+            out.append({"id": run.id, "distance": round(d, 3), "measured_over_predicted": ratio, "differs": differs})
+        if len(out) == NEAREST:
+            break
+    return out
+
+
+def differences(place: RunPlace, run: FitRun) -> list[str]:
+    """What of a run is not as in the job: "devices 64", "software nemo@24.09"."""
+    fields = ("accelerator", "precision", "software", "recompute")
+    out = [
+        f"{name} {getattr(run.place.kind, name)}"
+        for name in fields
+        if getattr(run.place.kind, name) != getattr(place.kind, name)
+    ]
+    pairs = zip(AXES, run.place.at, place.at, strict=True)
+    return out + [f"{_NAMES.get(axis, axis)} {theirs:,.0f}" for axis, theirs, ours in pairs if theirs != ours]
+
+
+def projected(place: RunPlace, found: Measured, away: Sequence[float]) -> RunPlace:
+    """The place with the nearest run's accelerator, precision or software where its own was not measured."""
+    near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
+    kind, kinds = place.kind, found.votes.keys()
+    if not any(other.accelerator == kind.accelerator for other in kinds):
+        kind = kind._replace(accelerator=near.accelerator)
+    if not any(other.profile == kind.profile for other in kinds):
+        kind = kind._replace(software=near.software, family=near.family)
+    if not any(other.accelerator == kind.accelerator and other.width == kind.width for other in kinds):
+        kind = kind._replace(precision=near.precision)
+    return place._replace(kind=kind)
