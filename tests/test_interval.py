@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from steptime import Job, Machine, estimate
 from steptime.answer import interval
+from steptime.answer.evidence import NEAREST, projected
 from steptime.answer.interval import beyond, interval_at, quantile, step_interval, weigh
 from steptime.answer.measured import (
     AXES,
@@ -93,8 +94,8 @@ def test_one_measured_run_is_the_whole_interval():
     """From the estimate, which is inside, to the run; beyond that what makes an interval as wide as two measurements differ."""
     found = Measured([run(0, 1.2)], CONSTANTS)
     here = interval.interval(place(), found)
-    assert (exp(here.low), exp(here.high), here.n) == (1.0, pytest.approx(1.2 * exp(0.02)), 1)
-    assert here.beyond == []
+    assert (exp(here.low), exp(here.high), here.evidence.n) == (1.0, pytest.approx(1.2 * exp(0.02)), 1)
+    assert (here.beyond, here.evidence.word) == ([], "measured nearby")
 
 
 def test_margins_add_in_squares():
@@ -110,25 +111,26 @@ def test_margins_add_in_squares():
 
 def words(where, runs):
     found = Measured(runs, CONSTANTS)
-    return [axis.text for axis in beyond(where, found, distances(where, found))]
+    away = distances(where, found)
+    return [axis.text for axis in beyond(where, projected(where, found, away), found, away) if axis.text]
 
 
 def test_what_was_not_measured_is_named():
     runs = [run(i, 1.0, place(devices=devices)) for i, devices in enumerate((64.0, 10752.0))]
     assert words(place(), runs) == []
-    assert words(place(devices=16384.0), runs) == ["scale: 16,384 devices, measured up to 10,752"]
-    assert words(place(devices=1.0), runs) == ["scale: 1 device, measured from 64"]
-    assert words(place(hidden=16384.0), runs) == ["model: hidden size 16,384, measured up to 8,192"]
-    assert words(place(seqlen=131072.0), runs) == ["model: sequences of 131,072 tokens, measured up to 4,096"]
+    assert words(place(devices=16384.0), runs) == ["16,384 devices, measured up to 10,752"]
+    assert words(place(devices=1.0), runs) == ["1 devices, measured from 64"]
+    assert words(place(hidden=16384.0), runs) == ["hidden size 16,384, measured up to 8,192"]
+    assert words(place(seqlen=131072.0), runs) == ["sequences of 131,072 tokens, measured up to 4,096"]
     nvl = KIND._replace(accelerator="h100-nvl-94")
-    assert words(place(nvl), runs) == ["machine: no measured run on h100-nvl-94; nearest h100-sxm5-80"]
+    assert words(place(nvl), runs) == ["no measured run on h100-nvl-94; nearest h100-sxm5-80"]
     fp8 = KIND._replace(precision="mxfp8")
-    assert words(place(fp8), runs) == ["machine: no measured run in mxfp8 on h100-sxm5-80"]
+    assert words(place(fp8), runs) == ["no measured run in mxfp8 on h100-sxm5-80"]
     plain = KIND._replace(software="torch", family="torch")
-    assert words(place(plain), runs) == ["software: no measured run of torch; nearest megatron-core"]
+    assert words(place(plain), runs) == ["no measured run of torch; nearest megatron-core"]
     a100 = run(2, 1.0, place(KIND._replace(accelerator="a100-sxm4-80", software="fsdp2", family="fsdp2")))
     fsdp = KIND._replace(software="fsdp2", family="fsdp2")
-    assert words(place(fsdp), [*runs, a100]) == ["software: no measured run of fsdp2 on Hopper"]
+    assert words(place(fsdp), [*runs, a100]) == ["no measured run of fsdp2 on Hopper"]
 
 
 def test_a_machine_of_ones_own_has_an_interval_that_names_it():
@@ -144,7 +146,8 @@ def test_a_machine_of_ones_own_has_an_interval_that_names_it():
     time = estimate(
         job().replace(hardware={"node_type": own}, **{"performance.software": "torch", "parallelism.vpp": 1})
     ).time
-    assert time.basis.extrapolation[0].startswith("machine: no measured run on own-chip; nearest ")
+    assert time.basis.evidence == "extrapolated"
+    assert time.basis.extrapolation[0].startswith("no measured run on own-chip; nearest ")
     assert 0.0 < time.step_s_p10 < time.step_s_p90
 
 
@@ -160,19 +163,22 @@ def test_every_plan_has_an_interval(plan):
     assert 0.0 < time.step_s_p10 <= time.step_s <= time.step_s_p90 < float("inf")
     reserved = memory.peak_reserved_bytes
     assert 0.0 < memory.peak_reserved_bytes_p10 <= reserved <= memory.peak_reserved_bytes_p90 < float("inf")
-    assert time.basis.n >= 1
-    assert 1 <= len(time.basis.nearest) <= interval.NEAREST
+    assert (time.basis.evidence == "measured nearby") <= (time.basis.n >= 1)
+    assert 1 <= len(time.basis.nearest) <= NEAREST
+    assert (time.basis.evidence == "extrapolated") == bool(time.basis.extrapolation)
+
+
+PLACES = st.sampled_from([run.place for run in measured("step").runs])
+
+
+def never_narrower(near, far):
+    return far.high >= near.high and far.low <= near.low and far.evidence.n <= near.evidence.n
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.sampled_from(["hidden", "seqlen", "devices"]),
-    st.integers(0, 6),
-    st.booleans(),
-    st.sampled_from([run.place for run in measured("step").runs]),
-)
-def test_farther_is_wider(axis, doublings, down, where):
-    """Beyond what was measured, on either side, another doubling always widens the interval at both ends."""
+@given(st.sampled_from(AXES), st.integers(0, 6), st.booleans(), PLACES)
+def test_farther_is_never_narrower(axis, doublings, down, where):
+    """Beyond what was measured, on either side of any axis, another doubling never narrows and never has more runs nearby."""
     found = measured("step")
     index = AXES.index(axis)
     column = [run.place.at[index] for run in found.runs]
@@ -181,11 +187,64 @@ def test_farther_is_wider(axis, doublings, down, where):
     def at(steps):
         values = list(where.at)
         values[index] = end * factor**steps
-        return interval_at("step", RunPlace(where.kind, tuple(values)))
+        return interval_at("step", where._replace(at=tuple(values)))
 
     near, far = at(doublings), at(doublings + 1)
+    assert never_narrower(near, far)
     assert far.high > near.high
-    assert far.low < near.low
+    assert far.evidence.word == "extrapolated"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 3), st.integers(0, 6), PLACES)
+def test_wider_groups_larger_bubbles_and_strange_devices_are_never_narrower(which, doublings, where):
+    """The same for tp over several nodes, bubbles, and accelerators slower or faster than any that was measured."""
+    ends = measured("step").constants["reach"]
+
+    def at(steps):
+        reach = tuple(end * 2.0**steps if i == which else min(end, 1.0) for i, end in enumerate(ends))
+        return interval_at("step", where._replace(reach=reach))
+
+    assert never_narrower(at(doublings), at(doublings + 1))
+
+
+@settings(deadline=None, max_examples=60)
+@given(PLACES, st.sampled_from(["accelerator", "software"]))
+def test_what_nobody_measured_is_never_narrower_than_what_it_is_nearest_to(where, what):
+    """An accelerator or a framework of its own, held against the measured one that stands in its place."""
+    kind = (
+        where.kind._replace(accelerator="own-chip")
+        if what == "accelerator"
+        else where.kind._replace(software="own", family="own")
+    )
+    far, found = interval_at("step", where._replace(kind=kind)), measured("step")
+    base = projected(where._replace(kind=kind), found, distances(where._replace(kind=kind), found))
+    assert never_narrower(interval_at("step", base), far)
+    assert far.evidence.word == "extrapolated"
+
+
+def test_plans_off_the_map_are_wide():
+    """A CPU, a pipeline of mostly bubble, tp over four nodes: each wider than the plan that it differs from."""
+    base = step_interval(job())
+
+    def width(*sets):
+        found = step_interval(job(*sets))
+        return found.high - found.low
+
+    here = base.high - base.low
+    assert width("hardware=cpu-2core") > 2.0 * here
+    assert (
+        width(
+            "data.gbs=32",
+            "parallelism.dp=1",
+            "parallelism.pp=16",
+            "parallelism.vpp=1",
+            "parallelism.tp=1",
+            "data.gbs=2",
+        )
+        > here
+    )
+    assert width("parallelism.tp=32", "parallelism.dp=8", "parallelism.vpp=5") > here
 
 
 def test_the_interval_of_a_job_scales_with_its_estimate():
@@ -200,7 +259,9 @@ def test_leaving_a_run_out_leaves_its_cell_out():
     rest = found.without(first.id)
     assert first.cell not in {run.cell for run in rest.runs}
     assert found.without("no such run") is found
-    assert {run["id"] for run in interval_at("step", first.place, first.id).nearest} <= {run.id for run in rest.runs}
+    assert {run["id"] for run in interval_at("step", first.place, first.id).evidence.nearest} <= {
+        run.id for run in rest.runs
+    }
 
 
 # --- the shipped runs ---

@@ -73,7 +73,7 @@ class Interval:
     @property
     def evidence(self) -> Evidence:
         """The runs that the job is nearest to, and in one word how near that is."""
-        return evidence(self.place, self.found, self.away, [axis.text for axis in self.beyond])
+        return evidence(self.place, self.found, self.away, [axis.text for axis in self.beyond if axis.text])
 
 
 def step_interval(job: Job) -> Interval:
@@ -174,8 +174,8 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
     sizes = [*_sizes(place, base, found), *_reach(place, found)]
     gap = min(away) - GAP
     text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
-    gaps = [Beyond("gap", gap, text)] if gap > 0.0 else []
-    return [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *sizes, *gaps]
+    named = [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *sizes]
+    return [*named, Beyond("gap", gap, "" if named else text)] if gap > 0.0 else named
 
 
 GAP = 3.0
