@@ -44,6 +44,25 @@ class StageMemory(NamedTuple):
     reserved_bytes: float
     """What the caching allocator holds then."""
     peak_op: str
+    buffers_bytes: float = 0.0
+    """Workspaces and buffers beside states and activations: those that stay for the run, and those of the micro-batch."""
+    persisting_bytes: float = 0.0
+    """torch's memory_allocated between two steps."""
+    first_peak_bytes: float = 0.0
+    """The peak of the first step, in which the optimizer's moments are not there yet."""
+
+
+class HeldBuffer(NamedTuple):
+    """A workspace or buffer that torch's allocator holds on a stage beside states and activations."""
+
+    name: str
+    bytes: float
+    stays: bool
+    """It is there between steps."""
+    at_peak: bool
+    """It is there at the peak of a micro-batch."""
+    source: str
+    """File of the framework that makes it."""
 
 
 class Overhead(NamedTuple):

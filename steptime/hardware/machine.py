@@ -94,6 +94,8 @@ class Accelerator(Config):
     kernels: Section[Kernels] | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
+    compute_capability: float | None = Field(None, ge=1)
+    """NVIDIA's number of the architecture, which decides kernels and workspaces: 8.0 is A100, 9.0 is H100."""
     sm_count: int | None = Field(None, ge=1)
     """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), to which a GEMM's output tiles are dealt."""
     power_w: float | None = None

@@ -178,7 +178,8 @@ class JobKeys:
         status, note = self.fates.get(key) or self._fate(given)
         if by != name and value is not None and self.values[key] != value:
             status, note = "irrelevant", f"{by} is put over it"
-        return LaunchFlag(name, given.shown or text_of(value), status, note)
+        rule = rule_of(key, self.table)
+        return LaunchFlag(name, given.shown or text_of(value), status, note, rule is not None and rule.time_only)
 
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """What the table says of a key and its value."""

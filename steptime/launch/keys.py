@@ -32,6 +32,8 @@ class KeyRule(NamedTuple):
     """The key that has to be on for this one to matter."""
     words: Mapping[str, Any] = {}
     """What the words mean that a key takes."""
+    time_only: bool = False
+    """An unmodelled key that leaves memory as it is."""
 
 
 class KeyTable(NamedTuple):
@@ -75,7 +77,9 @@ def load_table(name: str) -> KeyTable:
     for note, keys in (raw.get("irrelevant") or {}).items():
         rules |= dict.fromkeys(keys, KeyRule("irrelevant", note))
     for key, entry in (raw.get("unmodelled") or {}).items():
-        rules[key] = KeyRule("unmodelled", entry["why"], tuple(entry["off"]), entry.get("with", ""))
+        rules[key] = KeyRule(
+            "unmodelled", entry["why"], tuple(entry["off"]), entry.get("with", ""), time_only=entry.get("of") == "time"
+        )
     listed, unlisted = base.defaults, base.unlisted
     if raw.get("only_these_defaults"):
         listed, unlisted = {}, {key: value for key, (_, value) in listed.items()}

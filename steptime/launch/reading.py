@@ -24,6 +24,8 @@ class LaunchFlag(NamedTuple):
     unmodelled: it changes cost, and no config expresses it."""
     note: str = ""
     """The config key it became, why it is irrelevant, or the release whose default it is."""
+    time_only: bool = False
+    """Unmodelled, and without effect on memory."""
 
 
 class Reading(NamedTuple):

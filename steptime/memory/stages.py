@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, where
+from steptime.base.num import Num, is_column, where
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
 from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
@@ -192,13 +192,11 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     forward = [[m.forward.bytes - m.saved for m in memory] for memory in walked]
     backward = [[m.backward.bytes - m.saved for m in memory] for memory in walked]
     worst = peaks(job.schedule, p.pp, p.vpp, job.schedule_microbatches, weights, forward, backward)
-    buffer = comm_buffer_bytes(assembly)
     result = []
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = f"forward of {memory.forward.op}" if peak.action.kind == "F" else f"backward of {memory.backward.op}"
-        permanent = buffer + dummy_wgrad_bytes(assembly, stage)
-        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes + permanent, op)
+        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes, op)
         result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
     return result
 
@@ -250,30 +248,3 @@ def first_backward(assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num
             saved = saved - part.saved
             to_come = to_come - part.n_params * stored
     return worst
-
-
-def pooled_bytes(assembly: Assembly) -> list[Num]:
-    """Bytes of the tensors that lie in Megatron's grow-only buffer."""
-    parts = (*assembly.kinds, assembly.head)
-    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
-
-
-def comm_buffer_bytes(assembly: Assembly) -> Num:
-    """Megatron's grow-only buffer: the largest sequence-parallel gather, or unfused attention's scores [B].
-
-    megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
-    """
-    largest: Num = 0.0
-    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
-        largest = maximum(largest, bytes_)
-    return largest
-
-
-def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
-    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
-    software, chunks = assembly.job.software, assembly.stages[stage]
-    if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
-        return 0.0
-    parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}
-    return software.itemsize * sum([p.local(assembly.head.tp) for p in weights.values()])

@@ -19,8 +19,18 @@ from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.shell.script import Script, Word, read_script
 
 T = TypeVar("T")
+_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""Arguments that list the layers one by one, a letter each."""
 _OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
 """Programs of Megatron-LM beside pretrain_gpt.py."""
+_GPT = re.compile(r"(^|/)pretrain_gpt\.py$")
+_MEMORY_VARIABLES = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("deterministic", {"0": True}),
+    "CUBLAS_WORKSPACE_CONFIG": ("cublas_workspace", None),
+    "PYTORCH_CUDA_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
+    "PYTORCH_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
+}
+"""Variable -> the key of the plan's performance section, and what its words mean there; None: as it stands."""
 
 
 def read_megatron(
@@ -88,10 +98,13 @@ def _from_words(path: str, words: list[Word], script: Script | None, sets: Mappi
     said = arguments_of(words)
     if said.problems:
         raise ConfigError(f"{path}: {problem}" for problem in said.problems)
-    if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
+    if not said.arguments.keys() & {"num_layers", "encoder_num_layers", *_PATTERNS}:
         raise ConfigError(f"{path}: --num-layers is missing; not a Megatron-LM training")
     keys = keys_of(said.arguments, said.names, path, sets)
     keys.notes += said.notes
+    if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
+        pattern = next(said.arguments[name] for name in _PATTERNS if name in said.arguments)
+        keys.put("num_layers", len(re.sub(r"[|\s]", "", pattern.partition("/")[0])))
     if script is not None:
         _of_environment(keys, script)
         if script.devices_per_node and script.nodes:
@@ -102,6 +115,7 @@ def _from_words(path: str, words: list[Word], script: Script | None, sets: Mappi
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     if script is None:
         return reading
+    reading = _with_variables(reading, script.variables)
     if script.unclear:
         left_open = {**(reading.left_open or {}), "parallelism.dp": f"{script.unclear[0]}; add --set parallelism.dp=N"}
         reading = reading._replace(left_open=left_open)
@@ -113,6 +127,18 @@ def _from_outside(environment: dict[str, str]) -> str:
     shown = re.compile(r"\d{1,6}|true|false", re.IGNORECASE)
     names = [name for name in sorted(environment) if not name.isdigit()]
     return ", ".join(f"{name}={environment[name]}" if shown.fullmatch(environment[name]) else name for name in names)
+
+
+def _with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
+    """The reading with what variables of the environment say of kernels and workspaces."""
+    performance, flags = dict(reading.config["performance"]), list(reading.flags)
+    for variable, (key, words) in _MEMORY_VARIABLES.items():
+        said = variables.get(variable)
+        value = said if words is None else words.get(said or "")
+        if value is not None and not (key == "cublas_workspace" and not re.fullmatch(r"(:\d+:\d+)+", str(value))):
+            performance[key] = value
+            flags.append(LaunchFlag(variable, str(said), "used", f"performance.{key}"))
+    return reading._replace(config=reading.config | {"performance": performance}, flags=flags)
 
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
@@ -138,6 +164,14 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+    elif "attention_backend" not in keys.values:
+        for variable, other in (("NVTE_FUSED_ATTN", "flash"), ("NVTE_FLASH_ATTN", "fused")):
+            if values.get(variable) == "0":
+                keys.put("attention_backend", other)
+                found.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
+    if _GPT.search(script.program) and keys.get("tokenizer_type") is None and keys.get("vocab_size") is None:
+        keys.put("tokenizer_type", "GPT2BPETokenizer")
+        found.append(LaunchFlag(script.program, "", "used", "model.vocab_sz: its tokenizer where none is named is GPT-2's"))
     if _OTHER_MODELS.search(script.program):
         why = "another model than a decoder-only transformer: one is counted"
         found.append(LaunchFlag(script.program, "", "unmodelled", why))
