@@ -85,7 +85,7 @@ def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], wa
         gradients_bytes=gradients,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=moment.activations_bytes,
-        transient_bytes=moment.transient_bytes,
+        transient_bytes=moment.transient_bytes + at_peak,
         allocated_bytes=fixed + moving,
         reserved_bytes=reserved_bytes(fixed, moving),
         peak_op=moment.op,

@@ -38,14 +38,14 @@ class StageMemory(NamedTuple):
     activations_bytes: float
     """Saved for backward, all in-flight micro-batches, logits and loss included on the last stage."""
     transient_bytes: float
-    """What lives beside them only at the peak."""
+    """What lives beside them at the peak: temporaries, and `buffers_bytes`."""
     allocated_bytes: float
     """torch's max_memory_allocated."""
     reserved_bytes: float
     """What the caching allocator holds then."""
     peak_op: str
     buffers_bytes: float = 0.0
-    """Workspaces and buffers beside states and activations: those that stay for the run, and those of the micro-batch."""
+    """The part of `transient_bytes` that workspaces and buffers take, those that stay for the run and those of a micro-batch."""
     persisting_bytes: float = 0.0
     """torch's memory_allocated between two steps."""
     first_peak_bytes: float = 0.0

@@ -48,6 +48,8 @@ class JobKeys:
                 self.values[key], self.names[key] = value, name
         self.fates: dict[str, tuple[Status, str]] = {}
         """Keys that in this job become something else than the table says, and why."""
+        self.time_only: set[str] = set()
+        """Keys left out that leave memory as it is."""
         self.beside_flags: list[LaunchFlag] = []
         """What the job rests on beside the source's keys."""
         self.problems: list[str] = []
@@ -150,9 +152,11 @@ class JobKeys:
         """Note that a key is used otherwise than the table says."""
         self.fates[key] = ("used", what)
 
-    def leave_out(self, key: str, why: str) -> None:
-        """Note that what a key says changes cost and is not in the config."""
+    def leave_out(self, key: str, why: str, *, time_only: bool = False) -> None:
+        """Note that what a key says changes cost, `time_only` or memory too, and is not in the config."""
         self.fates[key] = ("unmodelled", why)
+        if time_only:
+            self.time_only.add(key)
 
     def without_effect(self, key: str, why: str) -> None:
         """Note that what a key says changes nothing in this job."""
@@ -179,7 +183,8 @@ class JobKeys:
         if by != name and value is not None and self.values[key] != value:
             status, note = "irrelevant", f"{by} is put over it"
         rule = rule_of(key, self.table)
-        return LaunchFlag(name, given.shown or text_of(value), status, note, rule is not None and rule.time_only)
+        time_only = key in self.time_only or (rule is not None and rule.time_only)
+        return LaunchFlag(name, given.shown or text_of(value), status, note, time_only)
 
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """What the table says of a key and its value."""

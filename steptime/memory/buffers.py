@@ -26,6 +26,7 @@ INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tenso
 SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
 POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
 DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
+DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
 
@@ -34,6 +35,8 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     """Every buffer of one stage, which holds such states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
     found = [*workspaces(job.software), *grow_only(assembly, chunks), *of_pipeline(assembly, chunks)]
+    deferred = deferred_wgrad_bytes(assembly, chunks)
+    found.append(HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED))
     rests = block_rest_bytes(assembly, chunks)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
     found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
@@ -100,6 +103,15 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
         HeldBuffer("inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS),
         HeldBuffer("sends and receives under way", under_way * one, stays=False, at_peak=True, source=SENDS),
     ]
+
+
+def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """What the head's weight gradients wait for in a pipeline: the logits' gradient and the head's input of earlier micro-batches."""
+    job = assembly.job
+    waiting = min(job.software.buffers.deferred_head_wgrads, job.microbatches - 1)
+    if job.parallelism.pp == 1 or waiting <= 0 or not any(chunk.head for chunk in chunks):
+        return 0.0
+    return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
 
 
 def block_rest_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
+from steptime.memory.buffers import stage_buffers
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
@@ -192,13 +193,19 @@ def _tokens(estimate: Estimate) -> FactList:
 def _memory(estimate: Estimate) -> FactList:
     memory = estimate.memory
     row = memory.stages[memory.worst_stage]
-    keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes")
+    keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
     sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
+    held = stage_buffers(estimate.assembly, row.stage, estimate.timing.states[row.stage])
+    sizes += [("", item.bytes, f"{item.name} ({item.source})") for item in held if item.at_peak]
     sizes += [
+        ("transient", row.transient_bytes - row.buffers_bytes, "temporaries of the op at the peak"),
         ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
         ("reserved", row.reserved_bytes, "what the caching allocator holds then"),
         ("context", memory.overhead_bytes.context, "outside the allocator"),
         ("communicators", memory.overhead_bytes.communicators, "outside the allocator"),
+        ("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay"),
+        *(("", item.bytes, f"of it {item.name} ({item.source})") for item in held if item.stays and not item.at_peak),
+        ("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet"),
         ("usable", memory.capacity_bytes, "what reserved, context and communicators share"),
     ]
     shown = column([size for _, size, _ in sizes], GIB, 4)

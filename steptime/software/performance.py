@@ -76,6 +76,7 @@ class Options(Config):
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     cuda_graphs: bool | None = None
+    dummy_wgrads: Literal["none", "freed", "kept"] | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Master | None = None
@@ -86,6 +87,7 @@ class Options(Config):
     vocab_multiple: int | None = Field(default=None, ge=1)
     scores_in_buffer: bool | None = None
     attention_mask: bool | None = None
+    deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")

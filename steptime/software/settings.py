@@ -130,6 +130,9 @@ class BufferSettings(Config):
     its size, and hardly fragments."""
     attention_mask: bool
     """The data loader makes a mask of one byte for each pair of positions, which every micro-batch has on the device."""
+    deferred_head_wgrads: int
+    """Micro-batches of a step whose weight gradient of the head waits for the end of the pipeline (Megatron's
+    defer_embedding_wgrad_compute): what it multiplies is kept."""
     stage_inputs_stay: bool
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
     gradient_copies: bool

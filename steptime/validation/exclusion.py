@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from steptime.validation.ci_jobs import is_ci
 from steptime.validation.measurements import MeasuredRow
 
+CI_ROWS = "Megatron-LM's own tests: memory alone"
 DOUBTFUL = {
     **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
     **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
@@ -16,8 +18,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"
-    if row.file == "nvidia_ci":
-        return "CI jobs: memory only"
+    if is_ci(row):
+        return CI_ROWS
     if row.id in DOUBTFUL and row.published:
         return f"inputs in doubt: {DOUBTFUL[row.id]}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:

@@ -45,7 +45,7 @@ def _exchange(keys: JobKeys) -> str:
     known = load_table("megatron").rules["cp_comm_type"].words
     if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
         return str(kind)
-    keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted")
+    keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted", time_only=True)
     return "p2p"
 
 

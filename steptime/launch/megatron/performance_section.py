@@ -125,6 +125,8 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
     )
     if keys.get("deallocate_pipeline_outputs") is not None:
         section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
+    if keys.on("defer_embedding_wgrad_compute"):  # a limit of 0 is none
+        section["deferred_head_wgrads"] = keys.whole("wgrad_deferral_limit", least=0) or 10**6
     return section | {"cuda_graphs": graphs}
 
 

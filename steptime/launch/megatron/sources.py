@@ -143,6 +143,8 @@ def _with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
     """The reading with the machine that the script's headers name, where one is shipped under that name."""
+    if not script.gpu:
+        return reading
     try:
         machine = Machine.load(script.gpu.lower())
     except ConfigError:
