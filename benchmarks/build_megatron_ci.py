@@ -25,7 +25,13 @@ COPIED = (
     "id", "split", "family", "kind", "config", "gpu", "n_gpus", "container", "date", "first_iteration_peak_bytes",
     "peak_allocated_bytes", "allocated_bytes",
 )  # fmt: skip
-STATED = {"source": SOURCE, "source_group": "megatron-ci", "framework": "Megatron-LM", "quality": "A", "task": "pretrain"}
+STATED = {
+    "source": SOURCE,
+    "source_group": "megatron-ci",
+    "framework": "Megatron-LM",
+    "quality": "A",
+    "task": "pretrain",
+}
 
 
 def packed(text: str) -> bytes:

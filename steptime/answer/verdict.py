@@ -66,7 +66,12 @@ def first_peak(job: Job, state: States, peak: Num) -> Num:
     """The peak of the first step: no moments yet; in a single micro-batch's forward no workspace of autograd's thread either."""
     software, p = job.software, job.parallelism
     peak = peak - moment_bytes(job, state)
-    if p.pp > 1 or not job.single_microbatch or software.compute_capability == 0.0 or software.buffers.cublas_handles < 2:
+    if (
+        p.pp > 1
+        or not job.single_microbatch
+        or software.compute_capability == 0.0
+        or software.buffers.cublas_handles < 2
+    ):
         return peak
     return peak - cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
 

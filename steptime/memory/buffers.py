@@ -36,7 +36,9 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     job, chunks = assembly.job, assembly.stages[stage]
     found = [*workspaces(job.software), *grow_only(assembly, chunks), *of_pipeline(assembly, chunks)]
     deferred = deferred_wgrad_bytes(assembly, chunks)
-    found.append(HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED))
+    found.append(
+        HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
+    )
     rests = block_rest_bytes(assembly, chunks)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
     found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
@@ -100,7 +102,9 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
-        HeldBuffer("inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS),
+        HeldBuffer(
+            "inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS
+        ),
         HeldBuffer("sends and receives under way", under_way * one, stays=False, at_peak=True, source=SENDS),
     ]
 

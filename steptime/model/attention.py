@@ -167,7 +167,9 @@ def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
     if not shard.software.batch_first_attention or same(shard.batch == 1.0):
         return ops, out.name
     turned = out._replace(name=f"{out.name}.turned")
-    copy = Move("attn.core.turn", (out.name,), (turned,), forward_bytes=0.0, backward_bytes=0.0, kernels=0.0, role="core_attn")
+    copy = Move(
+        "attn.core.turn", (out.name,), (turned,), forward_bytes=0.0, backward_bytes=0.0, kernels=0.0, role="core_attn"
+    )
     return [*ops, copy], turned.name
 
 

@@ -116,7 +116,9 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
         fused = keys.on("apply_rope_fusion") and positions != "yarn"
         section["rope_impl"] = "fused" if fused else "own_tables"
     section["activation_impl"] = "fused" if _activation_is_fused(keys) else "composite"
-    section["loss_impl"] = keys.word("cross_entropy_fusion_impl") if keys.on("cross_entropy_loss_fusion") else "composite"
+    section["loss_impl"] = (
+        keys.word("cross_entropy_fusion_impl") if keys.on("cross_entropy_loss_fusion") else "composite"
+    )
     section["attention_mask"] = keys.on("create_attention_mask_in_dataloader")
     graphs = (
         str(keys.get("cuda_graph_impl") or "none") != "none"

@@ -173,7 +173,9 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
                 found.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
     if _GPT.search(script.program) and keys.get("tokenizer_type") is None and keys.get("vocab_size") is None:
         keys.put("tokenizer_type", "GPT2BPETokenizer")
-        found.append(LaunchFlag(script.program, "", "used", "model.vocab_sz: its tokenizer where none is named is GPT-2's"))
+        found.append(
+            LaunchFlag(script.program, "", "used", "model.vocab_sz: its tokenizer where none is named is GPT-2's")
+        )
     if _OTHER_MODELS.search(script.program):
         why = "another model than a decoder-only transformer: one is counted"
         found.append(LaunchFlag(script.program, "", "unmodelled", why))
