@@ -128,7 +128,9 @@ def fits() -> Table:
 
 def skipped(reasons: dict[str, int]) -> Table:
     """How many rows were not judged, by reason."""
-    return Table("skipped, and why", ["reason", "rows"], [[reason, f"{count:,}"] for reason, count in reasons.items()])
+    return Table(
+        "skipped, by reason", ["reason", "rows"], [[reason, f"{count:,}"] for reason, count in reasons.items()]
+    )
 
 
 def unknown_release() -> Table:

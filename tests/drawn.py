@@ -11,7 +11,7 @@ from steptime.job.job import Job
 
 @st.composite
 def models(draw):
-    """Small decoder models of every kind that is modelled."""
+    """Small decoder models of every kind that is modeled."""
     heads = draw(st.sampled_from([8, 16]))
     learned = draw(st.booleans())
     return {

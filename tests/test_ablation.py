@@ -55,7 +55,7 @@ def test_what_is_added_at_the_end_leaves_whole(name, off, part):
 
 
 def test_on_one_device_every_part_leaves_whole():
-    """No pipeline and no neighbours: the step is the sum of its parts, and a switch takes its own."""
+    """No pipeline and no neighbors: the step is the sum of its parts, and a switch takes its own."""
     made = job(recompute="none")
     found = estimate(made)
     parts = found.time.parts_s

@@ -156,14 +156,12 @@ def test_it_is_said_in_text_and_json(run):
 def test_a_factor_at_its_bound_is_called_so(run, tmp_path):
     path = write(tmp_path, [{"config": SMALL, "step_s": 1000}])
     text = " ".join(run("configs/llama3_70b.yaml", "--brief", "--calibrate", path)[1].split())
-    assert "take 1.500 x as long" in text
-    assert "more than a calibration may change (0.67 to 1.5)" in text
+    assert "link times x 1.500" in text
+    assert "more than the allowed calibration range (0.67 to 1.5)" in text
 
 
 def test_a_factor_of_ones_own_is_bounded_and_said():
-    assert Calibration(factor=1.1).words == [
-        "calibrated: kernels and links take 1.100 x as long as modelled, as the config says"
-    ]
+    assert Calibration(factor=1.1).words == ["calibrated: modeled kernel and link times x 1.100, set in the config"]
     with pytest.raises(ConfigError, match=r"factor: must be at most 1\.5 \(got 2\)"):
         Calibration(factor=2.0)
 

@@ -1,4 +1,4 @@
-"""The command line: every subcommand, exit codes, streams, colours, speed of start, and the page that documents it."""
+"""The command line: every subcommand, exit codes, streams, colors, speed of start, and the page that documents it."""
 
 import json
 import os
@@ -119,7 +119,7 @@ def test_text_keeps_to_the_page_and_its_parts_sum_to_the_step(run, config):
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
-    table = out[out.index("where the step goes") :].split("\n\n")[0]
+    table = out[out.index("step time breakdown") :].split("\n\n")[0]
     rows = [re.match(r"  (.+?)\s{2,}([\d.,]+)\s+([\d.,]+) %", line) for line in table.splitlines()]
     *parts, total = [(float(row[2].replace(",", "")), float(row[3]), row[2]) for row in rows if row]
     ulp = 10.0 ** -len(total[2].partition(".")[2])
@@ -176,7 +176,7 @@ def test_a_tight_job_is_no_job_that_fits(run):
     code, out, err = run(PLAN, "--check", "--set", hardware)
     assert code == 1
     assert "TIGHT" in out
-    assert err == "check: tight: fits as allocated; not as the allocator reserves, or not in one run of ten\n"
+    assert err == "check: tight: allocated memory fits, reserved memory or its 90th percentile does not\n"
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.01", 0), ("1%", 0), ("0.99", 1), ("99%", 1)])
@@ -276,8 +276,8 @@ def test_a_closed_pipe_keeps_the_answer_of_a_check():
     [
         ("gpt2_1gpu.yaml >&-", 0, ""),
         ("nowhere.yaml 2>&-", 2, ""),
-        ("gpt2_1gpu.yaml >/dev/full", 2, "standard output: cannot be written (No space left on device)\n"),
-        ("- <&-", 2, "standard input: is closed; pipe a config into it\n"),
+        ("gpt2_1gpu.yaml >/dev/full", 2, "cannot write to standard output (No space left on device)\n"),
+        ("- <&-", 2, "standard input is closed; pipe a config into it\n"),
     ],
 )
 def test_streams_that_are_closed_or_full(arguments, code, error):

@@ -191,5 +191,5 @@ def test_llama3_beyond_its_key_value_heads(attention):
 @pytest.mark.parametrize("tps", [(1.0, 2.0), (4.0, 16.0)])
 def test_rows_of_different_ops_in_one_list_are_refused(tps):
     model, build = load_model("llama3-8b"), shard_of(load_software("megatron-core"), sp=True)
-    with pytest.raises(ValueError, match="rows of a column want different ops"):
+    with pytest.raises(ValueError, match="rows of a column need different ops"):
         block_ops(model, build(1.0, 8192.0, np.array(tps), 1.0))

@@ -133,9 +133,9 @@ def test_all_to_all_waits_for_the_node_with_the_fewest_ranks():
 
 
 def test_all_to_all_between_centres_crosses_the_nics_too():
-    """16 ranks, 4 centres of a node of 4 each, 1 GB to each rank: 12 GB leave a node, and all of them a centre.
+    """16 ranks, 4 centers of a node of 4 each, 1 GB to each rank: 12 GB leave a node, and all of them a center.
 
-    With nodes of 2: over NVLink 1 GB, by the NIC 14 GB, of which 2 stay in the centre, and over the link between centres 12 GB of
+    With nodes of 2: over NVLink 1 GB, by the NIC 14 GB, of which 2 stay in the center, and over the link between centers 12 GB of
     1 GB/s: 12/0.9 s. Where that link has 100 GB/s the NIC sets the pace: 14/(0.9 x 10) s.
     """
     node, fabric = (tier.model_copy(update={"size": size}) for tier, size in ((NODE, 2), (FABRIC, 4)))
@@ -154,7 +154,7 @@ def test_send_takes_the_tier_between_the_two():
     assert sends[1].latency_s == pytest.approx(4.5e-6 + 10e-6)
 
 
-# --- data centres ---
+# --- data centers ---
 
 
 def test_the_link_between_centres_is_shared_by_the_devices_of_one():
@@ -162,7 +162,7 @@ def test_the_link_between_centres_is_shared_by_the_devices_of_one():
     tiers = network(Machine.load("h100"), dc, devices=1024)
     assert [(tier.name, tier.size) for tier in tiers] == [("nvlink", 8), ("infiniband", 512), ("cross-dc", inf)]
     assert tiers[-1].bytes_per_s == pytest.approx(8000e9 / 8 / 512)
-    small = network(Machine.load("h100"), dc, devices=8)  # half a node in each centre
+    small = network(Machine.load("h100"), dc, devices=8)  # half a node in each center
     assert [(tier.name, tier.size) for tier in small] == [("nvlink", 4), ("cross-dc", inf)]
     with pytest.raises(ValueError, match="devices"):
         network(Machine.load("h100"), dc)
@@ -300,7 +300,7 @@ BOUNDS = {
     "h100x64-cw": 0.18,
     "gb200x72-cw": 0.14,
     "gb200x144-cw": 0.20,
-    "gb200x1440-cw": 0.70,  # 20 racks reach half of what two do: the fabric between racks is not modelled
+    "gb200x1440-cw": 0.70,  # 20 racks reach half of what two do: the fabric between racks is not modeled
     "ibex-a100-2nx4": 0.05,
     "p5en-4n": 0.12,
 }

@@ -59,7 +59,7 @@ def test_the_plan_itself_is_sound():
         ("run.tokens=many", "run.tokens: expected a number (got 'many')"),
         (
             "run={checkpoint_write_s: 3, checkpoint_bytes_per_s: 1 GB/s}",
-            "run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one",
+            "run: checkpoint_write_s and checkpoint_bytes_per_s are both set; use one",
         ),
         ("run.tokens=.nan", "run.tokens: expected a finite number (got nan)"),
         ("parallelism.layers_per_stage=[40, x]", "parallelism.layers_per_stage[1]: expected a whole number (got 'x')"),
@@ -106,9 +106,9 @@ def test_the_plan_itself_is_sound():
         ),
         (
             "performance.precision=int8",
-            "performance.precision: not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ... (got 'int8')",
+            "performance.precision: not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ... (got 'int8')",
         ),
-        ("performance.offload=true", "performance.offload: not modelled yet; remove it"),
+        ("performance.offload=true", "performance.offload: not modeled yet; remove it"),
         ("parallelism.layers_per_stage=[]", "parallelism.layers_per_stage: expected pp*vpp = 2 counts (got [])"),
         (
             "performance.recompute={granularity: full, n_layers: []}",
@@ -120,7 +120,7 @@ def test_the_plan_itself_is_sound():
         ),
         (
             "parallelism.schedule=dualpipe",
-            "parallelism.schedule: not modelled yet; use gpipe, 1f1b or interleaved (got 'dualpipe')",
+            "parallelism.schedule: not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev (got 'dualpipe')",
         ),
         (
             "performance.software=megatron",
@@ -129,17 +129,17 @@ def test_the_plan_itself_is_sound():
         # machines and presets
         (
             "hardware.overrides.tiers.7.latency_s=1 us",
-            "hardware.overrides.tiers.7.latency_s: '7' is no index here; valid: 0, 1",
+            "hardware.overrides.tiers.7.latency_s: '7' is not a valid index; valid: 0, 1",
         ),
         (
             "hardware.overrides.accelerator.peak_flop=1e15",
             "hardware.overrides.accelerator.peak_flop: unknown key (got 1e+15); did you mean 'peak_flops'?",
         ),
         ("model={preset: 8}", "model.preset: expected a name (got 8)"),
-        ("model={preset: llama3-8b, hf: x.json}", "model: preset and hf are both given; keep one"),
+        ("model={preset: llama3-8b, hf: x.json}", "model: preset and hf are both given; use one"),
         ("model={preset: llama3-8b, n_layer: 4}", "model.n_layer: unknown key (got 4); did you mean 'n_layers'?"),
         # settings
-        ("parallelism.tp.x=3", "parallelism.tp.x: parallelism.tp is a single value (got 8)"),
+        ("parallelism.tp.x=3", "parallelism.tp.x: parallelism.tp is a single value, not a section (got 8)"),
         ("parallelism.tp", "--set parallelism.tp: expected a.b=value"),
         ("=3", "--set =3: expected a.b=value"),
         ("a..b=3", "--set a..b=3: expected a.b=value"),
@@ -163,11 +163,11 @@ def test_unknown_machine_and_preset_name_their_neighbours():
 
 def test_missing_sections_and_keys():
     assert problems("model: llama3-8b\n") == [
-        f"{key}: missing, and required" for key in ("parallelism", "data", "hardware")
+        f"{key}: required key is missing" for key in ("parallelism", "data", "hardware")
     ]
     assert problems(PLAN, "data={gbs: 64}") == [
-        "data.seqlen: missing, and required",
-        "data.microbatch_sz: missing, and required",
+        "data.seqlen: required key is missing",
+        "data.microbatch_sz: required key is missing",
     ]
 
 
@@ -178,8 +178,8 @@ def test_all_problems_at_once_in_the_order_of_the_file():
         "parallelism.tp: must be at least 1 (got 0)",
         (
             "parallelism.qq: unknown key (got 1); valid: bucket_size_mb, cp, cp_comm_type, dp, "
-            "embedding_and_loss_count_as_layers, ep, fsdp, layers_per_stage, n_param_buckets, pp, replicas, schedule, sp, "
-            "tp, vpp, zero_level"
+            "embedding_and_loss_count_as_layers, ep, fsdp, layers_per_stage, microbatch_group_sz, n_param_buckets, pp, "
+            "replicas, schedule, sp, tp, vpp, zero_level"
         ),
         (
             "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4 "
@@ -201,9 +201,9 @@ def test_a_typo_hides_no_broken_rule():
 
 def test_a_value_that_reads_like_a_hint_is_none():
     """Unknown keys are dropped or renamed by what the error knows, not by its words."""
-    text = PLAN.replace("dp: 64", "dp: 64, colour: \"did you mean 'vpp'?\"")
+    text = PLAN.replace("dp: 64", "dp: 64, color: \"did you mean 'vpp'?\"")
     [line] = problems(text)
-    assert line.startswith("""parallelism.colour: unknown key (got "did you mean 'vpp'?"); valid: """)
+    assert line.startswith("""parallelism.color: unknown key (got "did you mean 'vpp'?"); valid: """)
 
 
 def test_problems_say_where_they_are():
@@ -259,14 +259,14 @@ def bomb():
     [
         ("\n", "t: empty; expected a mapping of sections"),
         ("# nothing\n---\n", "t: empty; expected a mapping of sections"),
-        ("- a\n- b\n", "t: expected a mapping at the top (got a list of 2)"),
-        ("just words\n", "t: expected a mapping at the top (got 'just words')"),
+        ("- a\n- b\n", "t: expected a mapping at the top level (got a list of 2)"),
+        ("just words\n", "t: expected a mapping at the top level (got 'just words')"),
         ("a: 1\nb: 2\na: 3\n", "t: line 3: duplicate key 'a' (first on line 1)"),
         ("m:\n  x: 1\n  x: 2\n", "t: line 3: duplicate key 'x' (first on line 2)"),
         ('{"a": 1, "a": 2}', "t: line 1: duplicate key 'a' (first on line 1)"),
         ("a: b: c\n", "t: line 1, column 5: mapping values are not allowed in this context"),
         ("a: 1\n\tb: 2\n", "t: line 2, column 1: found a tab character that violates indentation"),
-        ("a: 1\n---\nb: 2\n", "t: line 2: a second document; expected one"),
+        ("a: 1\n---\nb: 2\n", "t: line 2: more than one YAML document; expected one"),
         ("a: *b\n", "t: line 1: alias 'b' is not defined"),
         ("a: &a [*a]\n", "t: line 1: alias 'a' is not defined"),
         ("[1, 2]: 3\n", "t: line 1: a key must be a word"),
@@ -274,7 +274,7 @@ def bomb():
             "a: !!python/object:os.system 1\n",
             "t: line 1: tag 'tag:yaml.org,2002:python/object:os.system' is not allowed; write plain YAML",
         ),
-        ("<<: 3\n", "t: line 1: '<<' merges mappings only"),
+        ("<<: 3\n", "t: line 1: '<<' can only merge mappings"),
         (bomb(), f"t: more than {MAX_NODES:,} values (aliases expanded); a config is a page of YAML"),
         ("[" * 100_000, "t: line 1: nested more than 40 deep"),
         ("- " * 100_000, "t: line 1: nested more than 40 deep"),
@@ -292,9 +292,9 @@ def test_bad_document(text, line):
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        (b"\x80\x02}q\x00.", "not text (byte 0x80 at offset 0 is not UTF-8)"),
-        (b"a: 1\x00b", "not text (a NUL byte at offset 4)"),
-        (b"PK\x03\x04\xff\xfe", "not text (byte 0xff at offset 4 is not UTF-8)"),
+        (b"\x80\x02}q\x00.", "not a text file (byte  0x80 at offset 0 is not UTF-8)"),
+        (b"a: 1\x00b", "not a text file (NUL byte  at offset 4)"),
+        (b"PK\x03\x04\xff\xfe", "not a text file (byte  0xff at offset 4 is not UTF-8)"),
         (b"", "empty; expected a mapping of sections"),
         (b"a: 1\n" * (MAX_BYTES // 5 + 1), f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),
         (b"a: [1, 2]\n" * 1_000_000, f"larger than {MAX_BYTES:,} bytes; a config is a page of YAML"),

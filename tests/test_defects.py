@@ -212,7 +212,7 @@ def test_dlcalc_14_a_machine_is_a_file_and_one_gpu_is_enough(tmp_path):
 
 @pytest.mark.parametrize("dp", [2, 4])
 def test_dlcalc_15_one_or_two_replicas_a_centre(dp):
-    """utils/comms.py:514-518: hops inside a centre go negative where dp <= n_dcs."""
+    """utils/comms.py:514-518: hops inside a center go negative where dp <= n_dcs."""
     link = {"n_dcs": 2, "interconnect_bandwidth_gbps": 800, "interconnect_latency_s": 0.01}
     answer = estimate(job("llama3-8b", pp=1, dp=dp).replace(cross_dc=link))
     for row in rows(answer, "dp"):
@@ -234,7 +234,7 @@ def test_dlcalc_16_mfu_has_attention_and_no_embedding():
 
 
 def test_dlcalc_17_plain_text_in_a_pipe_and_json():
-    """utils/printing.py colours whatever it writes to; there is no JSON; a typo is a KeyError."""
+    """utils/printing.py colors whatever it writes to; there is not JSON; a typo is a KeyError."""
     plan = str(ROOT / "configs" / "llama3_8b.yaml")
 
     def run(*args):

@@ -125,7 +125,7 @@ def test_commands_of_the_readme_are_those_there_are():
         assert f"`3dtrn {name}" in text
 
 
-# --- what is not modelled ------------------------------------------------------------------------------------------------
+# --- what is not modeled ------------------------------------------------------------------------------------------------
 
 
 def test_the_page_names_all_that_is_refused():
@@ -144,6 +144,8 @@ def test_the_readme_names_every_refused_feature():
         "mtp": "multi-token prediction",
         "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
         "fsdp with pipeline": "fsdp together with pipelines",
+        "recomputation with split backward": "recomputation and tied embeddings under zero-bubble",
+        "tied embeddings in a V": "recomputation and tied embeddings under zero-bubble",
     }
     assert set(words) == {rule.name for rule in limits.MODELLED}
     assert all(word in text for word in words.values())

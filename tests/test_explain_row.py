@@ -59,7 +59,7 @@ def test_a_published_row_says_where_it_comes_from_and_how_far_off_we_are(run, ju
     assert "step_time_s 13.75" in text
     found = judged["KOR22-004"]
     assert f"{100 * found.step_error:+.1f} %" in text
-    assert "predicted beside measured" in out
+    assert "predicted vs. measured" in out
     # tokens/s/device as measured: 64 x 2048 / 13.75 / 64 = 148.9
     assert re.search(r"tokens/s/device +[\d.]+ +148\.9 ", out)
 
@@ -94,12 +94,12 @@ def test_a_skipped_row_says_why_and_a_row_apart_too(run, judged):
     skipped = next(name for name, j in judged.items() if j.skipped and "mixture" in j.skipped)
     code, out, _ = run("explain", skipped)
     assert code == 0
-    assert "\nskipped\n  not modelled yet: mixture of experts\n" in out
+    assert "\nskipped\n  not modeled yet: mixture of experts\n" in out
     assert "predicted beside" not in out
     code, out, err = run("explain", skipped, "--yaml")
-    assert (code, out, err) == (2, "", f"{skipped}: not modelled yet: mixture of experts\n")
+    assert (code, out, err) == (2, "", f"{skipped}: not modeled yet: mixture of experts\n")
     apart = next(name for name, j in judged.items() if j.excluded)
-    assert "judged beside the headline figures" in run("explain", apart)[1]
+    assert "judged, but not in the headline figures" in run("explain", apart)[1]
 
 
 def test_a_memory_row_shows_its_metric(run, judged):
@@ -147,10 +147,10 @@ def test_a_hundred_rows_are_explained(run):
         code, out, err = run("explain", name)
         assert (code, err) == (0, ""), name
         assert out.startswith(f"{name} as published")
-        assert ("skipped" in out) != ("predicted beside measured" in out)
+        assert ("skipped" in out) != ("predicted vs. measured" in out)
 
 
-# --- kernel by kernel ------------------------------------------------------------------------------------------------------
+# --- kernels ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["KOR22-001", "KOR22-004", "mosaic-190", "bs-v100-069", "maxtext-017"])
@@ -245,7 +245,7 @@ def test_pricing_functions_speak_through_their_docstrings():
         (["run-9", "--measurements", OWN], "run-9: no such file, and no measured row of tests/data/validate/own.csv"),
         (["qqq", "--measurements", OWN], "qqq: no row of tests/data/validate/own.csv has that id; there are: "),
         (["run-1", "--measurements", "no.csv"], "no.csv: no such file or directory"),
-        (["KOR22-004", "--set", "data.gbs=1"], "--set: not for a measured row; 3dtrn explain KOR22-004 --yaml"),
+        (["KOR22-004", "--set", "data.gbs=1"], "--set: not valid for a measured row; 3dtrn explain KOR22-004 --yaml"),
         (["configs/llama3_70b.yaml", "--yaml"], "--yaml: for a measured row"),
     ],
 )

@@ -46,7 +46,7 @@ def test_configs_of_dlcalc_run_unchanged(name):
 def test_the_moe_config_of_dlcalc_is_one_line():
     with pytest.raises(ConfigError) as error:
         Job.load(DLCALC / "gpt_oss_120b.yaml")
-    assert error.value.problems == ["model.moe: not modelled yet (mixture of experts); only dense layers are"]
+    assert error.value.problems == ["model.moe: not modeled yet (mixture of experts); only dense layers are"]
 
 
 def test_forms_of_the_model_section(tmp_path):
@@ -210,18 +210,19 @@ def test_assumptions_say_what_a_machine_leaves_to_defaults(tmp_path):
         " {name: net, bytes_per_s: 25 GB/s, latency_s: 5 us}]}"
     )
     assert (
-        "box does not say, so: accelerator.attention_forward_efficiency 0.5, accelerator.attention_backward_efficiency 0.4, "
-        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 a fixed share of the best shape or of the peak, "
-        "no accelerator.sm_count, so no loss in a partly filled last wave of tiles"
+        "box defaults (not in its file): accelerator.attention_forward_efficiency 0.5, "
+        "accelerator.attention_backward_efficiency 0.4, "
+        "tiers.1.efficiency 0.8, accelerator.sustained_flops.bf16 from a fixed share of the best measured shape or of the peak, "
+        "no accelerator.sm_count, so no wave quantization"
     ) in assumptions(job(hardware=str(bare)))
     assert "does not say" not in "\n".join(assumptions(job()))
 
 
 def test_assumptions_say_what_was_unsaid():
     said = "\n".join(assumptions(job()))
-    assert "software: megatron-core (no software was named)" in said
+    assert "software: megatron-core (default)" in said
     assert "attention_impl flash" in said
-    assert "only a GPU kernel shows it" in said
+    assert "not verified without a GPU" in said
     unfused = {
         "attention_impl": "unfused",
         "norm_impl": "composite",
@@ -237,8 +238,11 @@ def test_assumptions_say_what_was_unsaid():
         ({"tp": 4, "pp": 1, "dp": 1}, "note: 4 of the 8 devices of a dgx-h100 node are used"),
         ({"tp": 4, "pp": 1, "dp": 4}, None),
         ({"tp": 4, "pp": 1, "dp": 32}, None),
-        ({"tp": 4, "pp": 5, "dp": 1}, "note: 20 devices do not fill nodes of 8; the last node is partly used"),
-        ({"tp": 16, "pp": 1, "dp": 1}, "note: tp 16 is wider than nvlink (8 devices), so its collectives leave it"),
+        ({"tp": 4, "pp": 5, "dp": 1}, "note: 20 devices on nodes of 8: the last node is partly used"),
+        (
+            {"tp": 16, "pp": 1, "dp": 1},
+            "note: tp 16 is wider than nvlink (8 devices), so its collectives use the next network tier",
+        ),
     ],
 )
 def test_notes_are_no_errors(layout, note):

@@ -9,7 +9,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.job.assembly import Assembly
-from steptime.memory.stages import PartMemories, groups_of
+from steptime.memory.part_memories import PartMemories, groups_of
 from steptime.model import blocks
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
@@ -124,7 +124,7 @@ def test_what_cannot_run_is_told_for_every_width():
         plan({"tp": 8, "pp": 1}, layers=[{"repeat": 3, "inter_sz": 4097}, {"repeat": 4}])
     assert error.value.problems == [
         "model.layers: must list n_layers 8 layers, repeats included (got 7)",
-        "parallelism.tp: must divide inter_sz 4097 (got 8); possible: 1",
+        "parallelism.tp: must divide inter_sz 4097 (got 8); valid: 1",
     ]
 
 

@@ -9,7 +9,7 @@ from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.memory.op_walk import Autograd, PartMemory, Peak, chunk_peaks, walk_part
-from steptime.memory.stages import PartMemories
+from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Gemm, Move, Param, Tensor
 from steptime.model.presets import load_model
 

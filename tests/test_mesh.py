@@ -64,11 +64,11 @@ def test_hybrid_sharding_splits_dp_with_shards_inside():
 
 
 def test_centres_split_dp_and_nothing_else():
-    p = Parallelism(tp=8, pp=4, dp=8)  # 256 devices, 128 in each of two centres
+    p = Parallelism(tp=8, pp=4, dp=8)  # 256 devices, 128 in each of two centers
     over_dp = group(p, "dp", n_dcs=2)
     assert members_per_domain(over_dp, 128.0) == 4
     assert members_per_domain(over_dp, inf) == 8
-    stages = group(p, "pp", n_dcs=2, stage=2)  # a centre holds whole pipelines
+    stages = group(p, "pp", n_dcs=2, stage=2)  # a center holds whole pipelines
     assert (stages.first, stages.stride, members_per_domain(stages, 128.0)) == (64, 32, 2)
     assert members_per_domain(group(p, "embedding", n_dcs=2), 128.0) == 2
 

@@ -31,7 +31,7 @@ def test_the_suffix_says_the_format(suffix, run_validate, tmp_path):
 
 
 def test_pixels_hold_both_panels(judged, tmp_path):
-    """Colour in the left half (points) and the right (bars); neither is blank nor black."""
+    """Color in the left half (points) and the right (bars); neither is blank nor black."""
     import matplotlib.image
 
     plot.draw(judged, str(tmp_path / "a.png"))

@@ -244,7 +244,7 @@ def test_ranks_agree_on_a_maximum_before_they_cast_their_shares():
 
 
 def test_states_and_gathers():
-    """4 h^2 + 3 h i weights are quantised; table, head (1,024 x h each) and three norms are not."""
+    """4 h^2 + 3 h i weights are quantized; table, head (1,024 x h each) and three norms are not."""
     weights, rest = 4 * H * H + 3 * H * INNER, 2 * 1024 * H + 3 * H
     plain = stage_states(Assembly(job("fp8_delayed")))[0]
     stored = stage_states(Assembly(job("fp8_delayed", fp8_params=True)))[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steptime.answer.result import estimate
 from steptime.job.job import Job
-from steptime.memory.stages import PartMemories
+from steptime.memory.part_memories import PartMemories
 from steptime.model.blocks import n_params
 
 patient = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])

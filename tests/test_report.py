@@ -258,27 +258,23 @@ def test_the_answer_comes_first():
     assert lines[0].startswith("llama3-70b, 70.6 B parameters")
     assert "tp 8  pp 4  dp 32" in lines[1]
     # reserved 58 GiB + context 0.5 + communicators 1.5 = 60 of 79.5
-    assert lines[3] == "  FITS  60.0 of 79.5 GiB on stage 0, the worst; 19.5 GiB to spare"
+    assert lines[3] == "  FITS  60.0 of 79.5 GiB on stage 0 (highest); 19.5 GiB free"
     assert lines[4].split()[:3] == ["STEP", "14.75", "s"]
     assert lines[5].split("  ")[-1].strip() == "80 % interval 13.50 s to 16.25 s, from 23 measured cells"
     assert lines[6].strip() == "extrapolated, scale: 1,024 devices, measured up to 512"
-    assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention counted half)" in lines[7]
+    assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention halved)" in lines[7]
 
 
 def test_tight_by_what_one_run_in_ten_would_need():
     """Reserved 58 + 2 GiB fit into 70, its p90 of 72.5 + 2 does not."""
     tight = made(verdict="tight")
     text = " ".join(report(made(memory=tight.memory._replace(capacity_bytes=70 * GIB))).split())
-    assert (
-        "TIGHT 60.0 of 70.0 GiB on stage 0, the worst, but one run in ten like it would need 74.5 GiB or more" in text
-    )
+    assert "TIGHT 60.0 of 70.0 GiB on stage 0 (highest); 10 % chance of needing 74.5 GiB or more" in text
 
 
 def test_verdicts_in_words():
     assert "TIGHT  58.0 of 59.0 GiB" in report(made(verdict="tight"))
-    assert "DOES NOT FIT  58.0 GiB on stage 0, the worst, of 50.0 GiB usable: 8.00 GiB" in report(
-        made(verdict="does_not_fit")
-    )
+    assert "DOES NOT FIT  58.0 of 50.0 GiB on stage 0 (highest); 8.00 GiB over" in report(made(verdict="does_not_fit"))
 
 
 def test_fixes_are_runnable_and_only_shown_when_needed():
@@ -293,7 +289,7 @@ def test_fixes_are_runnable_and_only_shown_when_needed():
 
 def parts_in(lines):
     """(name, seconds, percent) of each row of the first table."""
-    start = next(i for i, line in enumerate(lines) if line.startswith("where the step goes"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("step time breakdown"))
     end = next(i for i, line in enumerate(lines) if i > start and line.strip().startswith("sum"))
     rows = [re.match(r"  (.+?)\s{2,}([\d.,]+)\s+([\d.,]+) %", line) for line in lines[start + 1 : end + 1]]
     return [(row[1], float(row[2].replace(",", "")), float(row[3])) for row in rows if row]
@@ -331,7 +327,7 @@ def test_many_stages_show_first_worst_last():
     assert table.header[1] == "stage 0"
     assert {"37", "63"} <= set(table.header)
     assert any("59 more of 64 stages" in note for note in table.notes)
-    assert any("stage 37 is the worst" in note for note in table.notes)
+    assert any("stage 37 needs the most memory" in note for note in table.notes)
 
 
 def test_one_device_has_no_stage_and_no_pipeline():
@@ -353,7 +349,7 @@ def test_brief_reports_touch_no_lazy_part():
     estimate = made()
     for name in ("gemms", "collectives", "weak_scaling", "fixes"):
         delattr(estimate, name)
-    assert "where the step goes" in report(estimate, brief=True)
+    assert "step time breakdown" in report(estimate, brief=True)
 
 
 def test_fsdp_and_other_axes_are_named():
@@ -448,7 +444,7 @@ def test_a_gemm_is_explained_with_its_numbers():
     assert said[""] == "= 600 TFLOP/s sustained x 8,192 / (8,192 + 200) x 0.854 for waves of tiles"
     assert said["math"] == "work / rate = 343.6 us"
     assert said["memory"] == "bytes / 2.00 TB/s = 88.08 us"
-    assert said["time"] == "the slower (arithmetic) + 6.000 us of launch = 349.6 us"
+    assert said["time"] == "max(math, memory) + 6.000 us launch = 349.6 us, limited by arithmetic"
     assert said["per step"].startswith("1,280 calls = 447.5 ms, 3.0 % of the step")
 
 

@@ -145,6 +145,6 @@ def test_a_set_speed_of_checkpoints_takes_the_other_away():
     assert changed is not None
     assert (changed.checkpoint_write_s, changed.checkpoint_bytes_per_s) == (3.0, None)
     with pytest.raises(
-        ConfigError, match=r"^run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one$"
+        ConfigError, match=r"^run: checkpoint_write_s and checkpoint_bytes_per_s are both set; use one$"
     ):
         plan(checkpoint_write_s=3.0, checkpoint_bytes_per_s=1e9)

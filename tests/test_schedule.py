@@ -21,12 +21,13 @@ from steptime.schedule import (
     in_flight,
     order,
     peaks,
-    placement,
     walk,
 )
-from steptime.schedule.orders import Place, Repeat, first_backward, looped, shortened
+from steptime.schedule.actions import looped
+from steptime.schedule.orders import first_backward, shortened
 
 CSV = Path(__file__).parent / "data" / "pipeline_schedules.csv"
+ONE_BACKWARD = tuple(name for name, schedule in SCHEDULES.items() if not schedule.split)
 TORCH_NAMES = {"GPipe": "gpipe", "1F1B": "1f1b", "Interleaved1F1B": "interleaved", "LoopedBFS": "gpipe"}
 
 # Multiples of 1/8 add and multiply without rounding, so every comparison below can be exact.
@@ -34,7 +35,7 @@ eighths = st.integers(0, 64).map(lambda n: n / 8)
 
 
 @st.composite
-def shapes(draw, schedules=tuple(SCHEDULES)):
+def shapes(draw, schedules=ONE_BACKWARD):
     """(schedule, pp, vpp, microbatches), small and mostly uneven."""
     return draw(st.sampled_from(schedules)), draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 11))
 
@@ -52,7 +53,7 @@ def timed(draw):
 @st.composite
 def long_steps(draw):
     """As `timed`, with enough micro-batches that the middle of the step repeats, whole groups or not; or groups of one's own."""
-    schedule, pp, vpp = draw(st.sampled_from(tuple(SCHEDULES))), draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    schedule, pp, vpp = draw(st.sampled_from(ONE_BACKWARD)), draw(st.integers(1, 9)), draw(st.integers(1, 4))
     microbatches, group = draw(st.integers(1, 100)), draw(st.none() | st.integers(pp, 2 * pp))
     if group is not None and 0 < microbatches % group < pp:
         microbatches -= microbatches % group  # a short last group deadlocks
@@ -105,7 +106,10 @@ def test_one_chunk_per_stage_is_plain_1f1b(pp, microbatches):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (("zigzag", 2, 1, 2), "unknown pipeline schedule 'zigzag': one of gpipe, 1f1b, interleaved"),
+        (
+            ("zigzag", 2, 1, 2),
+            "unknown pipeline schedule 'zigzag': one of gpipe, 1f1b, interleaved, zero_bubble, zbv, dualpipev",
+        ),
         (("1f1b", 0, 1, 2), "pp=0"),
         (("gpipe", 2, 0, 2), "vpp=0"),
         (("1f1b", 2, 1, 0), "microbatches=0"),
@@ -447,97 +451,3 @@ def test_in_flight_of_interleaved_chunks(pp, vpp, microbatches):
     assert in_flight("interleaved", pp, vpp, microbatches) == expected
     if microbatches % pp == 0:
         assert expected[0] == pytest.approx(min(microbatches, pp + (pp - 1) / vpp), rel=1e-15)
-
-
-# --- backward in two, and a placement that turns round
-
-
-def zero_bubble_h1(pp, vpp, microbatches, group):
-    """Qi et al. 2024 (arXiv 2401.10241), figure 3: 1F1B whose stage r runs the gradients of the weights r micro-batches late."""
-    rows = []
-    for stage in range(pp):
-        warmup = min(pp - 1 - stage, microbatches)
-        row = [Action("F", m, 0) for m in range(warmup)]
-        for m in range(microbatches):
-            row += [Action("F", m + warmup, 0)] * (m + warmup < microbatches) + [Action("B", m, 0)]
-            row += [Action("W", m - stage, 0)] * (m >= stage)
-        rows.append((*row, *(Action("W", m, 0) for m in range(max(0, microbatches - stage), microbatches))))
-    return tuple(rows)
-
-
-def v_shaped(pp, vpp):
-    """Down the stages, up again, and so on: the first stage holds the first and, of two, the last chunk."""
-    return tuple(Place(s if v % 2 == 0 else pp - 1 - s, v) for v in range(vpp) for s in range(pp))
-
-
-def v_of_one(pp, vpp, microbatches, group):
-    """One micro-batch through two stages of two chunks in a V, the weights' gradients where the stage would wait."""
-    rows = [
-        [("F", 0), ("F", 1), ("B", 1), ("W", 1), ("B", 0), ("W", 0)],
-        [("F", 0), ("F", 1), ("B", 1), ("B", 0), ("W", 1), ("W", 0)],
-    ]
-    return tuple(tuple(Action(kind, 0, chunk) for kind, chunk in row) for row in rows)
-
-
-@pytest.fixture
-def split_schedules(monkeypatch):
-    monkeypatch.setitem(
-        SCHEDULES, "h1", Schedule(zero_bubble_h1, looped, True, lambda pp, vpp, group: Repeat(2 * pp, 1))
-    )
-    monkeypatch.setitem(SCHEDULES, "v", Schedule(v_of_one, v_shaped, split=True))
-
-
-@pytest.mark.usefixtures("split_schedules")
-def test_a_v_with_split_backward_by_hand():
-    """Forward 1, input gradients 2, weight gradients 3, a send 0.5 down and 0.25 for gradients; drawn on paper.
-
-    Depth order: 0a, 1a, 1b, 0b. Between 1a and 1b nothing is sent: one stage holds both.
-    """
-    assert placement("v", 2, 2) == ((0, 0), (1, 0), (1, 1), (0, 1))
-    times = [equal(t, 2, 2) for t in (1.0, 2.0)]
-    done = walk("v", 2, 2, 1, *times, [0.5, 0.5], [0.25, 0.25], weight_s=equal(3.0, 2, 2))
-    first, second = [[(text([a]), start, end) for a, start, end in stage] for stage in done.spans()]
-    # 0a 0-1; 1a arrives 1.5, 1b follows at once; 0b arrives 3.5 + 0.5; B of 1b arrives 7 + 0.25; B of 0a 11.25 + 0.25
-    assert second[:3] == [("F0a", 1.5, 2.5), ("F0b", 2.5, 3.5), ("B0b", 7.25, 9.25)]
-    assert second[3:] == [("B0a", 9.25, 11.25), ("W0b", 11.25, 14.25), ("W0a", 14.25, 17.25)]
-    assert first[:3] == [("F0a", 0.0, 1.0), ("F0b", 4.0, 5.0), ("B0b", 5.0, 7.0)]
-    assert first[3:] == [("W0b", 7.0, 10.0), ("B0a", 11.5, 13.5), ("W0a", 13.5, 16.5)]
-    assert done.makespan_s == 17.25
-    assert done.busy_s == [12.0, 12.0]
-    assert done.last_backward_end == [[16.5, 10.0], [17.25, 14.25]]  # gradients are complete once W has run
-
-
-@pytest.mark.usefixtures("split_schedules")
-@given(pp=st.integers(1, 6), more=st.integers(0, 30), f=eighths, b=eighths, w=eighths)
-def test_zero_bubble_h1_leaves_the_bubble_of_its_paper(pp, more, f, b, w):
-    """(p - 1)(F + B - W) where W <= B and W <= F (Qi et al. 2024, table 1), and 1F1B's (p - 1)(F + B + W) with the same work."""
-    w = min(f, b, w)
-    m = 2 * pp + more
-    times = equal(f, pp, 1), equal(b, pp, 1), [0.0] * pp
-    h1 = walk("h1", pp, 1, m, *times, weight_s=equal(w, pp, 1))
-    plain = walk("1f1b", pp, 1, m, *times, weight_s=equal(w, pp, 1))
-    assert h1.makespan_s - m * (f + b + w) == (pp - 1) * (f + b - w)
-    assert plain.makespan_s - m * (f + b + w) == (pp - 1) * (f + b + w)
-
-
-@pytest.mark.usefixtures("split_schedules")
-def test_what_a_split_backward_holds_by_hand():
-    """H1 on two stages, three micro-batches of 10 bytes, 4 of them held until W; 1 more in B, 2 in W.
-
-    Stage 0: F0 F1 B0 W0 F2 B1 W1 B2 W2: two micro-batches when B0 starts, 20 + 1.
-    Stage 1: F0 B0 F1 B1 W0 F2 B2 W1 W2: at B1 one whole and one half, 10 + 4 + 1; at W0 two halves only.
-    """
-    assert text(order("h1", 2, 1, 3)[1]) == "F0a B0a F1a B1a W0a F2a B2a W1a W2a"
-    table = [equal(t, 2, 1) for t in (10.0, 0.0, 1.0)]
-    found = peaks("h1", 2, 1, 3, *table, kept=equal(4.0, 2, 1), weight_extra=equal(2.0, 2, 1))
-    assert [(p.bytes, p.saved_bytes, text([p.action])) for p in found] == [(21.0, 20.0, "B0a"), (15.0, 14.0, "B1a")]
-    assert in_flight("h1", 2, 1, 3) == [2.0, 2.0]
-
-
-@pytest.mark.usefixtures("split_schedules")
-def test_a_split_schedule_needs_the_weights_own_figures():
-    times = equal(1.0, 2, 1), equal(1.0, 2, 1)
-    with pytest.raises(ValueError, match="h1 runs the weights' gradients apart: it needs weight_s"):
-        walk("h1", 2, 1, 4, *times, [0.0])
-    with pytest.raises(ValueError, match="h1 runs the weights' gradients apart: it needs kept and weight_extra"):
-        peaks("h1", 2, 1, 4, *times, times[0])

@@ -100,8 +100,8 @@ def test_one_cell_has_no_spread():
 
 
 def test_reasons_are_counted_without_their_numbers():
-    a = "parallelism.tp: must divide n_q_heads 24 (got 32); possible: 1, 2"
-    b = "parallelism.tp: must divide n_q_heads 40 (got 16); possible: 1, 2"
+    a = "parallelism.tp: must divide n_q_heads 24 (got 32); valid: 1, 2"
+    b = "parallelism.tp: must divide n_q_heads 40 (got 16); valid: 1, 2"
     assert error_summary.skip_kind(a) == error_summary.skip_kind(b) == "parallelism.tp: must divide n_q_heads N"
     assert error_summary.skip_kind("gpu: unknown accelerator (got 'a; (b)'); x") == "gpu: unknown accelerator"
 

@@ -31,22 +31,22 @@ def _fitted(job: Job) -> list[str]:
     """The constants fitted on measured runs that the step time rests on."""
     software, device = job.software, job.machine.accelerator
     if software.timing.measured:
-        return [f"rates and kernel times as measured on {job.machine.name}: no factor fitted on published runs"]
+        return [f"rates and kernel times measured on {job.machine.name}; no factor fitted on published runs"]
     share, factor = (
         sustained_share(device.same_chip_as or device.name, software.precision),
         compute_factor(software.name),
     )
     return [
         (
-            f"fitted on measured runs: {software.precision} matrix multiplies at {share:g} of the rate measured alone, "
-            f"kernels of {software.name} x {factor:g}"
+            f"fitted to measured runs: {software.precision} matrix multiplies at {share:g} x the rate measured in isolation, "
+            f"kernel times of {software.name} x {factor:g}"
         )
     ]
 
 
 def _unsaid(job: Job) -> list[str]:
     software = job.software
-    why = "" if job.performance.software else " (no software was named)"
+    why = "" if job.performance.software else " (default)"
     lines = [f"software: {software.name}{why}"]
     settings = software.settings()
     unsaid = [f"{key} {settings[key]}" for key in Options.model_fields if getattr(job.performance, key) is None]
@@ -57,11 +57,11 @@ def _unsaid(job: Job) -> list[str]:
         layout["cp_comm_type"] = job.cp_comm_type
     taken = [f"{key} {str(value).lower()}" for key, value in layout.items() if getattr(job.parallelism, key) is None]
     if job.model.learned_positions and job.model.max_positions is None:
-        lines.append(f"model.max_positions unsaid, so: {job.data.seqlen:,} learned positions, those of a sequence")
+        lines.append(f"model.max_positions is not set: {job.data.seqlen:,} learned positions, as many as data.seqlen")
     if taken:
-        lines.append(f"parallelism unsaid, so: {', '.join(taken)}")
+        lines.append(f"parallelism defaults: {', '.join(taken)}")
     if job.performance.recompute is None and job.performance.activation_checkpointing_type is None:
-        lines.append("recomputation unsaid, so: none")
+        lines.append("recomputation default: none")
     if job.parallelism.sp and job.parallelism.tp == 1:
         lines.append("sp has no effect with tp 1")
     return lines
@@ -80,18 +80,16 @@ def _unproved(job: Job) -> list[str]:
     names = [name for name, used in kernels.items() if used]
     if not names:
         return []
-    return [
-        f"unproved here, since only a GPU kernel shows it: what {', '.join(names)} save for backward and how long they take"
-    ]
+    return [f"not verified without a GPU: memory saved for backward and time of {', '.join(names)}"]
 
 
 def _memory(job: Job) -> list[str]:
-    freed = "memory: gradients are freed after every step, so those made after the peak are not in its sum"
+    freed = "memory: gradients are freed after every step, so gradients created after the peak are not in the peak"
     return [
         *([] if job.software.states.gradients_persist or job.microbatches > 1 else [freed]),
         (
-            f"memory: reserved is {FRAGMENTATION:.0%} over what comes and goes; context {CONTEXT_BYTES / GIB:g} GiB and "
-            f"{COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
+            f"memory: reserved = allocated + {100 * FRAGMENTATION:g} % of activations and transients; context "
+            f"{CONTEXT_BYTES / GIB:g} GiB and {COMMUNICATOR_BYTES / GIB:g} GiB per process group are assumed"
         ),
     ]
 
@@ -104,7 +102,7 @@ def _machine(job: Job) -> list[str]:
         lines.append(f"assumed figures of {machine.name}: {', '.join(guessed)}")
     usual = _usual_figures(job)
     if usual:
-        lines.append(f"{machine.name} does not say, so: {', '.join(usual)}")
+        lines.append(f"{machine.name} defaults (not in its file): {', '.join(usual)}")
     return lines
 
 
@@ -114,8 +112,8 @@ def _cross_dc(job: Job) -> list[str]:
     devices, gbps = job.parallelism.devices / job.cross_dc.n_dcs, job.cross_dc.interconnect_bandwidth_gbps
     return [
         (
-            f"cross_dc: {gbps:g} Gbit/s each way out of every centre, counted at the full stated rate (no efficiency measured), "
-            f"shared evenly by the {devices:g} devices there; data parallelism alone crosses it"
+            f"cross_dc: {gbps:g} Gbit/s each way per data center, used at the full stated rate (no measured efficiency),  "
+            f"shared evenly by its {devices:g} devices; only data parallelism crosses it"
         )
     ]
 
@@ -135,9 +133,11 @@ def _usual_figures(job: Job) -> list[str]:
         precision = rate_of(precision, device.peak_flops) or precision
         twins = {precision}
     if not twins & device.sustained_flops.keys():
-        found.append(f"accelerator.sustained_flops.{precision} a fixed share of the best shape or of the peak")
+        found.append(
+            f"accelerator.sustained_flops.{precision} from a fixed share of the best measured shape or of the peak"
+        )
     if device.sm_count is None:
-        found.append("no accelerator.sm_count, so no loss in a partly filled last wave of tiles")
+        found.append("no accelerator.sm_count, so no wave quantization")
     return found
 
 
@@ -148,16 +148,17 @@ def notes(job: Job) -> list[str]:
     if devices < node:
         lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
     elif devices % node:
-        lines.append(f"note: {devices} devices do not fill nodes of {node}; the last node is partly used")
+        lines.append(f"note: {devices} devices on nodes of {node}: the last node is partly used")
     inner = job.machine.tiers[0]
     if job.parallelism.tp > inner.size:
         lines.append(
-            f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its collectives leave it"
+            f"note: tp {job.parallelism.tp} is wider than {inner.name} ({inner.size:.0f} devices), so its "
+            "collectives use the next network tier"
         )
     elif job.parallelism.cp > 1 and job.parallelism.tp * job.parallelism.cp > inner.size:
         lines.append(
             f"note: tp*cp {job.parallelism.tp * job.parallelism.cp} is wider than {inner.name} ({inner.size:.0f} devices), so "
-            "the exchanges of context parallelism leave it"
+            "context-parallel communication uses the next network tier"
         )
     if job.recompute.modules == {"core_attn"} and job.software.kernels.attention_impl == "flash":
         lines.append(

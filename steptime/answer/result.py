@@ -87,7 +87,7 @@ class Estimate:
         beyond = [axis.text for axis in found.beyond]
         if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
-            beyond.append("calibration: the interval is as wide as without it, around the calibrated step")
+            beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
         basis = Basis(found.nearest, found.n, beyond)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis
@@ -100,7 +100,7 @@ class Estimate:
 
     @cached_property
     def throughput(self) -> Throughput:
-        """Tokens per second and utilisation."""
+        """Tokens per second and utilization."""
         return tables.throughput(self.job, self.step_s, self.flops)
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal
 
 from steptime import fsdp
@@ -16,6 +17,7 @@ from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
 from steptime.model.segments import find_segments, replayed
+from steptime.schedule import placement
 from steptime.timing.data_parallel import DataParallel, Reduction
 from steptime.timing.step_time import StepTime
 
@@ -241,7 +243,11 @@ def pipeline_rows(timing: StepTime, exposed: float) -> list[CollectiveRow]:
     """
     p, m = timing.job.parallelism, timing.job.microbatches
     costs = timing.boundary_costs
-    counts = [2.0 * m * (p.vpp - 1 if boundary == p.pp - 1 else p.vpp) for boundary in range(len(costs))]
+    counts = [0.0] * len(costs)
+    for here, there in pairwise(placement(timing.job.schedule, p.pp, p.vpp)):
+        if here.stage != there.stage:
+            boundary = here.stage if there.stage == (here.stage + 1) % p.pp else there.stage
+            counts[boundary] += 2.0 * m
     total = sum(count * cost.time_s for count, cost in zip(counts, costs, strict=True))
     rows = []
     for boundary, (count, cost) in enumerate(zip(counts, costs, strict=True)):

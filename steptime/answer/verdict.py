@@ -10,7 +10,7 @@ from steptime.base.num import Num
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buffers import cublas_workspace_bytes, stage_buffers
+from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, state_bytes
@@ -80,8 +80,8 @@ def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], wa
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
     moment = walked.worse(in_step(job, state, buffers))
     gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
-    at_peak = 1.0 * sum([held.bytes for held in buffers if held.at_peak])
-    fixed = state.params_bytes + gradients + state.optimizer_bytes + at_peak
+    held_then = at_peak(buffers)
+    fixed = state.params_bytes + gradients + state.optimizer_bytes + held_then
     moving = moment.activations_bytes + moment.transient_bytes
     staying = sum([held.bytes for held in buffers if held.stays])
     return StageMemory(
@@ -90,11 +90,11 @@ def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], wa
         gradients_bytes=gradients,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=moment.activations_bytes,
-        transient_bytes=moment.transient_bytes + at_peak,
+        transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
         reserved_bytes=reserved_bytes(fixed, moving),
         peak_op=moment.op,
-        buffers_bytes=at_peak,
+        buffers_bytes=held_then,
         persisting_bytes=state.params_bytes + state.gradients_bytes + state.optimizer_bytes + staying,
         first_peak_bytes=first_peak(job, state, fixed + walked.activations_bytes + walked.transient_bytes),
     )

@@ -22,7 +22,7 @@ def degrees(dp: int) -> list[int]:
 def weak(job: Job, step_seconds: Callable[[Job], float]) -> list[WeakScaling]:
     """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that can run.
 
-    Degrees that the layout cannot have (over several data centres, or with replicas) are left out.
+    Degrees that the layout cannot have (over several data centers, or with replicas) are left out.
     """
     p, data = job.parallelism, job.data
     rows: list[WeakScaling] = []

@@ -57,7 +57,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     not_modelled: ClassVar[Mapping[str, str]] = {}
-    """Keys ("path") and words ("path=word") that are known but not modelled, with their message."""
+    """Keys ("path") and words ("path=word") that are known but not modeled, with their message."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -244,7 +244,7 @@ def _problems(
         line = f"{path}: unknown key (got {show(got)}){near(key, known)}"
         return [ConfigProblem(line, path, unknown=True, meant=closest(key, known))]
     if kind == "missing":
-        return [ConfigProblem(f"{path}: missing, and required", path)]
+        return [ConfigProblem(f"{path}: required key is missing", path)]
     if kind == "value_error":
         cause = first["ctx"]["error"]
         if isinstance(cause, ConfigError):

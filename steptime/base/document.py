@@ -46,7 +46,7 @@ def read_source(source: str | Path) -> tuple[str, str]:
     """
     if isinstance(source, str) and source == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input: is closed; pipe a config into it")
+            raise ConfigError("standard input is closed; pipe a config into it")
         return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"), "standard input"
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         if len(source) > MAX_BYTES:
@@ -72,10 +72,10 @@ def _decode(raw: bytes, name: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name}: not text (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
+            f"{name}: not a text file (byte  0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
         ) from None
     if "\0" in text:
-        raise ConfigError(f"{name}: not text (a NUL byte at offset {text.index(chr(0))})")
+        raise ConfigError(f"{name}: not a text file (NUL byte  at offset {text.index(chr(0))})")
     return text
 
 
@@ -89,7 +89,7 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
     if data is None:
         raise ConfigError(f"{name}: empty; expected a mapping of sections")
     if not isinstance(data, dict):
-        raise ConfigError(f"{name}: expected a mapping at the top (got {show(data)})")
+        raise ConfigError(f"{name}: expected a mapping at the top level (got {show(data)})")
     return data
 
 
@@ -135,7 +135,7 @@ class _Builder:
         value = self.value(get(), 0)
         get()  # document end
         if not isinstance(event := get(), yaml.StreamEndEvent):
-            raise self.fail(event, "a second document; expected one")
+            raise self.fail(event, "more than one YAML document; expected one")
         return value
 
     def value(self, event: Any, depth: int) -> Any:
@@ -183,7 +183,7 @@ class _Builder:
             if key == "<<" and event.implicit[0]:
                 for part in value if isinstance(value, list) else [value]:
                     if not isinstance(part, dict):
-                        raise self.fail(event, "'<<' merges mappings only")
+                        raise self.fail(event, "'<<' can only merge mappings")
                     merged = part | merged
             elif key in own:
                 raise self.fail(event, f"duplicate key {key!r} (first on line {lines[key]})")

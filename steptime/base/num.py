@@ -75,7 +75,7 @@ def same(condition: Num) -> bool:
     if not is_column(condition):
         return bool(condition)
     if condition.any() != condition.all():
-        raise ValueError("rows of a column want different ops")
+        raise ValueError("rows of a column need different ops")
     return bool(condition.all())
 
 

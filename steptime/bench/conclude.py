@@ -142,7 +142,7 @@ def reasons(step: LayoutSteps, predicted: Estimate, device: BenchDevice) -> list
     """What is known to set a layout's allocated peak apart from the estimate; none where both are equal."""
     if all(row.predicted == row.measured for row in of_memory(step, predicted) if row.name.startswith("allocated")):
         return []
-    known = peak_differences(step.job, device.kind) or ["no reason is known: the estimate is off"]
+    known = peak_differences(step.job, device.kind) or ["no known reason: the estimate is wrong"]
     return [f"allocated, {name_of(step)}: {reason}" for reason in known]
 
 

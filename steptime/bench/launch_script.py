@@ -64,7 +64,7 @@ def _place(job: Job) -> _Place:
     if devices <= per_node:
         return _Place(devices, 1, devices, machine)
     if devices % per_node:
-        nodes = f"{devices} devices do not fill nodes of {per_node} ({machine})"
+        nodes = f"{devices} devices is not a multiple of {per_node} per node ({machine})"
         raise ConfigError(f"--emit: {nodes}; change parallelism, or hardware.overrides.devices_per_node")
     return _Place(devices, devices // per_node, per_node, machine)
 

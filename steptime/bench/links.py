@@ -97,7 +97,7 @@ def _line(axis: str, kind: str, ranks: int, found: Sequence[timings.CollectiveTi
 
 
 def _weighted(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> tuple[float, float]:
-    """Alpha and beta >= 0 that minimise the sum of w ((alpha + beta x - t) / t)^2."""
+    """Alpha and beta >= 0 that minimize the sum of w ((alpha + beta x - t) / t)^2."""
     scaled = [(w / t**2, x, t) for (x, t), w in zip(points, weights, strict=True)]
     one, x1, x2 = (sum(w * x**power for w, x, _ in scaled) for power in (0, 1, 2))
     t1, xt = (sum(w * x**power * t for w, x, t in scaled) for power in (0, 1))

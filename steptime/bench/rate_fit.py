@@ -130,7 +130,7 @@ class KnownRates(NamedTuple):
     """A kernel's fixed time, as the software profile has it."""
     sm_count: float | None = None
     compute_flops: float = 0.0
-    """Sustained rate of bf16, which quantised products are compared to; 0: half of theirs."""
+    """Sustained rate of bf16, which quantized products are compared to; 0: half of theirs."""
 
     def rates(self, flops: float) -> Rates:
         """As the cost model takes them."""

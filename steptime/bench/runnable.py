@@ -73,7 +73,7 @@ def _layout(job: Job) -> Iterator[Limit]:
     p, family = job.parallelism, job.software.family
     alone = "--set parallelism."
     yield p.cp > 1, f"parallelism.cp: context parallelism is not run here (got {p.cp})", f"{alone}cp=1"
-    yield job.cross_dc is not None, "cross_dc: one centre only", "--set cross_dc=null"
+    yield job.cross_dc is not None, "cross_dc: one data center only", "--set cross_dc=null"
     yield family == "torch" and job.zero_level > 0, "parallelism.zero_level: DDP shards nothing", f"{alone}zero_level=0"
     text = "parallelism.dp: DDP and tensor parallelism do not combine"
     yield family == "torch" and p.dp > 1 and p.tp > 1, text, "--set performance.software=fsdp2"
@@ -140,7 +140,7 @@ def peak_differences(job: Job, device_type: str) -> list[str]:
         "CPU: LayerNorm keeps statistics in the compute dtype": cpu
         and job.model.norm == "layernorm"
         and s.itemsize < ITEMSIZE["fp32"],
-        "CPU: temporaries of RMSNorm's backward are not modelled": cpu and job.model.norm == "rmsnorm",
+        "CPU: temporaries of RMSNorm's backward are not modeled": cpu and job.model.norm == "rmsnorm",
         "allocator: blocks are rounded up, and cuBLAS keeps a workspace": device_type == "cuda",
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -50,7 +50,7 @@ def summarize_checkpoint(
 
     `path` is a file or a directory; with `everything` all saves of a directory are read, not only the newest.
     `progress` is called with (files done, files in this set). Never raises for bad input: a path of which nothing can
-    be summarised gives a `Summary` without sections, with `exit_code` 2 and the problem that says why.
+    be summarized gives a `Summary` without sections, with `exit_code` 2 and the problem that says why.
     """
     start = time.perf_counter()
     name = os.fspath(path)

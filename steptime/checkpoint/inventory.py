@@ -146,7 +146,7 @@ class Inventory:
 
     @property
     def exit_code(self) -> int:
-        """0 summarised, 1 summarised with problems (warnings count when `strict`), 2 nothing could be summarised."""
+        """0 summarized, 1 summarized with problems (warnings count when `strict`), 2 nothing could be read."""
         if not self.sections:
             return 2
         return int(any(p.severity == "error" or self.strict for p in self.all_problems))

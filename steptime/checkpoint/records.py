@@ -27,7 +27,7 @@ class Problem:
 
 
 class UnreadableError(Exception):
-    """A file or directory of which nothing can be summarised; carries the one `Problem` that says why."""
+    """A file or directory of which nothing can be summarized; carries the one `Problem` that says why."""
 
     def __init__(self, code: str, message: str, file: str | None = None) -> None:
         super().__init__(message)

@@ -12,7 +12,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 0.4 or 40%")
+        raise argparse.ArgumentTypeError(f"invalid fraction {text!r}; use 0.4 or 40%")
     return value
 
 
@@ -25,12 +25,12 @@ def parts(text: str) -> frozenset[str]:
     """Parts of a benchmark; none named: all."""
     known = ("sweeps", "block", "step", "exact")
     if unknown := [word for word in words(text) if word not in known]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no part of a benchmark: write {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"unknown benchmark part {unknown[0]!r}; use {', '.join(known)}")
     return frozenset(words(text) or known)
 
 
 def count(text: str) -> int:
     """A number of rows, 0 or more."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: write 0, 10 ...")
+        raise argparse.ArgumentTypeError(f"invalid count {text!r}; use a whole number such as 10")
     return int(text)

@@ -37,7 +37,9 @@ def bench(options: Namespace, out: Printer) -> int:
     if word in LOGS:
         return _logs(word, rest, options, out)
     if rest:
-        raise ConfigError(f"bench: one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})")
+        raise ConfigError(
+            f"bench: expected one CONFIG, or {', '.join(LOGS)} before files (got {' '.join(options.words)})"
+        )
     if options.emit is not None:
         from steptime.bench.launch_script import emit
 
@@ -54,7 +56,7 @@ def _check(options: Namespace) -> None:
     """Raise for numbers that no benchmark can run with."""
     problems = []
     if not 0.0 <= options.seconds < inf:
-        problems.append(f"--seconds: 0 or more, and an end to it (got {options.seconds:g})")
+        problems.append(f"--seconds: must be finite and at least 0 (got {options.seconds:g})")
     if options.steps < 1:
         problems.append(f"--steps: at least 1 (got {options.steps}); --only sweeps,block,exact runs none")
     if problems:
@@ -79,7 +81,7 @@ def _logs(word: str, paths: list[str], options: Namespace, out: Printer) -> int:
     from steptime.report import bench_logs
 
     if not paths:
-        raise ConfigError(f"bench {word}: name at least one file")
+        raise ConfigError(f"bench {word}: at least one file is required")
     if word == "memory":
         document, sections = bench_logs.memory_command(paths, log=options.log, start=options.start, stop=options.stop)
     elif word == "scaling":
@@ -115,7 +117,7 @@ def _folder(asked: str | None) -> Path:
     """
     if asked is not None:
         if (Path(asked) / "results.json").exists():
-            raise ConfigError(f"--out {asked}: holds results.json already; name another folder")
+            raise ConfigError(f"--out {asked}: already contains results.json; use another folder")
         return Path(asked)
     names = (FOLDER if i == 1 else f"{FOLDER}-{i}" for i in range(1, 10_000))
     return next(path for name in names if not ((path := Path(name)) / "results.json").exists())

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options
+from steptime.commands import log_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SUBCOMMANDS = {
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
-    "explain": "one figure, or all of a measured row, as formula and numbers",
-    "bench": "measure this machine with torch, predicted beside measured",
-    "validate": "measured runs, or a training log, beside their estimates",
+    "explain": "one figure, or a measured row, as formula and numbers",
+    "bench": "measure this machine with torch and compare with predictions",
+    "validate": "compare measured runs, or a training log, with estimates",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -116,7 +116,7 @@ def parser(name: str = "") -> argparse.ArgumentParser:
     made.add_argument(
         "--color", choices=["auto", "always", "never"], default="auto", help="auto: on a terminal, unless NO_COLOR"
     )
-    made.add_argument("--ascii", action="store_true", help="print nothing but ASCII")
+    made.add_argument("--ascii", action="store_true", help="ASCII output only")
     if not name:
         made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
     return made
@@ -163,7 +163,7 @@ def _report(made: argparse.ArgumentParser) -> None:
     _config(made, "CONFIG")
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
-    form.add_argument("--brief", action="store_true", help="stop after the answer, the step's parts and the memory")
+    form.add_argument("--brief", action="store_true", help="stop after the answer, the step breakdown and the memory")
     made.add_argument(
         "--from",
         dest="kind",
@@ -172,9 +172,11 @@ def _report(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(
-        "--allow-unmodelled", action="store_true", help="with --from, leave out what changes cost and is not modelled"
+        "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
     )
-    made.add_argument("--calibrate", metavar="FILE", help="measured steps of your own, a YAML list of {config, step_s}")
+    made.add_argument(
+        "--calibrate", metavar="FILE", help="your own measured step times: a YAML list of {config, step_s}"
+    )
     made.add_argument("--check", action="store_true", help="exit 1 unless the job fits")
     made.add_argument(
         "--min-mfu",
@@ -182,6 +184,7 @@ def _report(made: argparse.ArgumentParser) -> None:
         metavar="X",
         help="exit 1 if the MFU (causal attention halved) is below X: 0.4 or 40%%",
     )
+    view_options.add_to_report(made)
 
 
 def _scale(made: argparse.ArgumentParser) -> None:
@@ -194,19 +197,19 @@ def _explain(made: argparse.ArgumentParser) -> None:
         "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
     )
     made.add_argument(
-        "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; none lists them"
+        "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; omit to list all"
     )
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of a config"
     )
     made.add_argument(
-        "--measurements", metavar="FILE.csv", help="the row is of this file; else of the shipped collection"
+        "--measurements", metavar="FILE.csv", help="look up the row in this file (default: shipped collection)"
     )
-    made.add_argument("--yaml", action="store_true", help="of a row, print only the config that it became")
+    made.add_argument("--yaml", action="store_true", help="for a row, print only its config")
     made.add_argument(
-        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured beside predicted"
+        "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
     )
-    made.add_argument("--json", action="store_true", help="of --trace, raw figures in SI units")
+    made.add_argument("--json", action="store_true", help="raw figures in SI units")
 
 
 def _bench(made: argparse.ArgumentParser) -> None:
@@ -214,22 +217,30 @@ def _bench(made: argparse.ArgumentParser) -> None:
         "words",
         metavar="CONFIG",
         nargs="+",
-        help="a config to run; or: startup LOG... | memory CSV... | scaling RESULTS.json...",
+        help="config to run, or: startup LOG... | memory CSV... | scaling RESULTS.json...",
     )
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
-    made.add_argument("--out", metavar="DIR", help="where results go (steptime-bench)")
-    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="the first of cuda, mps, cpu that there is")
+    made.add_argument("--out", metavar="DIR", help="output folder (default: steptime-bench)")
+    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="default: first available of cuda, mps, cpu")
     made.add_argument(
-        "--only", type=parts, default=parts(""), metavar="PARTS", help="of sweeps,block,step,exact; all of them"
+        "--only", type=parts, default=parts(""), metavar="PARTS", help="from sweeps,block,step,exact (default: all)"
     )
     made.add_argument(
-        "--layouts", type=words, default=[], metavar="L,...", help="of ddp,fsdp2,tp,pp over all ranks; the config's own"
+        "--layouts",
+        type=words,
+        default=[],
+        metavar="L,...",
+        help="from ddp,fsdp2,tp,pp over all ranks (default: the config's own)",
     )
-    made.add_argument("--seconds", type=float, default=30.0, metavar="S", help="for all sweeps together (30)")
-    made.add_argument("--steps", type=count, default=10, metavar="N", help="timed steps of each layout (10)")
-    made.add_argument("--seed", type=count, default=0, metavar="N", help="of weights and tokens (0)")
+    made.add_argument(
+        "--seconds", type=float, default=30.0, metavar="S", help="time budget of all sweeps together (default: 30)"
+    )
+    made.add_argument("--steps", type=count, default=10, metavar="N", help="timed steps per layout (default: 10)")
+    made.add_argument(
+        "--seed", type=count, default=0, metavar="N", help="random seed for weights and tokens (default: 0)"
+    )
     made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
     made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
     made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
@@ -238,34 +249,32 @@ def _bench(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--baseline", type=count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
     )
-    made.add_argument("--json", action="store_true", help="the document, raw, in SI units")
+    made.add_argument("--json", action="store_true", help="print JSON in SI units")
     usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
     made.set_defaults(usual=usual)
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--measurements", metavar="FILE.csv", help="your own measured runs (default: shipped collection)")
+    made.add_argument("--source", metavar="S", help="only rows whose source is S or whose id contains S")
+    made.add_argument("--gpu", metavar="G", help="only rows whose gpu contains G")
     made.add_argument(
-        "--measurements", metavar="FILE.csv", help="measured runs of your own; else the shipped collection"
-    )
-    made.add_argument("--source", metavar="S", help="rows of this source, or with this in their id")
-    made.add_argument("--gpu", metavar="G", help="rows with this in their gpu")
-    made.add_argument(
-        "--split", default="all", metavar="fit|test|all", help="rows that constants may be fitted on, or the others"
+        "--split", default="all", metavar="fit|test|all", help="rows used for fitting constants, or held-out rows"
     )
     made.add_argument(
         "--profile",
         choices=("known", "unknown"),
         default="known",
-        help="whether a row's framework tells its release, or only which framework it is (known)",
+        help="use the framework release of each row, or only the framework name (default: known)",
     )
-    made.add_argument("--worst", type=count, default=10, metavar="N", help="how many of the worst rows to name (10)")
-    made.add_argument("--json", action="store_true", help="the summary and every row, raw")
-    made.add_argument("--plot", metavar="FILE", help="draw predicted against measured; .png, .svg or .pdf")
+    made.add_argument("--worst", type=count, default=10, metavar="N", help="number of worst rows to list (default: 10)")
+    made.add_argument("--json", action="store_true", help="print the summary and every row as JSON")
+    made.add_argument("--plot", metavar="FILE", help="plot predicted against measured;  .png, .svg or .pdf")
     log_options.add_to_validate(made)
 
 
 def _show(made: argparse.ArgumentParser) -> None:
-    made.add_argument("name", metavar="NAME", help="as 3dtrn machines and 3dtrn models list them, or a profile's name")
+    made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
 
 
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -29,7 +29,7 @@ class Printer:
             _abandon_stdout()
         except OSError as error:  # a full disk
             _abandon_stdout()
-            raise ConfigError(f"standard output: cannot be written ({error.strerror})") from None
+            raise ConfigError(f"cannot write to standard output ({error.strerror})") from None
 
     def sections(self, sections: list[ReportSection]) -> None:
         """Print sections with an empty line between."""

@@ -22,10 +22,12 @@ def explain(options: Namespace, out: Printer) -> int:
     from steptime.validation.find import find
 
     if options.json and not options.trace:
-        raise ConfigError("--json: of explain only with --trace")
+        raise ConfigError("--json: only with --trace")
     row = find(options.config, options.measurements)
     if row is not None and options.sets:
-        raise ConfigError(f"--set: not for a measured row; 3dtrn explain {row.id} --yaml prints a config to change")
+        raise ConfigError(
+            f"--set: not valid for a measured row; 3dtrn explain {row.id} --yaml prints a config to change"
+        )
     if options.trace:
         return _explain_trace(_row_job(row) if row is not None else load(options.config, options.sets), options, out)
     if row is not None and (options.yaml or options.name is None):
@@ -77,7 +79,7 @@ def _row_job(row: MeasuredRow) -> Job:
 
 
 def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
-    """A row as measured, the config it became, prediction beside measurement, and all that the prediction rests on."""
+    """A row as measured, the resulting config, prediction beside measurement, and all that the prediction rests on."""
     from steptime.answer.result import estimate
     from steptime.report import row_tables as view
     from steptime.validation.judgement import judge
@@ -89,6 +91,6 @@ def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
     judged = judge(row)
     out.sections(view.published(judged))
     if judged.config is not None:
-        out.text(f"\nthe config it became\n{indent(view.config_yaml(row), '  ')}\n")
+        out.text(f"\nthe resulting config\n{indent(view.config_yaml(row), '  ')}\n")
         out.sections(view.predicted(judged, estimate(_row_job(row))))
     return 0

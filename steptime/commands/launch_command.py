@@ -42,6 +42,6 @@ def save(path: str, job: Job) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(plan_yaml(job))
     except FileExistsError:
-        raise ConfigError(f"--save {path}: is there already; remove it, or give another name") from None
+        raise ConfigError(f"--save {path}: file exists; remove it or use another name") from None
     except OSError as error:
         raise ConfigError(f"--save {path}: cannot be written ({error.strerror})") from None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def validate(options: Namespace, out: Printer) -> int:
-    """One job's training logs: its plan, measured beside predicted; a row of a CSV where that is asked for.
+    """One job's training logs: its plan, measured vs. predicted; a row of a CSV where that is asked for.
 
     Raises:
         ConfigError: one line per problem.
@@ -28,7 +28,7 @@ def validate(options: Namespace, out: Printer) -> int:
 
     rows_only = {name: getattr(options, name) for name in ("measurements", "source", "gpu", "plot")}
     rows_only |= {"split": options.split != "all", "profile": options.profile != "known"}
-    refuse(rows_only, "is about rows, not about a log")
+    refuse(rows_only, "applies to rows, not to a log")
     found = compare(run(options.log, options))
     if options.save_csv is not None:
         from steptime.validation.measurement_csv import append, cells

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-KIND = "a log is of this framework: megatron, torchtitan, nemo"
-UNMODELLED = "estimate a log without its flags that are not modelled"
+KIND = "framework of the log: megatron, torchtitan, nemo"
+UNMODELLED = "ignore flags of the log that are not modeled"
 
 
 def add_to_validate(made: argparse.ArgumentParser) -> None:
     """The options of `3dtrn validate` that read logs in place of rows."""
-    logs = made.add_argument_group("a training log in place of rows: its own plan, measured beside predicted")
+    logs = made.add_argument_group("validate a training log: its own plan, measured vs. predicted")
     logs.add_argument(
         "--log", nargs="+", action="extend", metavar="FILE", help="logs of one job (nodes, restarts), plain or gzip"
     )
     logs.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of the log's plan"
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in the log's plan"
     )
     logs.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
-    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row that --measurements reads")
+    logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row for --measurements")
     logs.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)
 
 
@@ -32,7 +32,7 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
             name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
         )
     made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of both"
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in both"
     )
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
     made.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)

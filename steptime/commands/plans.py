@@ -15,19 +15,22 @@ if TYPE_CHECKING:
     from steptime.launch.reading import Reading
 
 
-TIGHT = "tight: fits as allocated; not as the allocator reserves, or not in one run of ten"
+TIGHT = "tight: allocated memory fits, reserved memory or its 90th percentile does not"
 
 
 def report(options: Namespace, out: Printer) -> int:
     """The report of one plan, or its JSON; the check."""
     from steptime.answer.result import estimate
+    from steptime.commands import view_options
 
+    view_options.check(options)
     job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated
 
         job = calibrated(job, options.calibrate)
     found = estimate(job)
+    view_options.write(options, found)
     refusals = []
     if (options.check or options.min_mfu is not None) and not found.memory.fits:
         refusals.append(TIGHT if found.memory.verdict == "tight" else "does not fit")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from steptime.checkpoint.api import Summary
     from steptime.checkpoint.records import StoredTensor
 
-EPILOG = """exit codes: 0 summarised, 1 summarised with problems (with --diff: the structures differ, with --model: they
-disagree), 2 nothing could be summarised. Only headers and metadata are read; nothing in the checkpoint is executed."""
+EPILOG = """exit codes: 0 ok, 1 problems found (with --diff: the structures differ, with --model: they
+disagree), 2 nothing could be read. Only headers and metadata are read; nothing in the checkpoint is executed."""
 MAX_DIFF = 200
 
 
@@ -39,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)"
     )
-    parser.add_argument("--emit-config", metavar="FILE", help="write the model: part of a 3dtrn job file")
-    parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn job file")
+    parser.add_argument("--emit-config", metavar="FILE", help="write the model section of a 3dtrn config")
+    parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn config")
     parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
     parser.add_argument("--id", action="store_true", help="print only the structural hash")
     parser.add_argument("--strict", action="store_true", help="warnings count as problems")
@@ -201,6 +201,6 @@ def _emit(summary: Summary, options: argparse.Namespace) -> None:
     """Write the inferred model, where asked for."""
     if options.emit_config and summary.sections:
         if not summary.architecture:
-            raise ValueError(f"{options.emit_config}: not written: names and shapes show no transformer")
+            raise ValueError(f"{options.emit_config}: not written: no transformer found in names and shapes")
         with open(options.emit_config, "w", encoding="utf-8") as file:  # noqa: PTH123 - the name as it was given
             file.write(model_yaml.model_yaml(summary))

@@ -78,7 +78,7 @@ def _one_hop(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
 
 
 def _all_but_own(ranks: Num, _below: Num, _members: Num, _innermost: bool) -> Num:
-    """(n - 1) / n on every tier: in a ring what a rank sends on, it sends to one neighbour."""
+    """(n - 1) / n on every tier: in a ring what a rank sends on, it sends to one neighbor."""
     return (ranks - 1.0) / ranks
 
 
@@ -124,11 +124,11 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
 
 
 def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | None = None) -> tuple[Tier, ...]:
-    """The tiers of a machine, and the one between data centres, which `devices` of each centre share evenly.
+    """The tiers of a machine, and the one between data centers, which `devices` of each center share evenly.
 
     Args:
-        machine: gives the tiers inside a centre.
-        cross_dc: the link between two centres: its rate is the total of all devices of one centre, and counts in full, nothing
+        machine: gives the tiers inside a center.
+        cross_dc: the link between two centers: its rate is the total of all devices of one center, and counts in full, nothing
             being known of what collectives reach of it (the estimate's assumptions say so).
         devices: all devices of the job; needed with `cross_dc`.
 
@@ -138,7 +138,7 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
     if cross_dc is None:
         return tuple(machine.tiers)
     if devices is None:
-        raise ValueError("cross_dc: the devices of the job are needed to share the link between centres")
+        raise ValueError("cross_dc: number of devices is required to share the link between data centers")
     per_centre = devices / cross_dc.n_dcs
     inside = [tier for tier in machine.tiers if tier.size < per_centre]
     outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
@@ -176,7 +176,7 @@ def collective(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
         tiers: innermost first; the last one holds every rank that the others do not.
 
     All-reduce takes the best of ring, tree and, where all tiers it crosses have it, reduction in the switch. Over a
-    hierarchical tier (between data centres) a collective may run inside and across in turn, where that is faster.
+    hierarchical tier (between data centers) a collective may run inside and across in turn, where that is faster.
 
     Raises:
         KeyError: for an unknown kind.

@@ -10,7 +10,7 @@ from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.software.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
-"""Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantisation: NVIDIA, Matrix
+"""Output tile of the large cuBLAS/CUTLASS tensor-core kernels (reference for wave quantization: NVIDIA, Matrix
 Multiplication Background User's Guide, section "Wave quantization")."""
 K_OVERHEAD = 200.0
 """A tile's prologue and epilogue, in units of k: a GEMM of depth k runs at k / (k + 200) of its asymptote. With WAVE_LOSS and
@@ -65,7 +65,7 @@ def shape_efficiency(m: Num, n: Num, k: Num, count: Num, sm_count: float | None,
 def depth_overhead(op: Gemm, r: Rates) -> float:
     """K_OVERHEAD, or the device's own, in the dtype of a product.
 
-    In a tile's fixed time quantised operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
+    In a tile's fixed time quantized operands pass more k, by the ratio of the rates. fp8 on H100 then runs squares of 4096 and
     8192 at 1,203 and 1,300 TFLOP/s; measured are 1,217 and 1,290, where 32768 reaches 1,382 (Azure/AI-benchmarking-guide@8fd0c6e
     Azure_Results/ND_H100_v5_results.md).
     """
@@ -110,7 +110,7 @@ class Traffic(NamedTuple):
 def gemm_traffic(op: Gemm, r: Rates) -> tuple[Traffic, Traffic, Traffic]:
     """Bytes of forward (input, weight, output), dgrad (gradient, weight, input's gradient) and wgrad (input, gradient, weight's).
 
-    A recipe's operands are quantised, its results are not.
+    A recipe's operands are quantized, its results are not.
     """
     activation, weight = (op.recipe.itemsize, op.recipe.weight_itemsize) if op.recipe else (op.itemsize, op.itemsize)
     left, right, out = op.m * op.k * op.count, op.k * op.n * op.count, op.m * op.n * op.count

@@ -48,6 +48,8 @@ class Work:
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
+    weight_s: Num = 0.0
+    """Of it, what makes the gradients of weights: projections' alone, as a norm's come from the kernel of its input's."""
     calls: list[CommCall] = field(default_factory=list)
 
     @property
@@ -192,17 +194,25 @@ def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Wor
     work = Work()
     passes = [compute.backward(op, context.rates, sizes) for op in ops]
     for i in range(len(ops) - 1, -1, -1):
-        op = ops[i]
-        if not isinstance(op, Comm):
-            for done in passes[i]:
-                work.add(op, done)
-            work.memory_s += compute.parameter_gradients(op, context.rates)
-        elif op.backward is not None:
-            near = neighbor(ops, i)
-            dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-            work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
-            work.kernels += 1.0
+        add_backward(work, ops, i, passes, context)
     return work
+
+
+def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pass]], context: Context) -> None:
+    """Add the backward of one op of a part."""
+    op = ops[i]
+    if not isinstance(op, Comm):
+        for done in passes[i]:
+            work.add(op, done)
+        beside_s = compute.parameter_gradients(op, context.rates)
+        work.memory_s += beside_s
+        if op.params:
+            work.weight_s += passes[i][1].time_s + beside_s
+    elif op.backward is not None:
+        near = neighbor(ops, i)
+        dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
+        work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+        work.kernels += 1.0
 
 
 def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s: Num) -> list[CommCall]:

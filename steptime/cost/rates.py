@@ -47,7 +47,7 @@ class Rates:
     plain_share: float = 1.0
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
-    """Asymptote of a GEMM of quantised operands."""
+    """Asymptote of a GEMM of quantized operands."""
     attention_ramp_tokens: float = 450.0
     gemm_overhead_k: float | None = None
 

@@ -11,7 +11,7 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory_walk import peak_moment
+from steptime.fsdp.memory_walk import pass_moments, peak_moment
 from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "groups",
     "micro_batch_exposed",
     "options",
+    "pass_moments",
     "peak_moment",
     "rows",
     "sharded_elements",

@@ -8,7 +8,8 @@ from steptime.base.num import Num, maximum
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import PartMemory
-from steptime.memory.stages import PartMemories, PeakMoment
+from steptime.memory.part_memories import PartMemories
+from steptime.memory.stages import PeakMoment
 from steptime.memory.states import shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
@@ -39,17 +40,24 @@ class Moments:
 
 
 def peak_moment(assembly: Assembly) -> PeakMoment:
-    """Activations and transients at the worst moment of a micro-batch, FSDP buffers among the transients.
+    """Activations and transients at the worst moment of a micro-batch, FSDP buffers among the transients."""
+    worst_forward, worst_backward = pass_moments(assembly)
+    return worst_forward.worse(worst_backward)
+
+
+def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
+    """The worst moment of a micro-batch's forward, and of its backward.
 
     Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
     root = buffers(assembly, groups(assembly).root)
     layers = wrapped(assembly, memories)
-    moments = Moments(sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0)
-    forward(assembly, memories, moments, root, layers)
-    backward(assembly, memories, moments, root, layers)
-    return moments.worst
+    to_come = sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0
+    in_forward, in_backward = Moments(to_come), Moments(to_come)
+    forward(assembly, memories, in_forward, root, layers)
+    backward(assembly, memories, in_backward, root, layers)
+    return in_forward.worst, in_backward.worst
 
 
 def wrapped(assembly: Assembly, memories: PartMemories) -> list[Wrapped]:

@@ -123,7 +123,7 @@ class Machine(Config):
     def _tiers_grow(self) -> Machine:
         sizes = [tier.size for tier in self.tiers]
         if any(inner >= outer for inner, outer in pairwise(sizes)):
-            raise ValueError(f"sizes of tiers {sizes} must grow, innermost first")
+            raise ValueError(f"tier sizes {sizes} must increase, innermost first")
         return self
 
     @staticmethod
@@ -170,8 +170,8 @@ def _find(name: str) -> Path:
     from difflib import get_close_matches
 
     close = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.6)
-    hint = f"near: {', '.join(close)}; " if close else ""
-    raise ConfigError(f"machine {name!r} is unknown; {hint}3dtrn machines lists them")
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ConfigError(f"unknown machine {name!r}; {hint}3dtrn machines lists them")
 
 
 def _shipped(path: Path) -> Any:
@@ -251,7 +251,7 @@ def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
     path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
     if "/" in name or not path.is_file():
         known = (file.stem for file in path.parent.glob("*.yaml"))
-        line = f"accelerator: {name!r} is unknown{near(name, known)}; or give its figures inline"
+        line = f"accelerator: unknown accelerator {name!r}{near(name, known)}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
     return dict(_plain(_shipped(path), "accelerator", provenance))
 
@@ -283,9 +283,9 @@ def _override(plain: dict[str, Any], key: str, value: object) -> None:
     for depth, part in enumerate(parts):
         if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
             valid = ", ".join(map(str, range(len(node))))
-            raise ConfigError(ConfigProblem(f"{at}: {part!r} is no index here; valid: {valid}", at))
+            raise ConfigError(ConfigProblem(f"{at}: {part!r} is not a valid index; valid: {valid}", at))
         if not isinstance(node, dict | list):
-            line = f"{at}: {'.'.join(parts[:depth])} is a single figure; nothing lies below it"
+            line = f"{at}: {'.'.join(parts[:depth])} is a single value and has no keys"
             raise ConfigError(ConfigProblem(line, at))
         step: Any = int(part) if isinstance(node, list) else part
         if depth == len(parts) - 1:

@@ -36,7 +36,7 @@ def read_model(value: Any) -> Any:
         return value
     changes = {key: item for key, item in value.items() if key not in {"preset", "hf"}}
     if "preset" in value and "hf" in value:
-        raise ConfigError("model: preset and hf are both given; keep one")
+        raise ConfigError("model: preset and hf are both given; use one")
     for key in ("preset", "hf"):
         if key in value and not isinstance(value[key], str):
             raise ConfigError(f"model.{key}: expected a name (got {show(value[key])})")
@@ -133,7 +133,9 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
         elif isinstance(child, Config):
             child = child.model_dump(exclude_unset=True)
         elif child is not None and not isinstance(child, dict):
-            raise ConfigError(f"{path}: {'.'.join(parents[: depth + 1])} is a single value (got {show(child)})")
+            raise ConfigError(
+                f"{path}: {'.'.join(parents[: depth + 1])} is a single value, not a section (got {show(child)})"
+            )
         node[key] = node = dict(child or {})
     node[last] = value
     for key, other in _EITHER.items():

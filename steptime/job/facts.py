@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.precision import RECIPES
 
@@ -45,6 +46,8 @@ class Facts(NamedTuple):
     mtp: int
     sp: bool
     schedule_said: str | None
+    microbatch_group_sz: int | None
+    tie_embeddings: bool
     zero_level: int
     zero_said: int | None
     fsdp: Literal[2, 3] | None
@@ -66,6 +69,26 @@ class Facts(NamedTuple):
     checkpoint_word: str | None
     recompute: Recompute | None
     overlap: tuple[tuple[str, float], ...]
+
+    @property
+    def split_backward(self) -> bool:
+        """Whether the schedule runs the gradients of the weights apart."""
+        return self.schedule_said in SCHEDULES and SCHEDULES[self.schedule_said].split
+
+    @property
+    def chunks_needed(self) -> int | None:
+        """Model chunks per stage that the schedule needs; None for any number."""
+        return SCHEDULES[self.schedule_said].vpp if self.schedule_said in SCHEDULES else None
+
+    @property
+    def schedule_words(self) -> str:
+        """The schedules that the framework runs."""
+        return ", ".join(self.framework.schedules)
+
+    @property
+    def group_choice(self) -> int:
+        """The smallest group of micro-batches with which interleaving runs."""
+        return default_group(int(self.pp), int(self.microbatches))
 
     @property
     def chunks(self) -> Num:

@@ -21,7 +21,7 @@ from steptime.job import rules
 from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.limits import NOT_MODELLED
-from steptime.job.mesh import Parallelism
+from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -192,7 +192,7 @@ class Job(Config):
         return self.software.layout.zero_level
 
     @cached_property
-    def schedule(self) -> Literal["gpipe", "1f1b", "interleaved"]:
+    def schedule(self) -> ScheduleName:
         """Pipeline schedule: as said; interleaved where vpp > 1; else the profile's."""
         if self.parallelism.schedule is not None:
             return self.parallelism.schedule
@@ -212,8 +212,8 @@ class Job(Config):
         return resolve_recompute(self.performance, self.parallelism.pp, self.parallelism.vpp)
 
 
-_MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz")
-_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas")
+_MODEL = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "head_dim", "vocab_sz", "tie_embeddings")
+_LAYOUT = ("tp", "pp", "dp", "vpp", "cp", "ep", "replicas", "microbatch_group_sz")
 _BATCH = ("gbs", "seqlen", "microbatch_sz")
 
 

@@ -47,7 +47,7 @@ def _at_most(name: str, limit: float) -> Callable[[Facts], Any]:
 SANE = [
     *(
         Rule(
-            f"{name} is absurd",
+            f"{name} is out of range",
             path,
             f"must be at most {limit:,} (got {{f.{name}}})",
             _at_most(name, limit),
@@ -75,26 +75,38 @@ SANE = [
 ]
 
 MODELLED = [
-    Rule("moe", "model.moe", "not modelled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
-    Rule("mla", "model.attention.kind", "not modelled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
+    Rule("moe", "model.moe", "not modeled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
+    Rule("mla", "model.attention.kind", "not modeled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
     Rule(
         "window",
         "model.attention.window",
-        "not modelled yet (got {f.window}); remove it to count full causal attention",
+        "not modeled yet (got {f.window}); remove it to count full causal attention",
         lambda f: f.window is None,
     ),
-    Rule("mtp", "model.mtp", "not modelled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
+    Rule("mtp", "model.mtp", "not modeled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
     Rule(
         "recipe with ZeRO",
         "performance.precision",
-        "a low-precision recipe is not modelled yet with zero_level 2 or 3 "
+        "a low-precision recipe is not modeled yet with zero_level 2 or 3 "
         "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
         lambda f: (not f.recipe) | (f.zero_level < 2),
     ),
     Rule(
+        "recomputation with split backward",
+        "performance.recompute",
+        "not modeled yet with zero_bubble, zbv and dualpipev (got {f.granularity}); remove it",
+        lambda f: (not f.split_backward) | (f.granularity in {"", "none"}),
+    ),
+    Rule(
+        "tied embeddings in a V",
+        "model.tie_embeddings",
+        "not modeled yet with zbv and dualpipev, whose first stage holds both ends; use false",
+        lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
+    ),
+    Rule(
         "fsdp with pipeline",
         "parallelism.pp",
-        "not modelled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
+        "not modeled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
         lambda f: (f.family != "fsdp2") | (f.pp == 1),
     ),
 ]
@@ -102,7 +114,7 @@ MODELLED = [
 
 NOT_MODELLED = {
     **{
-        f"performance.precision={word}": "not modelled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
+        f"performance.precision={word}": "not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
         for word in (
             "fp8_e4m3",
             "fp4",
@@ -111,21 +123,22 @@ NOT_MODELLED = {
         )
     },
     **{
-        f"parallelism.schedule={word}": "not modelled yet; use gpipe, 1f1b or interleaved"
-        for word in (
-            "zero-bubble",
-            "zb-h1",
-            "zb-v",
-            "zbv",
-            "dualpipe",
-            "dualpipev",
-            "interleaved-zero-bubble",
-            "looped-bfs",
-        )
+        f"parallelism.schedule={word}": f"use {ours}"
+        for word, ours in {
+            "zero-bubble": "zero_bubble",
+            "zb-h1": "zero_bubble with vpp 1",
+            "interleaved-zero-bubble": "zero_bubble with vpp of 2 or more",
+            "zb-v": "zbv",
+            "looped-bfs": "gpipe with vpp of 2 or more",
+        }.items()
     },
-    **{f"model.attention.kind={word}": "not modelled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
     **{
-        f"performance.{key}": "not modelled yet; remove it"
+        f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
+        for word in ("dualpipe", "zb-h2", "v-half", "v-min")
+    },
+    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
+    **{
+        f"performance.{key}": "not modeled yet; remove it"
         for key in (
             "offload",
             "cpu_offload",
@@ -134,9 +147,9 @@ NOT_MODELLED = {
             "compile",
         )
     },
-    "performance.fp8": "no key of its own; set performance.precision to fp8_current, mxfp8 or another recipe",
-    **{f"parallelism.{key}": "not modelled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
+    **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
-    "parallelism.cp_comm_type=a2a+p2p": "not modelled yet; use p2p, all_gather or a2a",
+    "parallelism.cp_comm_type=a2a+p2p": "not modeled yet; use p2p, all_gather or a2a",
 }
 """Keys ("path") and words ("path=word") that a user may well write, and what to write instead."""

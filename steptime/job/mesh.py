@@ -1,8 +1,8 @@
 """The parallelism of a job: its axes, their order over the devices, and which ranks form a group.
 
 Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp-ep-dp-pp"
-(megatron/core/parallel_state.py, initialize_model_parallel). With several data centres dp is split over them, and that part
-of dp is outermost: every centre holds whole pipelines.
+(megatron/core/parallel_state.py, initialize_model_parallel). With several data centers dp is split over them, and that part
+of dp is outermost: every center holds whole pipelines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from steptime.base.config import Config, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
+
+
+ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
+"""The pipeline schedules of `steptime.schedule`."""
 
 
 class Fsdp(Config):
@@ -41,7 +45,10 @@ class Parallelism(Config):
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
     n_param_buckets: int | None = Field(None, ge=1)
-    schedule: Literal["gpipe", "1f1b", "interleaved"] | None = None
+    schedule: ScheduleName | None = None
+    microbatch_group_sz: int | None = Field(None, ge=1)
+    """Micro-batches that an interleaved stage runs through one chunk before the next; unsaid: pp (Megatron's
+    microbatch_group_size_per_vp_stage)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
     replicas: int = Field(1, ge=1)
@@ -54,14 +61,14 @@ class Parallelism(Config):
 
 
 class Group(NamedTuple):
-    """The ranks of one collective: `ranks` devices, `stride` apart inside a centre, starting at device `first`."""
+    """The ranks of one collective: `ranks` devices, `stride` apart inside a center, starting at device `first`."""
 
     axis: str
     ranks: Num
     stride: Num
     first: Num = 0.0
     centres: Num = 1.0
-    """Data centres over which the ranks are spread evenly."""
+    """Data centers over which the ranks are spread evenly."""
     width: Num | None = None
     """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
 
@@ -71,11 +78,11 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
 
     - tp, cp, dp: the axis itself.
     - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
-    - pp: the two neighbours of one stage boundary, sender and receiver.
+    - pp: the two neighbors of one stage boundary, sender and receiver.
     - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
     - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards.
 
-    `n_dcs` data centres share dp evenly. Fields of `parallelism` may be numpy columns.
+    `n_dcs` data centers share dp evenly. Fields of `parallelism` may be numpy columns.
 
     Raises:
         ValueError: for an unknown axis.

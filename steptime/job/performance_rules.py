@@ -8,13 +8,13 @@ PERFORMANCE_RULES = [
     Rule(
         "machine has the precision",
         "performance.precision",
-        "{f.machine} has no {f.precision} rate; use one of {f.dtype_words}",
+        "{f.machine} does not support {f.precision}; use one of {f.dtype_words}",
         lambda f: f.precision in f.machine_dtypes,
     ),
     Rule(
         "framework has the recipe",
         "performance.precision",
-        "{f.precision} is TransformerEngine's, which {f.software} does not run; use software megatron-core",
+        "{f.precision} requires TransformerEngine, which {f.software} does not use; use software megatron-core",
         lambda f: (not f.recipe) | f.framework.recipes,
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
@@ -35,16 +35,19 @@ PERFORMANCE_RULES = [
     Rule(
         "remainder of bf16",
         "performance.master_dtype",
-        "remainder is what bf16 drops of fp32, so param_dtype must be bf16 (got {f.param_dtype})",
+        "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.param_dtype})",
         lambda f: (f.master_dtype != "remainder") | (f.param_dtype == "bf16"),
     ),
     Rule(
-        "shares", "performance.overlap", "shares lie between 0 and 1 (got {f.bad_shares})", lambda f: not f.bad_shares
+        "shares",
+        "performance.overlap",
+        "fractions must be between 0 and 1 (got {f.bad_shares})",
+        lambda f: not f.bad_shares,
     ),
     Rule(
         "one recompute",
         "performance.recompute",
-        "given beside activation_checkpointing_type {f.checkpoint_word!r}; keep one",
+        "conflicts with activation_checkpointing_type {f.checkpoint_word!r}; use one",
         lambda f: (f.recompute is None) | (f.checkpoint_word is None),
     ),
     Rule(
@@ -78,13 +81,13 @@ PERFORMANCE_RULES = [
     Rule(
         "recompute of experts",
         "performance.recompute.modules",
-        "need model.moe (got {f.module_words})",
+        "require model.moe (got {f.module_words})",
         lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
     ),
     Rule(
         "recompute of mla",
         "performance.recompute.modules",
-        "mla_up_proj needs attention kind mla",
+        "mla_up_proj requires attention kind mla",
         lambda f: f.attention == "mla" or "mla_up_proj" not in f.modules,
     ),
 ]

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.base.config import ConfigProblem
-from steptime.base.num import maximum
 from steptime.job.facts import Facts
 from steptime.job.limits import MODELLED, SANE, Rule
 from steptime.job.performance_rules import PERFORMANCE_RULES
+from steptime.job.pipeline_rules import PIPELINE_RULES
 
 LAYOUT_RULES = [
     Rule(
         "tp divides n_q_heads",
         "parallelism.tp",
-        "must divide n_q_heads {f.n_q_heads} (got {f.tp}); possible: {f.tp_choices}",
+        "must divide n_q_heads {f.n_q_heads} (got {f.tp}); valid: {f.tp_choices}",
         lambda f: f.n_q_heads % f.tp == 0,
     ),
     Rule(
@@ -31,13 +31,13 @@ LAYOUT_RULES = [
     Rule(
         "tp over n_kv_heads",
         "parallelism.tp",
-        "{f.software} does not copy key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp})",
+        "{f.software} does not replicate key-value heads, so tp must divide n_kv_heads {f.n_kv_heads} (got {f.tp})",
         lambda f: (f.n_kv_heads % f.tp == 0) | f.framework.replicates_kv,
     ),
     Rule(
         "tp divides inter_sz",
         "parallelism.tp",
-        "must divide inter_sz {f.inter_sz} (got {f.tp}); possible: {f.tp_choices}",
+        "must divide inter_sz {f.inter_sz} (got {f.tp}); valid: {f.tp_choices}",
         lambda f: f.inter_sz % f.tp == 0,
     ),
     Rule(
@@ -49,39 +49,39 @@ LAYOUT_RULES = [
     Rule(
         "tp divides seqlen",
         "data.seqlen",
-        "sequence parallelism needs a multiple of tp {f.tp} (got {f.seqlen})",
+        "must be a multiple of tp {f.tp} with sequence parallelism (got {f.seqlen})",
         lambda f: (not f.sp) | (f.seqlen % f.tp == 0),
     ),
     Rule(
         "framework has cp",
         "parallelism.cp",
-        "{f.software} has no context parallelism (got {f.cp}); use 1",
+        "{f.software} does not support context parallelism (got {f.cp}); use 1",
         lambda f: (f.cp == 1) | bool(f.framework.context),
     ),
     Rule(
         "framework has cp_comm_type",
         "parallelism.cp_comm_type",
-        "{f.software} has {f.context_words} (got {f.cp_comm_type})",
+        "{f.software} supports {f.context_words} (got {f.cp_comm_type})",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.cp_comm_type in f.framework.context),
     ),
     # megatron/core/transformer/dot_product_attention.py, DotProductAttention.__init__: context_parallel_size == 1
     Rule(
         "cp needs flash",
         "parallelism.cp",
-        "unfused attention takes whole sequences (got {f.cp}); use attention_impl flash or cp 1",
+        "unfused attention does not support context parallelism (got {f.cp}); use attention_impl flash or cp 1",
         lambda f: (f.cp == 1) | (not f.framework.context) | (f.attention_impl == "flash"),
     ),
     # two chunks a rank, i and 2cp-1-i, even out the causal mask (megatron/core/utils.py, get_batch_on_this_cp_rank)
     Rule(
         "cp divides seqlen",
         "data.seqlen",
-        "cp {f.cp} needs a multiple of {f.chunks_of_cp} (got {f.seqlen})",
+        "must be a multiple of {f.chunks_of_cp} with cp {f.cp} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (f.seqlen % f.chunks_of_cp == 0),
     ),
     Rule(
         "tp divides seqlen of cp",
         "data.seqlen",
-        "sequence parallelism with cp needs a multiple of tp*cp = {f.head_ranks} (got {f.seqlen})",
+        "must be a multiple of tp*cp with sequence parallelism and cp: {f.head_ranks} (got {f.seqlen})",
         lambda f: (f.cp == 1) | (not f.sp) | (f.seqlen % f.head_ranks == 0),
     ),
     # TransformerEngine AttnFuncWithCPAndQKVOA2A: q and k heads of a tensor-parallel rank divide by cp
@@ -105,7 +105,7 @@ LAYOUT_RULES = [
     Rule(
         "head_dim",
         "model.hidden_sz",
-        "{f.hidden_sz} is no multiple of n_q_heads {f.n_q_heads}; give model.head_dim",
+        "{f.hidden_sz} is not a multiple of n_q_heads {f.n_q_heads}; set model.head_dim",
         lambda f: f.head_dim_said | (f.hidden_sz % f.n_q_heads == 0),
     ),
     Rule(
@@ -137,7 +137,7 @@ LAYOUT_RULES = [
     Rule(
         "enough layers",
         "parallelism.layers_per_stage",
-        "{f.n_layers} layers do not fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
+        "{f.n_layers} layers cannot fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
         lambda f: (f.layers_per_stage != "auto") | (f.units >= f.chunks),
     ),
     Rule(
@@ -155,54 +155,14 @@ LAYOUT_RULES = [
     Rule(
         "layers_per_stage or ends",
         "parallelism.embedding_and_loss_count_as_layers",
-        "has no meaning beside layers_per_stage counts; remove one",
+        "has no effect with layers_per_stage counts; remove one",
         lambda f: not (f.stage_counts and f.ends_count),
     ),
     Rule(
         "gbs divides",
         "data.gbs",
-        "must be a multiple of dp*microbatch_sz = {f.batch} (got {f.gbs}); near: {f.gbs_choices}",
+        "must be a multiple of dp*microbatch_sz = {f.batch} (got {f.gbs}); nearest: {f.gbs_choices}",
         lambda f: f.gbs % f.batch == 0,
-    ),
-    Rule(
-        "vpp needs pp",
-        "parallelism.vpp",
-        "virtual stages need pp > 1 (got {f.vpp} with pp {f.pp}); use 1",
-        lambda f: (f.vpp == 1) | (f.pp > 1),
-    ),
-    Rule(
-        "interleaving framework",
-        "parallelism.vpp",
-        "{f.software} has no interleaved schedule (got {f.vpp}); use 1",
-        lambda f: (f.vpp == 1) | f.framework.interleaves,
-    ),
-    Rule(
-        "schedule with vpp",
-        "parallelism.schedule",
-        "vpp {f.vpp} needs interleaved (got {f.schedule_said!r}); remove schedule or use vpp 1",
-        lambda f: (f.vpp == 1) | (f.schedule_said in {None, "interleaved"}),
-    ),
-    Rule(
-        "interleaved needs vpp",
-        "parallelism.schedule",
-        "interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
-        lambda f: (f.vpp > 1) | (f.schedule_said != "interleaved"),
-    ),
-    # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: groups of pp micro-batches
-    Rule(
-        "interleaving in groups of pp",
-        "data.gbs",
-        "an interleaved pipeline takes micro-batches in groups of pp {f.pp} "
-        "(got {f.microbatches}); near: gbs {f.gbs_choices}",
-        lambda f: (f.vpp == 1) | f.framework.rounds | (f.microbatches % f.pp == 0) | (f.gbs % f.batch != 0),
-    ),
-    # torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B: rounds = max(1, microbatches // pp)
-    Rule(
-        "interleaving in rounds",
-        "data.gbs",
-        "torch's interleaved schedule needs micro-batches that divide into "
-        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); near: gbs {f.gbs_choices}",
-        lambda f: (f.vpp == 1) | (not f.framework.rounds) | (f.microbatches % maximum(1, f.microbatches // f.pp) == 0),
     ),
     Rule(
         "replicas divide dp",
@@ -213,32 +173,32 @@ LAYOUT_RULES = [
     Rule(
         "replicas need sharding",
         "parallelism.replicas",
-        "shards are replicated only where states are sharded, so zero_level 1 or more "
-        "is needed (got {f.replicas} with zero_level {f.zero_level})",
+        "replicas require sharded states, that is zero_level 1 or higher "
+        "(got {f.replicas} with zero_level {f.zero_level})",
         lambda f: (f.replicas == 1) | (f.zero_level >= 1),
     ),
     Rule(
         "fsdp against zero_level",
         "parallelism.zero_level",
-        "fsdp as given is level {f.fsdp} (got {f.zero_said}); remove zero_level, or set fsdp.reshard_after_forward",
+        "contradicts fsdp, which is level {f.fsdp} (got {f.zero_said}); remove zero_level, or set fsdp.reshard_after_forward",
         lambda f: (f.fsdp is None) | (f.zero_said is None) | (f.zero_said == f.fsdp),
     ),
     Rule(
         "fsdp framework",
         "parallelism.fsdp",
-        "torch FSDP2 options, which {f.software} does not take; use software fsdp2",
+        "options of torch FSDP2, which {f.software} does not support; use software fsdp2",
         lambda f: (f.fsdp is None) | (f.family == "fsdp2"),
     ),
     Rule(
         "zero framework",
         "parallelism.zero_level",
-        "{f.software} runs levels {f.zero_words} (got {f.zero_level})",
+        "{f.software} supports levels {f.zero_words} (got {f.zero_level})",
         lambda f: (f.fsdp is not None) | (f.zero_level in f.framework.zero_levels),
     ),
     Rule(
         "zero with pipeline",
         "parallelism.zero_level",
-        "{f.software} runs only levels {f.pipeline_zero_words} with pp > 1 "
+        "{f.software} supports only levels {f.pipeline_zero_words} with pp > 1 "
         "(got {f.zero_level} with pp {f.pp}); use zero_level 1 or pp 1",
         lambda f: (
             (f.pp == 1) | (f.zero_level in f.framework.pipelines_zero) | (f.zero_level not in f.framework.zero_levels)
@@ -248,10 +208,11 @@ LAYOUT_RULES = [
     Rule(
         "one bucket size",
         "parallelism",
-        "bucket_size_mb and n_param_buckets are both given; keep one",
+        "bucket_size_mb and n_param_buckets are both set; use one",
         lambda f: not f.both_buckets,
     ),
     Rule("n_dcs divides dp", "cross_dc.n_dcs", "must divide dp {f.dp} (got {f.n_dcs})", lambda f: f.dp % f.n_dcs == 0),
+    *PIPELINE_RULES,
     *PERFORMANCE_RULES,
 ]
 
@@ -259,7 +220,7 @@ RULES = [*SANE, *MODELLED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
-    """One per broken rule. Absurd numbers and models that are not modelled are told alone: the rest would be noise."""
+    """One per broken rule. Absurd numbers and models that are not modeled are told alone: the rest would be noise."""
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [

@@ -60,11 +60,11 @@ class Hardware(Config):
 
 
 class CrossDc(Config, allow_inf_nan=False):
-    """Data parallelism over several data centres."""
+    """Data parallelism over several data centers."""
 
     n_dcs: int = Field(ge=2)
     interconnect_bandwidth_gbps: float = Field(gt=0)
-    """Total per link between two centres [Gbit/s]."""
+    """Total per link between two centers [Gbit/s]."""
     interconnect_latency_s: Seconds = Field(ge=0)
 
 
@@ -83,5 +83,5 @@ class Run(Config, allow_inf_nan=False):
     @model_validator(mode="after")
     def _one_speed(self) -> Self:
         if self.checkpoint_write_s is not None and self.checkpoint_bytes_per_s is not None:
-            raise ConfigError("run: checkpoint_write_s and checkpoint_bytes_per_s are both given; keep one")
+            raise ConfigError("run: checkpoint_write_s and checkpoint_bytes_per_s are both set; use one")
         return self

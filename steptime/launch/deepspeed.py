@@ -139,9 +139,7 @@ def batch_of(keys: JobKeys, dp: int | None) -> tuple[int, int, int]:
         ranks = "data-parallel ranks" if dp is None else f"{dp} data-parallel ranks"
         raise keys.error(_BATCH, f"must be {_MICRO} * {_STEPS} * {ranks} = {micro} * {steps} * {dp or 'N'} (got {gbs})")
     if dp is None:
-        raise ConfigError(
-            f"{keys.source}: does not say how many devices there are; add --set parallelism.dp=N, or set WORLD_SIZE"
-        )
+        raise ConfigError(f"{keys.source}: number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
     if gbs is None and micro is None:
         raise keys.error(_BATCH, f"missing, and so is {_MICRO}; one is required")
     if gbs is None:

@@ -74,5 +74,5 @@ def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None
     ranks = prod(degrees.values())
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
-        keys.problem(f"world size {devices} is no multiple of {words} = {ranks}{fix}")
+        keys.problem(f"world size {devices} is not a multiple of {words} = {ranks}{fix}")
     return max(devices // ranks, 1)

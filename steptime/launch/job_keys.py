@@ -105,7 +105,7 @@ class JobKeys:
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of at least `least`, which is required where there is no default."""
         if self.get(key) is None and default is None:
-            self.fail(key, "missing, and required")
+            self.fail(key, "required key is missing")
         found = self.whole(key, least=least)
         return found if found is not None else max(least, default or 1)
 
@@ -181,7 +181,7 @@ class JobKeys:
         by = self.names.get(key, name)
         status, note = self.fates.get(key) or self._fate(given)
         if by != name and value is not None and self.values[key] != value:
-            status, note = "irrelevant", f"{by} is put over it"
+            status, note = "irrelevant", f"{by} overrides it"
         rule = rule_of(key, self.table)
         time_only = key in self.time_only or (rule is not None and rule.time_only)
         return LaunchFlag(name, given.shown or text_of(value), status, note, time_only)
@@ -192,10 +192,10 @@ class JobKeys:
         rule, framework = rule_of(key, self.table), self.table.framework
         if rule is None:
             if value in (*_NOTHING, False):
-                return "irrelevant", f"off; unknown to {framework}"
+                return "irrelevant", f"off; not an option of {framework}"
             close = get_close_matches(key, [known for known in self.table.rules if "*" not in known], n=1, cutoff=0.8)
             hint = f"; did you mean {self.spell(close[0])}?" if close else ""
-            return "unmodelled", f"unknown to {framework}{hint}"
+            return "unmodelled", f"not an option of {framework}{hint}"
         if rule.status == "irrelevant":
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:
@@ -226,7 +226,7 @@ class JobKeys:
 
 
 def _is_off(value: Any, rule: KeyRule) -> bool:
-    """Whether a value leaves an unmodelled key without effect; nothing does so where false, 0 or any value at all does not."""
+    """Whether a value leaves an unmodeled key without effect; nothing does so where false, 0 or any value at all does not."""
     if value in _NOTHING and value is not False and (not rule.off or any(not word for word in rule.off)):
         return True
     return any(_same(value, word) for word in rule.off)

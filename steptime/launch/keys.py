@@ -27,7 +27,7 @@ class KeyRule(NamedTuple):
     status: Status
     note: str
     off: tuple[Any, ...] = ()
-    """Values that switch an unmodelled key off."""
+    """Values that switch an unmodeled key off."""
     beside: str = ""
     """The key that has to be on for this one to matter."""
     words: Mapping[str, Any] = {}

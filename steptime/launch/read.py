@@ -60,7 +60,7 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading
     text = read_text(split_path(path)[0])
     path = "standard input" if path == "-" else path
     if not text.strip():
-        raise ConfigError(f"{path}: is empty; give a launch script, a config or a log")
+        raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
     return read_as(
         kind, path, text, {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}, sets
     )
@@ -95,7 +95,7 @@ def another(kind: str, text: str) -> str:
         return ""
     if kinds:
         return f"is {kinds[0]}'s; try --from {kinds[0]}"
-    return "is no text; give a launch script, a config or a log" if _garbled(text) else ""
+    return "is not a text file; expected a launch script, config or log" if _garbled(text) else ""
 
 
 def _garbled(text: str) -> bool:
@@ -127,7 +127,7 @@ def read_text(path: str) -> str:
     """
     if path == "-":
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the caller
-            raise ConfigError("standard input: is closed; pipe a launch file into it")
+            raise ConfigError("standard input is closed; pipe a launch file into it")
         return _decoded(_beginning(sys.stdin.buffer))
     try:
         with open_plain(path) as file:

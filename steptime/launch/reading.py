@@ -21,7 +21,7 @@ class LaunchFlag(NamedTuple):
     value: str
     status: Status
     """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
-    unmodelled: it changes cost, and no config expresses it."""
+    unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
     """The config key it became, why it is irrelevant, or the release whose default it is."""
     time_only: bool = False
@@ -50,21 +50,21 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
-        ConfigError: the layout cannot run, or a flag changes cost and is not modelled, one line each; with `allow_unmodelled`
+        ConfigError: the layout cannot run, or a flag changes cost and is not modeled, one line each; with `allow_unmodelled`
             such a flag becomes one of the job's notes.
     """
     left_out = [f"{flag.name} {flag.value}: {flag.note}".strip() for flag in reading.of("unmodelled")]
     if left_out and not allow_unmodelled:
-        fix = "not modelled; --allow-unmodelled leaves it out of the estimate"
+        fix = "not modeled; --allow-unmodelled ignores it"
         raise ConfigError(f"{reading.source}: {line}; {fix}" for line in left_out)
     config = deepcopy(reading.config)
     if left_out:
-        config["notes"] = [*config.get("notes", []), *(f"left out, not modelled: {line}" for line in left_out)]
+        config["notes"] = [*config.get("notes", []), *(f"ignored (not modeled): {line}" for line in left_out)]
     for path, value in (sets or {}).items():
         put(config, path, value)
     missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
     if "hardware" not in config:
-        missing.append("does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)")
+        missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
     if missing:
         raise ConfigError(f"{reading.source}: {why}" for why in missing)
     try:

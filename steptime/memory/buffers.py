@@ -47,6 +47,11 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     return [item for item in found if not (isinstance(item.bytes, float | int) and item.bytes == 0.0)]
 
 
+def at_peak(buffers: list[HeldBuffer]) -> Num:
+    """Bytes of what is there at the peak of a micro-batch."""
+    return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
+
+
 def workspaces(software: Software) -> list[HeldBuffer]:
     """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
     held, chip = software.buffers, software.compute_capability
@@ -84,7 +89,7 @@ def te_workspace_bytes(compute_capability: float) -> float:
 
 
 def mask_bytes(assembly: Assembly) -> Num:
-    """The causal mask of a micro-batch that the data loader made: a byte for each pair of positions, those of the rank's tokens."""
+    """The causal mask of a micro-batch, made by the data loader: a byte for each pair of positions that the rank has."""
     shard = assembly.shard
     return shard.batch * shard.seq * shard.kv_seq if assembly.job.software.buffers.attention_mask else 0.0
 
@@ -110,7 +115,7 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
 
 def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """What the head's weight gradients wait for in a pipeline: the logits' gradient and the head's input of earlier micro-batches."""
+    """What the head's deferred weight gradients keep in a pipeline: gradients of logits, and inputs, of earlier micro-batches."""
     job = assembly.job
     waiting = min(job.software.buffers.deferred_head_wgrads, job.microbatches - 1)
     if job.parallelism.pp == 1 or waiting <= 0 or not any(chunk.head for chunk in chunks):

@@ -175,6 +175,10 @@ class BackwardWalk:
             self.produce(op)
         for t in op.outputs:
             self.release(t.name)
+        self.forget(i)
+
+    def forget(self, i: int) -> None:
+        """Free the saved tensors that no earlier op's backward reads."""
         for name in self.last_needed.get(i, ()):
             if name in self.saved:
                 self.saved.discard(name)

@@ -87,7 +87,7 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
 
 
 def casts(shard: Shard, width: Num, hidden: int) -> Backward:
-    """What the backward of a projection after the norm quantises."""
+    """What the backward of a projection after the norm quantizes."""
     return backward_casts(shard, shard.tokens, width, hidden, from_norm=True)
 
 

@@ -79,7 +79,7 @@ def n_params(model: Model, seqlen: int | None = None) -> int:
     """
     positions = model.max_positions or seqlen
     if model.learned_positions and positions is None:
-        raise ValueError("model.max_positions: unsaid, so the learned positions cannot be counted; say it, or seqlen")
+        raise ValueError("model.max_positions: required to count the learned positions; set it, or seqlen")
     whole = Shard(
         1.0,
         1.0,

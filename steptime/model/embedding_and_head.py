@@ -116,7 +116,7 @@ def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:
 
 
 def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> list[Op]:
-    """Cross entropy as torch runs it, kernel by kernel: upcast (composite, below fp32), log_softmax, nll_loss.
+    """Cross entropy as torch runs it, kernels: upcast (composite, below fp32), log_softmax, nll_loss.
 
     Backward therefore holds three copies: log_softmax's output, its gradient, and that of its input (torch/nn/functional.py,
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.

@@ -26,7 +26,7 @@ def read_hf_config(path: str | Path) -> Json:
     """
     file = Path(path)
     config = load_json(file / "config.json" if file.is_dir() else file)
-    problems = [f"{key}: {what} is not modelled" for key, what in FORBIDDEN.items() if config.get(key)]
+    problems = [f"{key}: {what} is not modeled" for key, what in FORBIDDEN.items() if config.get(key)]
     model_type = str(config.get("model_type", ""))
     if not problems and model_type not in FAMILIES:
         problems = [unknown(model_type)]
@@ -62,7 +62,7 @@ def unknown(model_type: str) -> str:
     if not model_type:
         return "no model_type: not a Hugging Face model config"
     if model_type in UNMODELLED:
-        return f"model_type {model_type!r} is not modelled: {UNMODELLED[model_type]}"
+        return f"model_type {model_type!r} is not modeled: {UNMODELLED[model_type]}"
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=1)
@@ -79,7 +79,7 @@ class Reader:
         own = {common: config[key] for common, key in family.names.items() if key in config}
         self.values: Json = family.defaults | config | own
         self.problems = [
-            f"{key}: {shown(self.values[key])} is not modelled, only {shown(wanted)}"
+            f"{key}: {shown(self.values[key])} is not modeled, only {shown(wanted)}"
             for key, wanted in family.only.items()
             if self.values.get(key, wanted) != wanted
         ]
@@ -153,7 +153,7 @@ class Reader:
         if isinstance(name, str) and name in ACTIVATIONS:
             return ACTIVATIONS[name]
         known = ", ".join(ACTIVATIONS)
-        self.problems.append(f"{self.spelt('hidden_act')}: {shown(name)} is not modelled (known: {known})")
+        self.problems.append(f"{self.spelt('hidden_act')}: {shown(name)} is not modeled (known: {known})")
         return "gelu"
 
     def agreed(self, keys: tuple[str, ...], *, probability: bool = False) -> object:
@@ -165,7 +165,7 @@ class Reader:
             expected = "a probability from 0 to below 1" if probability else "true or false"
             self.problems.append(f"{text}: expected {expected}")
         elif len(set(found.values())) > 1:
-            self.problems.append(f"{text}: one value for all is modelled; make them equal")
+            self.problems.append(f"{text}: one value for all is modeled; make them equal")
         return found[keys[0]]
 
     def check_layers(self, hidden: int) -> None:
@@ -175,12 +175,12 @@ class Reader:
         reaches = isinstance(window, int) and isinstance(context, int) and window >= context
         if window is not None and self.values.get("use_sliding_window", True) and not reaches:
             advice = "set it to null for full attention"
-            self.problems.append(f"sliding_window: {shown(window)} is not modelled; {advice}")
+            self.problems.append(f"sliding_window: {shown(window)} is not modeled; {advice}")
         kinds = self.values.get("layer_types")
         if isinstance(kinds, list) and set(map(str, kinds)) - {"full_attention"}:
-            self.problems.append("layer_types: only full_attention is modelled")
+            self.problems.append("layer_types: only full_attention is modeled")
         if self.values.get("word_embed_proj_dim") not in (None, hidden):
-            self.problems.append(f"word_embed_proj_dim: only {hidden} (hidden_size) is modelled")
+            self.problems.append(f"word_embed_proj_dim: only {hidden} (hidden_size) is modeled")
 
 
 def is_flag(value: object) -> bool:

@@ -58,11 +58,11 @@ class Family:
     """What one model_type means."""
 
     fields: Json
-    """Fields of `Model` that the modelling code fixes, whatever the file says."""
+    """Fields of `Model` that the modeling code fixes, whatever the file says."""
     defaults: Json
     """Class defaults of the keys read here."""
     only: Json = field(default_factory=dict)
-    """Keys that must have this value where they are given or have a default: any other is not modelled."""
+    """Keys that must have this value where they are given or have a default: any other is not modeled."""
     bias: tuple[str, ...] = ()
     """Keys that switch biases of linear layers; they must agree, `Model.bias` being one switch."""
     dropout: tuple[str, ...] = ()

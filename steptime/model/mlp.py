@@ -84,7 +84,7 @@ def plain(model: Model, shard: Shard, x: Operand) -> Sublayer:
 
 
 def activate(model: Model, shard: Shard, x: str, out: Tensor) -> Sublayer:
-    """The activation of `x`, or of the half of it that is as large as `out`, kernel by kernel.
+    """The activation of `x`, or of the half of it that is as large as `out`, kernels.
 
     GELU and SiLU keep their input, ReLU its output. Squared ReLU is two kernels, pow(relu(x), 2) (megatron/core/activations.py,
     squared_relu; transformers activations.py, ReLUSquaredActivation): the first keeps its output, which is all that the second

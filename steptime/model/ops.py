@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
     itemsize: float
     """Bytes per element."""
     grad_itemsize: float = 0.0
-    """Bytes per element of its gradient where that differs (a quantised copy's), else 0."""
+    """Bytes per element of its gradient where that differs (a quantized copy's), else 0."""
     pooled: bool = False
     """It lies in Megatron's grow-only buffer where the framework has one (megatron/core/utils.py, GlobalMemoryBuffer)."""
 
@@ -106,12 +106,12 @@ class Gemm(Op):
     count: Num = 1.0
     itemsize: float = 2.0
     recipe: Recipe | None = None
-    """What its operands are quantised by; its results are in `itemsize`."""
+    """What its operands are quantized by; its results are in `itemsize`."""
     cast_bytes: Num = 0.0
-    """Bytes that backward moves to quantise and transpose operands [B]."""
+    """Bytes that backward moves to quantize and transpose operands [B]."""
     cast_kernels: float = 0.0
     keeps_columns: bool = False
-    """What it keeps for wgrad is the quantised copy by columns."""
+    """What it keeps for wgrad is the quantized copy by columns."""
 
     @property
     def flops(self) -> Num:

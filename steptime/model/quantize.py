@@ -1,4 +1,4 @@
-"""Quantised operands of a block's projections, as ops: what is cast where, what is kept, what backward casts again.
+"""Quantized operands of a block's projections, as ops: what is cast where, what is kept, what backward casts again.
 
 Without a recipe every function hands back what it was given. `Operand` names the tensor a projection reads and the one it keeps
 for wgrad. Sources: `precision.py`.
@@ -26,7 +26,7 @@ class Operand(NamedTuple):
 
 
 def copies(x: str, elements: Num, recipe: Recipe, itemsize: float, *, both: bool) -> tuple[Tensor, ...]:
-    """The quantised copy by rows, and the one by columns where there are `both`; gradients stay in the compute dtype."""
+    """The quantized copy by rows, and the one by columns where there are `both`; gradients stay in the compute dtype."""
     rows = Tensor(f"{x}.rows", elements, recipe.itemsize, itemsize)
     return (rows, Tensor(f"{x}.columns", elements, recipe.itemsize)) if both else (rows,)
 
@@ -45,7 +45,7 @@ def cast_kernels(recipe: Recipe, made: float) -> float:
 def cast(
     name: str, x: str, elements: Num, shard: Shard, *, both: bool = True, role: Role = ""
 ) -> tuple[list[Op], Operand]:
-    """A kernel that reads `x` and writes its quantised copies; backward hands the gradient on as it is."""
+    """A kernel that reads `x` and writes its quantized copies; backward hands the gradient on as it is."""
     recipe = shard.software.recipe
     if recipe is None:
         return [], Operand(x, x)
@@ -99,7 +99,7 @@ def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand
 
 
 class Backward(NamedTuple):
-    """What backward of a projection quantises and transposes."""
+    """What backward of a projection quantizes and transposes."""
 
     bytes: Num
     kernels: float

@@ -34,7 +34,7 @@ def norm(name: str, x: str, rows: Num, width: int, model: Model, shard: Shard, r
 
     fused: one kernel that keeps its input and fp32 statistics (apex and TransformerEngine kernels; torch's CUDA
     `_fused_rms_norm`; torch's native_layer_norm everywhere). composite: RMSNorm as torch's `rms_norm` decomposes it, which
-    keeps the input and the normalised input in fp32 and frees the original.
+    keeps the input and the normalized input in fp32 and frees the original.
     """
     out = Tensor(f"{name}.out", rows * width, shard.itemsize)
     params = norm_params(name, width, model)
@@ -78,7 +78,7 @@ def linear(
 ) -> Gemm:
     """One projection of a block: T x k by k x n on this device, in the recipe's precision where there is one.
 
-    `casts`: what its backward quantises.
+    `casts`: what its backward quantizes.
     """
     return Gemm(
         name,
@@ -106,7 +106,7 @@ def enter_tp(
 
     With sp an all-gather whose backward is a reduce-scatter (g-bar of Korthikanti et al. 2022, figure 5); Megatron keeps the
     shard and gathers again for wgrad (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
-    Under a recipe the quantised copy is gathered, by rows now and by columns again (TE pytorch/distributed.py,
+    Under a recipe the quantized copy is gathered, by rows now and by columns again (TE pytorch/distributed.py,
     gather_along_first_dim with a quantizer); gradients are reduced in the compute dtype.
     Without sp the identity whose backward is an all-reduce (f of Shoeybi et al. 2019, figure 3).
     """
@@ -137,7 +137,7 @@ def enter_tp(
 def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = "") -> Sublayer:
     """After a row-parallel projection: reduce-scatter over tokens with sp, else all-reduce in place.
 
-    Under a recipe backward gathers quantised gradients, in both directions where a transpose does not make the other (TE
+    Under a recipe backward gathers quantized gradients, in both directions where a transpose does not make the other (TE
     pytorch/module/base.py, grad_output_preprocess).
     """
     if not shard.split:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Summary = Mapping[str, Any]
 
-UNPROVED = "unproved"
+UNPROVED = "not verified"
 """Instead of figures where no measured run shows a mechanism."""
 
 GUESSES = {
@@ -37,8 +37,10 @@ SWEEPS = {"headline": "the headline group", "other": "other trainers", "test": "
 def baselines(summary: Summary) -> list[Table]:
     """The estimate on test rows of the headline beside guesses that know the fit rows."""
     found = {text: summary["baselines"][key] for key, text in GUESSES.items() if key in summary["baselines"]}
-    note = "factors are medians over fit rows; a flat MFU has no physics but the count of FLOPs"
-    return [Table("test rows, beside simpler guesses", ["", *HEADER], rows_of(found), (note,))] * _any(found.values())
+    note = "factors are medians over fit rows; a flat MFU uses only the FLOP count"
+    return [Table("test rows, compared with simpler predictors", ["", *HEADER], rows_of(found), (note,))] * _any(
+        found.values()
+    )
 
 
 def noise(summary: Summary) -> list[Table]:
@@ -49,7 +51,7 @@ def noise(summary: Summary) -> list[Table]:
         if (f := summary["noise"][key])["rows"]
     ]
     notes = (
-        "pairs: difference of two measurements of a cell over their mean, the floor of any model",
+        "pairs: difference of two measurements of a cell over their mean, a lower bound for any model's error",
         "rows that could be looked up: measured in another release too",
     )
     header = ["", "pairs", "cells", "median", "mean", "p90", "max"]
@@ -101,7 +103,7 @@ def regret(summary: Summary) -> list[Table]:
         "best: the best was picked; in 3: it is among our fastest three; tied: the best's interval overlaps the pick's",
         "OOM: the pick ran out of memory; tau: Kendall's tau-b",
     )
-    dearest = Table("dearest picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)
+    dearest = Table("worst picks", ["", "picked", "layouts", "ran", "regret", "tau"], worst)
     return [Table("regret of choosing a layout", header, rows, notes), *([dearest] if worst else [])]
 
 
@@ -136,7 +138,7 @@ def bands(summary: Summary) -> list[Table]:
             f"false FITS: {false['rows']} of {figures['all']['ran_out']} that ran out ({percent(false['of_ran_out'])}), "
             f"{percent(false['of_called_fits'])} of all called fits, {percent(false['of_all'])} of all runs"
         )
-        said = f"by the verdict, which asks for the p90 too: {false['by_verdict']} that ran out are called fits"
+        said = f"by the verdict, which also uses the p90: {false['by_verdict']} that ran out are called fits"
         target = "target: balanced accuracy 85 % from 0.85 to 1.15, false FITS 2 %"
         header = ["predicted / capacity", "ran", "right", "ran out", "right", "balanced"]
         found.append(Table(f"fits or not, {who}", header, rows, (note, said, target)))
@@ -146,8 +148,8 @@ def bands(summary: Summary) -> list[Table]:
 def _ran(summary: Summary) -> list[Table]:
     """Verdicts of runs that ran: any that is called too large is an error."""
     rows = [[name, *(f"{n:,}" for n in found.values())] for name, found in summary["verdicts_of_runs"].items()]
-    notes = ("runs with a measured step time, of sources with any that is called too large, and of all sources",)
-    return [Table("runs that ran, by verdict", ["", "fits", "tight", "does not fit"], rows, notes)] if rows else []
+    notes = ("runs with a measured step time, for sources with any wrong verdict, and for all sources",)
+    return [Table("successful runs, by verdict", ["", "fits", "tight", "does not fit"], rows, notes)] if rows else []
 
 
 def _edges(band: Mapping[str, Any]) -> str:
@@ -171,7 +173,7 @@ def mechanisms(summary: Summary) -> list[Table]:
     header = ["", "runs", "mean", "CI jobs", "mean", "other", "mean"]
     notes = (
         "runs: torch's peak allocation; CI jobs: the same of tiny test jobs; other: reserved, nvidia-smi or unstated",
-        "unproved: no measured run shows it",
+        "not verified: no measured run covers it",
     )
     return [Table("peak memory by mechanism", header, rows, notes)] if known else []
 

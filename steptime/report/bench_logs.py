@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LogReport = tuple[dict[str, Any], list[ReportSection]]
 
 _SMI = (
-    "nvidia-smi counts all that the device holds (contexts, communicators, what the allocator reserves), not tensors:"
-    " compare it with reserved memory and overhead, not with allocated"
+    "nvidia-smi counts all device memory (contexts, communicators, reserved memory), not tensors: compare it with"
+    " reserved memory plus overhead, not with allocated memory"
 )
 
 
@@ -90,7 +90,7 @@ def _plain(row: Any) -> dict[str, Any]:
 def memory_command(
     paths: Sequence[str], *, log: str | None = None, start: str | None = None, stop: str | None = None
 ) -> LogReport:
-    """GPU-memory logs of nvidia-smi summarised by GPU.
+    """GPU-memory logs of nvidia-smi summarized by GPU.
 
     Args:
         paths: CSV files.
@@ -102,7 +102,7 @@ def memory_command(
         ConfigError: one line per file that cannot be read or has no sample in the window.
     """
     if log is not None and (start is not None or stop is not None):
-        raise ConfigError("a training log and --from or --to are both given; keep one")
+        raise ConfigError("a training log and --from or --to are both set; use one")
 
     def read(path: str) -> GpuMemoryLog:
         if log is None and start is None and stop is None:
@@ -137,7 +137,7 @@ def _memory_table(found: GpuMemoryLog) -> Table:
         rows.append([label, gpu.model, f"{peak:,.0f}", share, f"{average:,.2f}", f"{mode:,.0f}", counted])
     spacing = max((gpu.interval_s for gpu in found.gpus if gpu.interval_s), default=None)
     every = f"sampled every {seconds(spacing)}" if spacing else "samples without times"
-    notes = [f"{every}: a peak between two samples is missed; torch.cuda.max_memory_allocated misses none", _SMI]
+    notes = [f"{every}: peaks between samples are missed; torch.cuda.max_memory_allocated does not miss them", _SMI]
     if found.start or found.stop:
         notes.insert(0, f"only samples from {found.start or 'the beginning'} to {found.stop or 'the end'}")
     else:
@@ -201,13 +201,11 @@ def _scaling_table(found: ScalingSeries) -> Table:
     notes = [
         f"against {base.ranks} rank{'s' * (base.ranks > 1)} ({base.layout}); efficiency is speed-up over ranks"
         + (f" / {base.ranks}" if base.ranks > 1 else ""),
-        "model: what the estimate says of the efficiency, and of the step; GiB: allocated peak of the rank that holds most",
+        "model: estimated efficiency and step time; GiB: allocated peak of the rank that holds most",
     ]
     machines = sorted({str(run.predictor) for run in runs if run.predictor})
     if len(machines) > 1:
-        notes.append(
-            f"the estimates are for different machines: {', '.join(machines)}; what the model says compares badly"
-        )
+        notes.append(f"the estimates are for different machines (not comparable): {', '.join(machines)}")
     title = f"{found.kind} scaling, {found.layout}: step in {unit.name}"
     return Table(title, header, rows, notes)
 

@@ -43,7 +43,7 @@ def _answer(started: list[Startup], never: list[NeverStarted], unclear: list[Unc
     if never:
         facts.append(Fact("did not start", [f"{len(never)} without step=0"], "bad"))
     if unclear:
-        facts.append(Fact("unknown", [f"{len(unclear)} reached step 0, after how long cannot be told"], "warn"))
+        facts.append(Fact("unknown", [f"{len(unclear)} reached step 0, with unknown start-up time"], "warn"))
     return FactList("start-up", facts)
 
 
@@ -91,8 +91,8 @@ def _phases(started: list[Startup]) -> Table:
         for row in rows
     ]
     notes = [
-        "other: the job script ahead of the launcher, and the rounding of the stamps",
-        "steady: a later step, for comparison with the first; no part of the start-up",
+        "other: job script before the launcher, and time stamp rounding",
+        "steady: a later step, for comparison with the first; not part of the start-up",
     ]
     return Table(
         "parts of the start-up (s)", ["", *(name.replace("_", " ") for name in named), "other"], cells,
@@ -102,4 +102,4 @@ def _phases(started: list[Startup]) -> Table:
 
 def _never(rows: list[NeverStarted]) -> Table:
     cells = [[row.log, whole(row.lines), str(row.start or "none stated"), str(row.last or "none")] for row in rows]
-    return Table("did not start: no line of rank 0 says step=0", ["", "lines", "job start", "last stamp"], cells)
+    return Table("did not start: rank 0 did not log step=0", ["", "lines", "job start", "last stamp"], cells)

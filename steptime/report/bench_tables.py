@@ -1,4 +1,4 @@
-"""What the microbenchmark says: predicted beside measured, and the rates of the machine."""
+"""What the microbenchmark says: predicted vs. measured, and the rates of the machine."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def each(found: Sequence[PredictionRow]) -> Table:
                 spread,
             ]
         )
-    return Table("", ["predicted beside measured", "predicted", "measured", "difference", "spread"], rows)
+    return Table("", ["predicted vs. measured", "predicted", "measured", "difference", "spread"], rows)
 
 
 def _shown(row: PredictionRow, value: float) -> str:

@@ -13,6 +13,7 @@ from steptime.report.format import (
     unit_for,
 )
 from steptime.report.table import Table
+from steptime.schedule import placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ def step_parts(estimate: Estimate) -> Table:
     header = ["", unit.name, "share", "hidden", " " * _BAR]
     if not any(hidden.values()):
         rows, header = [row[:3] + row[4:] for row in rows], header[:3] + header[4:]
-    return Table("where the step goes", header, rows)
+    return Table("step time breakdown", header, rows)
 
 
 PARTS = {
@@ -119,20 +120,22 @@ def _gib_column(values: Iterable[float]) -> list[str]:
 def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> list[str]:
     """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
     found = estimate.memory
-    worst, last = found.stages[found.worst_stage], found.stages[-1]
+    p = estimate.job.parallelism
+    worst, last = found.stages[found.worst_stage], found.stages[placement(estimate.job.schedule, p.pp, p.vpp)[-1].stage]
     if len(found.stages) == 1:
         return [f"peak at {worst.peak_op}"]
-    notes = [f"stage {worst.stage} is the worst: peak at {worst.peak_op}"]
+    notes = [f"stage {worst.stage} needs the most memory: peak at {worst.peak_op}"]
     if last is not worst and last.peak_op != worst.peak_op:
-        notes.append(f"stage {last.stage}, the last: peak at {last.peak_op}")
+        where = "last" if last is found.stages[-1] else "with the head"
+        notes.append(f"stage {last.stage} ({where}): peak at {last.peak_op}")
     missing = len(found.stages) - sum(len(group) for group in shown)
     if missing:
-        notes.append(f"{missing} more of {len(found.stages)} stages lie between those shown; --json lists all")
+        notes.append(f"{missing} more of {len(found.stages)} stages are not shown; --json lists all")
     return notes
 
 
 def _alike(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
-    """Runs of neighbouring stages whose printed figures are equal."""
+    """Runs of neighboring stages whose printed figures are equal."""
     groups: list[list[StageMemory]] = []
     for row in stages:
         if groups and _gib_column(groups[-1][0][1:8]) == _gib_column(row[1:8]):

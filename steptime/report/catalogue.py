@@ -15,7 +15,7 @@ from steptime.report.table import Table
 if TYPE_CHECKING:
     from steptime.hardware.machine import Machine
 
-UNMEASURED = "no measured run on this machine: its figures are data sheets and other people's benchmarks"
+UNMEASURED = "no measured run on this machine: figures come from data sheets and third-party benchmarks"
 
 
 def machines() -> Table:
@@ -34,7 +34,7 @@ def machines() -> Table:
     header = ["", "one node", "TFLOP/s", "GiB", "inner", "outer", "runs"]
     notes = [
         "TFLOP/s: dense bf16 (fp16 where there is none); inner, outer: GB/s per device and direction, node and network",
-        "runs: published runs on it are part of the validation; aliases and sources: 3dtrn show NAME",
+        "runs: validated against published runs; aliases and sources: 3dtrn show NAME",
     ]
     return Table("machines", header, rows, notes, left=2)
 
@@ -78,7 +78,7 @@ def show(name: str) -> str:
     except ValueError:
         near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
-        raise ConfigError(f"{name}: no machine, model or software profile has that name; {hint}") from None
+        raise ConfigError(f"{name}: not a machine, model, accelerator or software profile; {hint}") from None
     return f"# {whole(n_params(model))} parameters\n" + _yaml(model.model_dump(exclude_none=True))
 
 
@@ -89,7 +89,7 @@ def _profile_head(name: str) -> str:
 
     releases = profile_releases(name.partition("@")[0])
     lines = [f"releases: {', '.join(releases)}"] if releases else []
-    lines.append(f"fitted on measured runs: kernels x {compute_factor(name):g} (steptime/data/efficiency.yaml)")
+    lines.append(f"fitted on measured runs: kernel times x {compute_factor(name):g} (steptime/data/efficiency.yaml)")
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -139,7 +139,7 @@ def ranks(summary: Inventory, units: Units) -> Table | None:
 
 
 def _merged(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours with equal figures as one row, "rank 0 .. rank 63"."""
+    """Neighbors with equal figures as one row, "rank 0 .. rank 63"."""
     rows: list[dict[str, Any]] = []
     for rank in ranks:
         same = rows and all(rows[-1][key] == value for key, value in rank.items() if key != "name")
@@ -200,7 +200,7 @@ def architecture(summary: Inventory) -> Table | None:
     head = found.get("head_dim")
     if head is not None and head["value"] is None:
         fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
-        rows.append([_shown(f"head_dim: {head['from']}; possible: {fits}", 600)])
+        rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
 
 

@@ -47,9 +47,7 @@ def gemms(estimate: Estimate) -> Table:
         rows += [_gemm_cells(row, unit.size) for row in shapes.values()]
     header = ["", "m", "n", "k", "GFLOP", "in", "weight", "out", "math", "memory", "time"]
     title = "matrix multiplies, one call on one device (MiB)"
-    notes = [
-        "in, weight, out are the bytes that pass reads and writes; time is the larger of math and memory, and launch"
-    ]
+    notes = ["in, weight, out: bytes read and written by the pass; time = max(math, memory) + launch"]
     return Table(title, header, rows, notes)
 
 
@@ -94,7 +92,7 @@ def collectives(estimate: Estimate) -> Table:
         rows.append([f"{axis} ({unit.name}): {ranks:,} ranks over {tier}"])
         rows += [_collective_cells(row, alike, unit.size) for row, alike in _boundaries(members)]
     header = ["", "", "MiB", "calls", "latency", "wire", "call", "exposed"]
-    notes = ["MiB: the whole tensor of one call; a call is latency, wire and the ramp between them"]
+    notes = ["MiB: full tensor of one call; call = latency + wire + ramp (transition between small and large messages)"]
     return Table("collectives, one call (exposed: ms of the step)", header, rows, notes, left=2)
 
 
@@ -128,7 +126,7 @@ def pipeline(estimate: Estimate) -> FactList | None:
         Fact("schedule", [f"{line.schedule}, {line.stages} stages{chunks}, {line.microbatches:,} micro-batches"]),
         Fact(
             "bubble",
-            [f"{seconds(line.bubble_s)} on the busiest stage; the mean stage idles {idle} of the makespan"],
+            [f"{seconds(line.bubble_s)} on the busiest stage; stages are idle {idle} of the makespan on average"],
         ),
         Fact("in flight", [" ".join(shown) + " micro-batches, first stage to last"]),
     ]
@@ -160,7 +158,7 @@ _RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "cost": ("cost", lambda x: f"{quantity(x, COUNT)}, in the currency of price_per_device_hour"),
     "energy_kwh": ("energy", lambda x: quantity(1e3 * x, SI, "Wh") + " of the devices at their rated power"),
     "checkpoint_bytes": ("one checkpoint", lambda x: quantity(x, BINARY)),
-    "checkpoint_write_s": ("its writing", seconds),
+    "checkpoint_write_s": ("time to write", seconds),
     "best_checkpoint_interval_s": ("best interval", lambda x: seconds(x) + " between checkpoints (Young, Daly)"),
     "mtbf_s": ("failures", lambda x: f"one in {seconds(x)}"),
     "step_s": ("", seconds),

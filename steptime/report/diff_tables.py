@@ -71,7 +71,7 @@ def _parts(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:
     pairs = sorted((pair for pair in pairs if pair[1] or pair[2]), key=lambda pair: -max(pair[1:]))
     pairs.append(("sum", a.time.step_s, b.time.step_s))
     unit = unit_for(max(a.time.step_s, b.time.step_s), TIME)
-    return Table(f"where the step goes ({unit.name})", ["", *labels, "change"], _rows(pairs, unit.size, 4))
+    return Table(f"step time breakdown ({unit.name})", ["", *labels, "change"], _rows(pairs, unit.size, 4))
 
 
 def _memory(a: Estimate, b: Estimate, labels: tuple[str, str]) -> Table:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> str:
-    """The whole report; `brief` ends it after where the step goes and the memory of the stages."""
+    """The whole report; `brief` ends it after step time breakdown and the memory of the stages."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]

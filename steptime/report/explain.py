@@ -50,7 +50,7 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         known = names(estimate)
         near = get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "names: " + ", ".join(known)
-        raise UnknownNameError(f"{name}: nothing of that name in this job; {hint}")
+        raise UnknownNameError(f"{name}: no such name in this job; {hint}")
     return found
 
 
@@ -74,7 +74,10 @@ def _gemm(row: GemmRow, estimate: Estimate) -> FactList:
         Fact("math", [f"work / rate = {seconds(row.compute_s)}"]),
         Fact("bytes", [f"input + weight + output = {parts} = {quantity(moved, BINARY)}"]),
         Fact("memory", [f"bytes / {quantity(moved / row.bandwidth_s, SI, 'B/s')} = {seconds(row.bandwidth_s)}"]),
-        Fact("time", [f"the slower ({bound}) + {seconds(row.time_s - slower)} of launch = {seconds(row.time_s)}"]),
+        Fact(
+            "time",
+            [f"max(math, memory) + {seconds(row.time_s - slower)} launch = {seconds(row.time_s)}, limited by {bound}"],
+        ),
         Fact(
             "per step",
             [f"{_times(row.count_per_step)} = {_of_step(total, estimate)}, a device of stage {row.stage}"],
@@ -130,7 +133,7 @@ def _collective(row: CollectiveRow, estimate: Estimate) -> FactList:
         Fact("wire", [f"{seconds(row.bandwidth_s)}: {quantity(rate, SI, 'B/s')} of the whole tensor{_ring(row)}"]),
         Fact(
             "ramp",
-            [f"{seconds(row.time_s - row.latency_s - row.bandwidth_s)}: what lies between small and large calls"],
+            [f"{seconds(row.time_s - row.latency_s - row.bandwidth_s)}: transition between small and large messages"],
         ),
         Fact("call", [f"latency + wire + ramp = {seconds(row.time_s)}"]),
         Fact(
@@ -172,8 +175,8 @@ def _mfu(estimate: Estimate) -> FactList:
     peak = f"{estimate.devices:,} devices x {quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
     ways = (
         ("mfu", flops.model_per_step, rate.mfu, "causal attention halved (Megatron)"),
-        ("full", flops.model_per_step_full_attention, rate.mfu_full_attention, "attention in full (PaLM, torchtitan)"),
-        ("hfu", flops.hardware_per_step, rate.hfu, "all that runs, recomputation too"),
+        ("full", flops.model_per_step_full_attention, rate.mfu_full_attention, "full attention (PaLM, torchtitan)"),
+        ("hfu", flops.hardware_per_step, rate.hfu, "all executed FLOPs, including recomputation"),
     )
     facts = [
         Fact(label, [f"{quantity(work, SI, 'FLOP', 4)} / {seconds(step)} / peak = {percent(share)}; {how}"])
@@ -200,13 +203,13 @@ def _memory(estimate: Estimate) -> FactList:
     sizes += [
         ("transient", row.transient_bytes - row.buffers_bytes, "temporaries of the op at the peak"),
         ("allocated", row.allocated_bytes, f"their sum at the peak, {row.peak_op}"),
-        ("reserved", row.reserved_bytes, "what the caching allocator holds then"),
+        ("reserved", row.reserved_bytes, "held by the caching allocator"),
         ("context", memory.overhead_bytes.context, "outside the allocator"),
         ("communicators", memory.overhead_bytes.communicators, "outside the allocator"),
         ("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay"),
         *(("", item.bytes, f"of it {item.name} ({item.source})") for item in held if item.stays and not item.at_peak),
         ("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet"),
-        ("usable", memory.capacity_bytes, "what reserved, context and communicators share"),
+        ("usable", memory.capacity_bytes, "available to reserved, context and communicators"),
     ]
     shown = column([size for _, size, _ in sizes], GIB, 4)
     width = max(map(len, shown))
@@ -214,7 +217,7 @@ def _memory(estimate: Estimate) -> FactList:
     facts = [
         Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
     ]
-    return FactList(f"memory of a device of stage {row.stage}, the worst", facts)
+    return FactList(f"memory of a device of stage {row.stage} (highest)", facts)
 
 
 def _bubble(estimate: Estimate) -> FactList:
@@ -224,10 +227,10 @@ def _bubble(estimate: Estimate) -> FactList:
     closed = (p - 1) / (vpp * m + p - 1)
     facts = [
         Fact("closed form", [f"(p - 1) / (v m + p - 1) = ({p} - 1) / ({vpp} x {m} + {p} - 1) = {percent(closed)}"]),
-        Fact("walked", [f"{percent(line.bubble_fraction)} of the makespan, with this job's own stages and sends"]),
+        Fact("walked", [f"{percent(line.bubble_fraction)} of the makespan, with this job's stages and sends"]),
         Fact("in the step", [_of_step(line.bubble_s, estimate) + ", on the busiest stage"]),
     ]
-    return FactList("pipeline bubble (the closed form holds for equal stages and free sends)", facts)
+    return FactList("pipeline bubble (the closed form assumes equal stages and free sends)", facts)
 
 
 _TOTALS: dict[str, Callable[[Estimate], FactList]] = {

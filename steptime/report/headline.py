@@ -57,9 +57,9 @@ def answer(estimate: Estimate) -> FactList:
     step = [seconds(estimate.time.step_s), quantity(rate.tokens_per_s, COUNT) + " tokens/s"]
     step.append(number(rate.tokens_per_s_per_device, 4) + " tokens/s/device")
     mfu = [
-        f"{percent(rate.mfu)} of {peak} (causal attention counted half)",
-        f"{percent(rate.mfu_full_attention)} counting attention in full (PaLM, torchtitan)",
-        f"{percent(rate.hfu)} HFU, recomputation counted as well",
+        f"{percent(rate.mfu)} of {peak} (causal attention halved)",
+        f"{percent(rate.mfu_full_attention)} with full attention counted (PaLM, torchtitan)",
+        f"{percent(rate.hfu)} HFU, with recomputation counted",
     ]
     facts = [
         Fact(word, [_room(estimate)], tone),
@@ -80,9 +80,9 @@ def _interval(estimate: Estimate) -> list[str]:
 def _work(estimate: Estimate) -> list[str]:
     """Parameters and FLOPs, for those who check."""
     params, flops = estimate.params, estimate.flops
-    tied = f" and {whole(params.tied_copies)} of a tied copy" if params.tied_copies else ""
+    tied = f" and {whole(params.tied_copies)} in a tied copy" if params.tied_copies else ""
     model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
-    return [f"{whole(params.total)} parameters{tied}", f"{model} a step by the model, {executed} executed"]
+    return [f"{whole(params.total)} parameters{tied}", f"{model} per step (model), {executed} executed"]
 
 
 def _room(estimate: Estimate) -> str:
@@ -119,7 +119,7 @@ def fixes(estimate: Estimate) -> Table | None:
     if rows:
         return Table("to make it fit, cheapest first", [], rows)
     tight = estimate.memory.verdict == "tight"
-    return None if tight else Table("no single change makes it fit: change two, or take more devices", [], [])
+    return None if tight else Table("no single change makes it fit: combine changes or use more devices", [], [])
 
 
 def typed(settings: str, width: int = 78) -> list[str]:

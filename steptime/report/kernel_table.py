@@ -1,4 +1,4 @@
-"""The step kernel by kernel: every op of a stage with the function that prices it, and what those functions say of themselves."""
+"""The step kernels: every op of a stage with the function that prices it, and what those functions say of themselves."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def table(estimate: Estimate) -> Table:
         "a projection's backward is dgrad and wgrad; recomputation is a part of its own",
     ]
     header = ["", "priced by", "calls", "GFLOP", "MiB", "forward", "backward", "ms", "share"]
-    return Table("kernel by kernel", header, cells, notes, left=2)
+    return Table("kernels", header, cells, notes, left=2)
 
 
 def formulas(estimate: Estimate) -> Table:

@@ -1,4 +1,4 @@
-"""What became of the flags of a launch script: used, irrelevant to cost, filled in, not modelled."""
+"""What became of the flags of a launch script: used, irrelevant to cost, filled in, not modeled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _used(reading: Reading) -> FactList | None:
     used = reading.of("used")
     width = min(max((len(flag.value) for flag in used), default=0), _VALUE)
     facts = [Fact(flag.name, [f"{_cut(flag.value):<{width}}  {flag.note}"]) for flag in used]
-    return FactList(f"read from {reading.source}, as {reading.framework} takes it", facts) if used else None
+    return FactList(f"read from {reading.source}, interpreted as {reading.framework}", facts) if used else None
 
 
 def _others(reading: Reading) -> FactList | None:
@@ -43,7 +43,7 @@ def _others(reading: Reading) -> FactList | None:
     )
     facts = [Fact(f"{label}, {len(words)}", [", ".join(words)]) for label, words in kinds if words]
     return (
-        FactList("other flags: left out (not modelled), the framework's defaults, without cost", facts)
+        FactList("other flags: left out (not modeled), the framework's defaults, without cost", facts)
         if facts
         else None
     )

@@ -1,4 +1,4 @@
-"""What `3dtrn validate --log` and `3dtrn diff` of logs print: measured beside predicted, answer first."""
+"""What `3dtrn validate --log` and `3dtrn diff` of logs print: measured vs. predicted, answer first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = 16
 
 
 def report(compared: Compared, style: Style = PLAIN) -> str:
-    """The whole comparison as text: the job, the answer, how it was measured, memory, the plan, what the estimate assumes."""
+    """The whole comparison as text: the job, the answer, measurement, memory, the plan, what the estimate assumes."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline(compared.estimate))]
     out = ["\n".join(style.fold(line) for line in lines)]
     out += ["\n".join(layout(section, style)) for section in sections(compared)]
@@ -35,7 +35,7 @@ def report(compared: Compared, style: Style = PLAIN) -> str:
 
 
 def sections(compared: Compared) -> list[ReportSection]:
-    """The whole comparison: the answer, how it was measured, memory, conventions, and what it rests on."""
+    """The whole comparison: the answer, measurement, memory, conventions, and what it rests on."""
     found: list[ReportSection | None] = [
         answer(compared),
         measured(compared),
@@ -106,7 +106,7 @@ def convention(compared: Compared) -> list[str]:
     """How the log counts FLOPs, or that no known convention gives its figure."""
     found = compared.counted
     if found is None:
-        return ["TFLOP/s: the log prints none; causal attention halved, vocabulary unpadded"]
+        return ["TFLOP/s: not in the log; causal attention halved, vocabulary unpadded"]
     logged = found.logged_flops_per_step
     if found.matches:
         near = found.matches[0]
@@ -137,9 +137,9 @@ def measured(compared: Compared) -> FactList:
             )
         )
     flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodelled")}
-    words = ("used", "of the framework's defaults", "without a cost", "not modelled")
+    words = ("used", "of the framework's defaults", "without a cost", "not modeled")
     facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
-    return FactList("how it was measured", facts)
+    return FactList("measurement", facts)
 
 
 def _used(steady: Steady) -> str:
@@ -167,9 +167,9 @@ def memory(compared: Compared) -> Table | None:
     shown, told = rows, []
     if len(rows) > RANKS:
         shown = [_highest([row for row in rows if row.stage == stage]) for stage in _stages(rows)]
-        told.append(f"{len(rows):,} ranks report: the highest of each stage; all of them: --json")
+        told.append(f"{len(rows):,} ranks reported; the highest of each stage is shown (all: --json)")
     if any(row.stage is None for row in rows):
-        told.append("where the stage is not known: beside the largest of all stages")
+        told.append("stage unknown: compared with the largest of all stages")
     kinds = [what for what in ("allocated", "reserved") if any(getattr(row, f"{what}_bytes") for row in rows)]
     lines = [
         [

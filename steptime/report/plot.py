@@ -93,7 +93,7 @@ def _split(j: Judgement) -> str:
 
 
 def _colors(rows: Sequence[Judgement]) -> dict[str, str]:
-    """A colour for each accelerator, most rows first; those beyond the palette share grey."""
+    """A color for each accelerator, most rows first; those beyond the palette share gray."""
     order = [name for name, _ in Counter(j.accelerator for j in rows).most_common()]
     return {name: _COLORS[i] if i < len(_COLORS) else _OTHERS for i, name in enumerate(order)}
 

@@ -56,9 +56,9 @@ def _standing(judged: Judgement) -> list[ReportSection]:
         return [Table("skipped", [], [[judged.skipped]])]
     found: list[ReportSection] = []
     if judged.excluded:
-        found.append(Table("judged beside the headline figures", [], [[judged.excluded]]))
+        found.append(Table("judged, but not in the headline figures", [], [[judged.excluded]]))
     if judged.assumed:
-        found.append(Table("assumed for what the row does not say", [], [[text] for text in judged.assumed]))
+        found.append(Table("assumed (not stated in the row)", [], [[text] for text in judged.assumed]))
     return found
 
 
@@ -74,7 +74,7 @@ def config_yaml(row: MeasuredRow) -> str:
 
 
 def predicted(judged: Judgement, estimate: Estimate) -> list[ReportSection]:
-    """The errors, where the step goes, and every formula and constant behind it."""
+    """The errors, step time breakdown, and every formula and constant behind it."""
     found: list[ReportSection | None] = [
         _errors(judged, estimate),
         Table("assumed by the estimate", [], [[text] for text in estimate.assumptions]),
@@ -116,7 +116,7 @@ def _errors(judged: Judgement, estimate: Estimate) -> Table:
                 rows.append(_row(name, (ours_bytes, measured_bytes), error, lambda x: f"{x / GIB:,.3f} GiB"))
     notes = [f"verdict: {judged.verdict}" + ("; the run ended out of memory" if judged.ran_out else "")]
     notes.append("error = predicted / measured - 1; 3dtrn validate counts the step's and the memory's")
-    return Table("predicted beside measured", ["", "predicted", "measured", "error"], rows, notes)
+    return Table("predicted vs. measured", ["", "predicted", "measured", "error"], rows, notes)
 
 
 def _row(name: str, pair: tuple[float | None, float | None], error: float | None, show: Any) -> list[str]:

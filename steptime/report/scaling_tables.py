@@ -30,7 +30,7 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
             continue
         try:
             found = estimate(job.replace(**{"parallelism.dp": dp}))
-        except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centres)
+        except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centers)
             continue
         base = base or found.devices * found.step_s
         rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, base / (found.devices * found.step_s)))

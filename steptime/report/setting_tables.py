@@ -35,7 +35,7 @@ def outcome(found: Differences, measured: tuple[Compared | None, Compared | None
         for step, estimate in zip(steps, (found.a, found.b), strict=True)
     ]
     rows.append(["error", *errors, ""])
-    told = [] if both else ["one of the two is a plan: there is no measured change"]
+    told = [] if both else ["one of the two is a plan, so there is no measured change"]
     if _tokens(found.a) != _tokens(found.b) or found.a.devices != found.b.devices:
         told.append("tokens of a step or devices differ: compare tokens/s/device, below")
         rows.append([])
@@ -82,11 +82,11 @@ def costs(found: Differences, labels: tuple[str, str]) -> Table:
     peak = found.b.memory.peak_reserved_bytes - found.a.memory.peak_reserved_bytes
     rate = rate_of(found.b) / rate_of(found.a) - 1.0
     rows.append(["all together", *_cells(found.together_s, rate, peak, found, alike=alike)])
-    beyond = "less the sum" if alike else "over the product"
-    told = [f"each alone put into {labels[0]}; interaction: all together {beyond} of each alone"]
+    beyond = "minus the sum" if alike else "over the product"
+    told = [f"each difference applied alone to {labels[0]}; interaction: all together {beyond} of each alone"]
     told += [f"{_words(one.settings)[0]}: cannot run alone ({one.problem})" for one in found.each if one.problem]
     header = [f"{labels[0]} to {labels[1]}", "step", "change" if alike else "tokens/s/device", "peak GiB"]
-    return Table("what each difference costs by the model", header, rows, told)
+    return Table("modeled cost of each difference", header, rows, told)
 
 
 def _cells(

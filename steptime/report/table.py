@@ -28,13 +28,13 @@ ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
 
 
 class Style(NamedTuple):
-    """How text leaves: with colours or without, all of Unicode or ASCII alone."""
+    """How text leaves: with colors or without, all of Unicode or ASCII alone."""
 
     color: bool = False
     ascii: bool = False
 
     def paint(self, text: str, tone: Tone) -> str:
-        """`text` in the colour of its tone."""
+        """`text` in the color of its tone."""
         code = _ANSI.get(tone) if self.color and text else None
         return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
@@ -47,7 +47,7 @@ PLAIN = Style()
 
 
 def wants_color(choice: str, *, tty: bool, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to colour: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
+    """Whether to color: --color first, then NO_COLOR (no-color.org), FORCE_COLOR, then whether a person is looking."""
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -73,7 +73,7 @@ class Fact(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Labelled lines, one under the other."""
+    """Labeled lines, one under the other."""
 
     title: str
     facts: list[Fact]

@@ -37,7 +37,7 @@ def sections(found: Attribution, predicted: Time) -> list[ReportSection]:
         tables.append(_ranks(found))
     if found.busiest.kernels:
         tables.append(_kernels(found))
-    return [*tables, FactList("what this rests on", [Fact("-", [note]) for note in found.notes])]
+    return [*tables, FactList("notes", [Fact("-", [note]) for note in found.notes])]
 
 
 def _name(part: str) -> str:
@@ -80,7 +80,7 @@ def _communication(found: Attribution) -> Table:
     shown = _columns(figures, unit.size)
     rows = [[name, *line[:3], "" if name.startswith(" ") else line[3]] for name, line in zip(names, shown, strict=True)]
     header = ["", "total", "hidden", "exposed", "predicted hidden"]
-    notes = ["hidden: beside work, or beside communication that owns the time; kinds that run at once overlap"]
+    notes = ["hidden: overlapped with compute or with other communication; kinds that run at the same time overlap"]
     return Table(f"communication of rank {rank.rank} ({unit.name})", header, rows, notes)
 
 

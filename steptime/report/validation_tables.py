@@ -1,4 +1,4 @@
-"""What `3dtrn validate` prints: the headline, the other trainers, slices, the worst rows, analyses, and what was not judged."""
+"""What `3dtrn validate` prints: the headline, the other trainers, slices (highest) rows, analyses, and what was not judged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tables(summary: Summary) -> list[Table]:
     found += worst("worst rows", mine["worst"])
     found += worst("worst rows, other trainers", others["worst"] if mine is leading else [])
     if summary["apart"]:
-        found.append(table("judged, but beside the figures above", summary["apart"]))
+        found.append(table("judged, but not in the figures above", summary["apart"]))
     found += analyses.all_tables(summary)
     if summary["memory"]:
         note = "metric, source; unstated is compared with reserved"
@@ -55,12 +55,12 @@ def tables(summary: Summary) -> list[Table]:
     found += interval_tables.tables(summary["intervals"])
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]
-        found.append(Table("skipped, and why", ["", "rows"], rows))
+        found.append(Table("skipped, by reason", ["", "rows"], rows))
     return found
 
 
 def each(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
-    """Every row of a user's own, as `--json` has them: measured beside predicted."""
+    """Every row of a user's own, as `--json` has them: measured vs. predicted."""
     lines = []
     for row in rows:
         if row["skipped"]:
@@ -72,7 +72,7 @@ def each(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
         ]
         lines.append([row["id"], *step, errors[0], *memory, errors[1]])
     header = ["", "step s", "predicted", "error", "GiB", "predicted", "error"]
-    return [Table("row by row", header, lines, ("what was assumed of each: --json",))] if lines else []
+    return [Table("row by row", header, lines, ("assumptions for each row: --json",))] if lines else []
 
 
 def _figure(value: float | None, digits: int) -> str:

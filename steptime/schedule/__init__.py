@@ -1,11 +1,9 @@
 """Pipeline schedules: the order of each stage, its walk in time, what it holds, and the closed form."""
 
-from steptime.schedule.live import StagePeak, in_flight, peaks
+from steptime.schedule.actions import Action, Orders, Place
+from steptime.schedule.live import SplitBytes, StagePeak, in_flight, peaks
 from steptime.schedule.orders import (
     SCHEDULES,
-    Action,
-    Orders,
-    Place,
     Schedule,
     bubble_fraction,
     closed_form_s,
@@ -22,6 +20,7 @@ __all__ = [
     "Orders",
     "Place",
     "Schedule",
+    "SplitBytes",
     "StagePeak",
     "Walk",
     "bubble_fraction",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from steptime.schedule.orders import Action, ActionKind, Orders, Place, described, order, placement
+from steptime.schedule.actions import Action, ActionKind, Orders, Place
+from steptime.schedule.orders import described, order, placement
 
 
 class Input(NamedTuple):
@@ -19,6 +20,8 @@ class Input(NamedTuple):
     """Index into the costs [kind][stage][chunk], flattened."""
     send: int
     """Index into the send times: 0 for none, then the forward boundaries, then the backward ones."""
+    known_as: int
+    """From an action's code to the one that others wait for: an I is known as the B that it stands for."""
 
 
 class Graph(NamedTuple):
@@ -48,11 +51,14 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
         ValueError: as `order`; or the order deadlocks.
     """
     orders = order(schedule, pp, vpp, microbatches, group)
-    kinds = described(schedule).kinds
+    found = described(schedule)
+    kinds = found.kinds
+    total = sum(map(len, orders))
     # Within a stage an action's code is (kind * vpp + chunk) * microbatches + microbatch: lists instead of dictionaries.
     keys = [Action(kind, m, chunk) for kind in kinds for chunk in range(vpp) for m in range(microbatches)]
     code_of = {key: code for code, key in enumerate(keys)}
     codes = [list(map(code_of.__getitem__, actions)) for actions in orders]
+    partners = [_partners(codes[stage], orders[stage]) if found.pairs else {} for stage in range(pp)]
     numbers = [[MISSING] * len(keys) for _ in range(pp)]
     outgoing = [0] * (len(kinds) * pp * vpp)
     places = placement(schedule, pp, vpp)
@@ -60,15 +66,15 @@ def graph(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     stages: list[list[int]] = [[] for _ in range(pp)]
     rows = [(0, 0, 0, 0)]
     sweep = [*range(pp), *range(pp - 2, 0, -1)]  # down with the forwards, up with the backwards
-    while len(rows) <= pp * len(keys):
+    while len(rows) <= total:
         before = len(rows)
         for stage in sweep:
-            _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows)
+            _advance(codes[stage], inputs[stage], numbers[stage], stages[stage], rows, partners[stage])
         if len(rows) == before:
             raise ValueError(f"{schedule} deadlocks: pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}")
     blocks = [[n[at : at + microbatches] for at in range(0, len(keys), microbatches)] for n in numbers]
     first = [[min(block) for block in stage[:vpp]] for stage in blocks]
-    last = [[max(block) for block in stage[-vpp:]] for stage in blocks]
+    last = [[max(map(max, stage[chunk::vpp])) for chunk in range(vpp)] for stage in blocks]
     return Graph(orders, rows, outgoing, stages, first, last)
 
 
@@ -88,32 +94,48 @@ def _inputs(
     for k, kind in enumerate(kinds):
         for chunk in range(vpp):
             cost = (k * pp + stage) * vpp + chunk
+            alias = -vpp * microbatches if kind == "I" else 0
             depth = depth_of[Place(stage, chunk)] + (-1 if kind == "F" else 1)
             if kind == "W" or not 0 <= depth < len(places):  # the stage's own order implies it
-                here = Input([0] * len(numbers[stage]), 0, cost, 0)
+                here = Input([0] * len(numbers[stage]), 0, cost, 0, alias)
             else:
                 source = places[depth]
                 first, second = (source.stage, stage) if kind == "F" else (stage, source.stage)
                 boundary = first if second == (first + 1) % pp else second
-                send = 0 if source.stage == stage else 1 + boundary + pp * k
-                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches, cost, send)
+                send = 0 if source.stage == stage else 1 + boundary + pp * (kind != "F")
+                here = Input(numbers[source.stage], (source.chunk - chunk) * microbatches + alias, cost, send, alias)
                 outgoing[(k * pp + source.stage) * vpp + source.chunk] = send
             inputs += [here] * microbatches
     return inputs
 
 
+def _partners(codes: list[int], actions: tuple[Action, ...]) -> dict[int, int]:
+    """The codes of the forwards and backwards of a stage that run as pairs, either way."""
+    pairs = [at for at in range(len(actions) - 1) if (actions[at].kind, actions[at + 1].kind) == ("F", "B")]
+    return {codes[at + i]: codes[at + 1 - i] for at in pairs for i in (0, 1)}
+
+
 def _advance(
-    codes: list[int], inputs: list[Input], numbers: list[int], done: list[int], rows: list[tuple[int, int, int, int]]
+    codes: list[int],
+    inputs: list[Input],
+    numbers: list[int],
+    done: list[int],
+    rows: list[tuple[int, int, int, int]],
+    partners: dict[int, int],
 ) -> None:
-    """Number a stage's next actions as far as their inputs have numbers."""
+    """Number a stage's next actions as far as their inputs have numbers; a pair is known by the number of its second."""
     previous = done[-1] if done else 0
     for at in range(len(done), len(codes)):
         code = codes[at]
-        upstream, shift, cost, send = inputs[code]
+        upstream, shift, cost, send, known_as = inputs[code]
         source = upstream[code + shift]
         if source == MISSING:
             return
         number = len(rows)
         rows.append((previous, source, cost, send))
         done.append(number)
-        numbers[code] = previous = number
+        previous = number
+        if code not in partners:
+            numbers[code + known_as] = number
+        elif code > partners[code]:  # forwards have the lower codes
+            numbers[code] = numbers[partners[code]] = number

@@ -9,7 +9,8 @@ from operator import itemgetter, mul, sub
 from typing import NamedTuple, TypeAlias
 
 from steptime.base.num import Num, is_column, where
-from steptime.schedule.orders import Action, ActionKind, described, first_backward, order, shortened
+from steptime.schedule.actions import Action, ActionKind
+from steptime.schedule.orders import described, first_backward, order, shortened
 
 BytesPerChunk: TypeAlias = Sequence[Sequence[Num]]
 """Bytes of each chunk, [pp][vpp]: numbers or columns."""
@@ -21,8 +22,19 @@ class State(NamedTuple):
     held: tuple[int, ...]
     """[vpp] micro-batches that each chunk holds saved tensors of, until the last backward action of each."""
     whole: tuple[int, ...]
-    """[vpp] those of them whose B has not run, and which are held whole; equal to `held` where backward is not split."""
+    """[vpp] those of them whose B or I has not run, and which are held whole; equal to `held` where backward is not split."""
     action: Action
+
+
+class SplitBytes(NamedTuple):
+    """What a schedule whose backwards run in two halves holds, of each chunk."""
+
+    kept: BytesPerChunk
+    """What waits for the weights' gradients: what those of the inputs leave of the saved tensors, and what they add."""
+    input_extra: BytesPerChunk
+    """Most bytes of the gradients of the inputs beside all that is saved when they start (their own too)."""
+    weight_extra: BytesPerChunk
+    """The same of the gradients of the weights."""
 
 
 class StagePeak(NamedTuple):
@@ -43,30 +55,34 @@ def states(schedule: str, pp: int, vpp: int, microbatches: int, group: int | Non
     Raises:
         ValueError: as `order`.
     """
-    kinds = described(schedule).kinds
+    found_schedule = described(schedule)
     short, period, fewer = shortened(schedule, pp, vpp, microbatches, group, 1)
     found = []
     for row in order(schedule, pp, vpp, short, period):
         actions = list(row)
         if fewer and period is not None:  # what follows the repeat are the last micro-batches of the whole step
-            at = first_backward(row) - 1 + len(kinds) * vpp * period
+            at = first_backward(row) - 1 + found_schedule.passes * vpp * period
             actions[at:] = [a._replace(microbatch=a.microbatch + fewer * period) for a in row[at:]]
-        found.append(_corners(_distinct(actions, vpp, kinds[-1])))
+        found.append(_corners(_distinct(actions, vpp, split=found_schedule.split)))
     return found
 
 
-def _distinct(actions: Sequence[Action], vpp: int, last: ActionKind) -> list[State]:
-    """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first."""
+def _distinct(actions: Sequence[Action], vpp: int, *, split: bool) -> list[State]:
+    """The different states of a stage: of a run of forwards of one chunk the last, of a run of backwards the first.
+
+    Gradients of inputs alone may leave more to hold than there was before, so of a split schedule each action counts.
+    """
     held, whole = [0] * vpp, [0] * vpp
     first: dict[tuple[ActionKind, int, tuple[int, ...], tuple[int, ...]], Action] = {}
-    for (kind, chunk), run in groupby(actions, key=itemgetter(0, 2)):
-        same = list(run)
+    runs = [list(run) for _, run in groupby(actions, key=itemgetter(0, 2))]
+    for same in [[one] for run in runs for one in run] if split else runs:
+        kind, _, chunk = same[0]
         if kind == "F":
             held[chunk] += len(same)
             whole[chunk] += len(same)
         first.setdefault((kind, chunk, tuple(held), tuple(whole)), same[-1] if kind == "F" else same[0])
-        whole[chunk] -= len(same) * (kind == "B")
-        held[chunk] -= len(same) * (kind == last)
+        whole[chunk] -= len(same) * (kind in "BI")
+        held[chunk] -= len(same) * (kind in "BW")
     return [State(held, whole, action) for (_, _, held, whole), action in first.items()]
 
 
@@ -99,8 +115,7 @@ def peaks(
     bwd_extra: BytesPerChunk,
     group: int | None = None,
     *,
-    kept: BytesPerChunk | None = None,
-    weight_extra: BytesPerChunk | None = None,
+    halves: SplitBytes | None = None,
 ) -> list[StagePeak]:
     """The most bytes each stage holds beside its states.
 
@@ -113,8 +128,7 @@ def peaks(
         fwd_extra: [pp][vpp] most bytes of a forward beside all that is saved when it ends (its own micro-batch too).
         bwd_extra: [pp][vpp] most bytes of a backward beside all that is saved when it starts (its own too).
         group: as in `order`.
-        kept: [pp][vpp] bytes of `weights` that only the weights' gradients free, where a schedule runs them apart.
-        weight_extra: [pp][vpp] most bytes of these beside all that is saved when they start (their own too).
+        halves: of a schedule that splits backwards, as it needs them.
 
     Returns:
         [pp] the peak, the saved part of it, and an action that reaches it (of columns the stage's first). No byte may be
@@ -123,15 +137,17 @@ def peaks(
     Raises:
         ValueError: as `order`.
     """
-    if described(schedule).split and (kept is None or weight_extra is None):
-        raise ValueError(f"{schedule} runs the weights' gradients apart: it needs kept and weight_extra")
-    extras = {"F": fwd_extra, "B": bwd_extra, "W": weight_extra or bwd_extra}
+    extras = {"F": fwd_extra, "B": bwd_extra}
+    if described(schedule).split:
+        if halves is None:
+            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs their bytes")
+        extras |= {"I": halves.input_extra, "W": halves.weight_extra}
     worst = []
     for stage, candidates in enumerate(states(schedule, pp, vpp, microbatches, group)):
-        late = [0.0] * vpp if kept is None else kept[stage]
+        late = [0.0] * vpp if halves is None else halves.kept[stage]
         early = [all_of - after for all_of, after in zip(weights[stage], late, strict=True)]
         extra = {kind: bytes_[stage] for kind, bytes_ in extras.items()}
-        worst.append(_stage_peak(candidates, early, late if kept is not None else None, extra))
+        worst.append(_stage_peak(candidates, early, late if halves is not None else None, extra))
     return worst
 
 

@@ -8,31 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from steptime.base.num import Num, maximum
-
-ActionKind: TypeAlias = Literal["F", "B", "W"]
-"""Forward, backward, and the gradients of the weights where a schedule runs them apart; B then is those of the inputs alone."""
-
-
-class Action(NamedTuple):
-    """One pass of one micro-batch through one of a stage's model chunks."""
-
-    kind: ActionKind
-    microbatch: int
-    chunk: int
-    """Virtual chunk of that stage, 0 to vpp - 1."""
-
-
-class Place(NamedTuple):
-    """A model chunk by the stage that holds it and its index there."""
-
-    stage: int
-    chunk: int
-
-
-Orders: TypeAlias = tuple[tuple[Action, ...], ...]
+from steptime.schedule.actions import Action, ActionKind, Orders, Place, looped, v_shaped
+from steptime.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 
 
 class Repeat(NamedTuple):
@@ -53,19 +33,23 @@ class Schedule(NamedTuple):
     place: Callable[[int, int], tuple[Place, ...]]
     """(pp, vpp) to the place of every model chunk, in depth order."""
     split: bool = False
-    """Whether W is an action of its own, some time after B on the same stage (zero-bubble schedules)."""
+    """Whether backwards, or some of them, run as I and W (zero-bubble schedules)."""
     repeat: Callable[[int, int, int], Repeat | None] = lambda pp, vpp, group: None  # noqa: ARG005
     """(pp, vpp, group) to how the middle of a long step repeats itself, if it does."""
+    pairs: bool = False
+    """Whether a forward directly before a B is one action with it: its output is sent when both have run."""
+    vpp: int | None = None
+    """The model chunks per stage that it needs; None for any number."""
 
     @property
     def kinds(self) -> tuple[ActionKind, ...]:
-        """The kinds of action that it runs."""
-        return ("F", "B", "W") if self.split else ("F", "B")
+        """The kinds of action that it may run."""
+        return ("F", "B", "I", "W") if self.split else ("F", "B")
 
-
-def looped(pp: int, vpp: int) -> tuple[Place, ...]:
-    """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
-    return tuple(Place(stage, chunk) for chunk in range(vpp) for stage in range(pp))
+    @property
+    def passes(self) -> int:
+        """Actions of one micro-batch and chunk, where the middle of a step repeats."""
+        return 3 if self.split else 2
 
 
 def _one_forward_one_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:
@@ -99,6 +83,11 @@ def _steady_pairs(pp: int, vpp: int, group: int) -> Repeat | None:
     return Repeat(-(-warmup // (vpp * group)) * group, group) if group >= pp else None
 
 
+def _steady_triples(pp: int, vpp: int, group: int) -> Repeat | None:  # noqa: ARG001
+    """A forward and both halves of a backward for every micro-batch, once the last stage runs its first weights' gradients."""
+    return Repeat(2 * pp, 1) if vpp == 1 else None
+
+
 def _all_forward_all_backward(pp: int, vpp: int, microbatches: int, group: int) -> Orders:  # noqa: ARG001
     """GPipe with one chunk per stage, breadth-first (LoopedBFS) with several; every stage runs the same order.
 
@@ -116,19 +105,22 @@ SCHEDULES: dict[str, Schedule] = {
     # Megatron-Core takes the interleaved function whenever vpp is set (schedules.py:45): the two names are one family.
     "1f1b": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
     "interleaved": Schedule(_one_forward_one_backward, looped, repeat=_steady_pairs),
+    "zero_bubble": Schedule(zero_bubble, looped, split=True, repeat=_steady_triples),
+    "zbv": Schedule(zb_v, v_shaped, split=True, vpp=2),
+    "dualpipev": Schedule(dualpipe_v, v_shaped, split=True, pairs=True, vpp=2),
 }
 """Every schedule, by name."""
 
 
 @lru_cache(maxsize=64)
 def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None = None) -> Orders:
-    """The actions of each stage, in the order they run: [pp][2 * vpp * microbatches].
+    """The actions of each stage, in the order they run: [pp][2 or more * vpp * microbatches].
 
     `group` is Megatron's microbatch_group_size_per_vp_stage, `default_group` when not said. Only the interleaved schedule has
     groups; with too small a one it deadlocks.
 
     Raises:
-        ValueError: an unknown schedule, or a count below one.
+        ValueError: an unknown schedule, a count below one, or one that the schedule does not run.
 
     >>> [f"{a.kind}{a.microbatch}" for a in order("1f1b", 2, 1, 3)[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
@@ -136,6 +128,8 @@ def order(schedule: str, pp: int, vpp: int, microbatches: int, group: int | None
     found = described(schedule)
     if min(pp, vpp, microbatches, 1 if group is None else group) < 1:
         raise ValueError(f"pp={pp}, vpp={vpp}, microbatches={microbatches}, group={group}: each must be at least 1")
+    if found.vpp not in {None, vpp}:
+        raise ValueError(f"{schedule} needs vpp={found.vpp} (got {vpp})")
     group = default_group(pp, microbatches) if group is None else group
     return found.generate(pp, vpp, microbatches, group)
 
@@ -199,7 +193,7 @@ def shortened(
 
 def first_backward(actions: Sequence[Action]) -> int:
     """Where the first backward of a stage stands."""
-    return next(at for at, action in enumerate(actions) if action.kind == "B")
+    return next(at for at, action in enumerate(actions) if action.kind in "BI")
 
 
 def bubble_fraction(pp: Num, vpp: Num, microbatches: Num) -> Num:

@@ -13,8 +13,9 @@ from itertools import islice
 from math import frexp, ldexp
 from typing import NamedTuple, TypeAlias
 
+from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph, graph
-from steptime.schedule.orders import Action, described, first_backward, shortened
+from steptime.schedule.orders import described, first_backward, shortened
 
 SecondsPerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
@@ -87,7 +88,8 @@ class Step(NamedTuple):
         found, skipped = self._shortened() or (self.run(self.microbatches, self.group), 0.0)
         makespan = max([found.free[numbers[-1]] for numbers in found.graph.stages]) + skipped
         chunks, row = range(self.vpp), self.pp * self.vpp
-        work = [[sum(self.costs[stage * self.vpp + chunk :: row]) for chunk in chunks] for stage in range(self.pp)]
+        both = self.costs[: 2 * row]  # the halves of a backward are those of B again
+        work = [[sum(both[stage * self.vpp + chunk :: row]) for chunk in chunks] for stage in range(self.pp)]
         busy = [self.microbatches * sum(stage) for stage in work]
         return Walk(makespan, busy, [makespan - seconds for seconds in busy], found, skipped, self)
 
@@ -103,7 +105,7 @@ class Step(NamedTuple):
         ):  # little to gain, and lost where the short step does not settle
             return None
         found = self.run(short, period)
-        length = len(self.costs) // self.pp * period
+        length = described(self.schedule).passes * self.vpp * period
         seconds = set()
         for actions, numbers in zip(found.graph.orders, found.graph.stages, strict=True):
             first = first_backward(actions) - 1 + length
@@ -192,7 +194,8 @@ def walk(
         send_s: [pp] exposed seconds from stage r to r + 1; the last, the wrap-around to stage 0, may be left out when vpp is 1.
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
         weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out, as a split schedule needs it.
-        blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modelled.)
+            A backward in one piece takes both.
+        blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
 
     Raises:
@@ -203,7 +206,7 @@ def walk(
     if any(len(kind) != pp or any(len(stage) != vpp for stage in kind) for kind in tables):
         raise ValueError(f"forward_s and backward_s must be [{pp}][{vpp}]")
     sends = [0.0, *_boundaries(send_s, pp, vpp), *_boundaries(send_s if send_back_s is None else send_back_s, pp, vpp)]
-    stages = [sum(sum(kind[stage]) for kind in tables) for stage in range(pp)]
+    stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
     step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking)
@@ -215,14 +218,14 @@ def _tables(
     schedule: str, forward_s: SecondsPerChunk, backward_s: SecondsPerChunk, weight_s: SecondsPerChunk | None
 ) -> tuple[SecondsPerChunk, ...]:
     """Seconds by kind of action."""
-    if described(schedule).split:
-        if weight_s is None:
-            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs weight_s")
-        return forward_s, backward_s, weight_s
+    split = described(schedule).split
     if weight_s is None:
+        if split:
+            raise ValueError(f"{schedule} runs the weights' gradients apart: it needs weight_s")
         return forward_s, backward_s
-    both = zip(backward_s, weight_s, strict=True)
-    return forward_s, [[b + w for b, w in zip(*rows, strict=True)] for rows in both]
+    halves = zip(backward_s, weight_s, strict=True)
+    both = [[b + w for b, w in zip(*rows, strict=True)] for rows in halves]
+    return (forward_s, both, backward_s, weight_s) if split else (forward_s, both)
 
 
 def _boundaries(send_s: Sequence[float], pp: int, vpp: int) -> list[float]:

@@ -55,24 +55,24 @@ class Calibration(Config, allow_inf_nan=False):
     def words(self) -> list[str]:
         """What the estimate rests on, as lines of its assumptions."""
         if not self.ratios:
-            return [f"calibrated: kernels and links take {self.factor:.3f} x as long as modelled, as the config says"]
+            return [f"calibrated: modeled kernel and link times x {self.factor:.3f}, set in the config"]
         n, low, high = len(self.ratios), min(self.ratios), max(self.ratios)
         span = f"{low:.3f}" if n == 1 else f"{low:.3f} to {high:.3f}"
         runs = f"{n} {'run' if n == 1 else 'runs'}"
         lines = [
             (
-                f"calibrated: kernels and links take {self.factor:.3f} x as long as modelled, from {runs} of {self.source} "
-                f"(measured / modelled {span}, shrunk by {n} / ({n} + {DOUBT:g}))"
+                f"calibrated: modeled kernel and link times x {self.factor:.3f}, from {runs} of {self.source} "
+                f"(measured / modeled {span}, shrunk by {n} / ({n} + {DOUBT:g}))"
             )
         ]
         if factor_of(self.ratios).bounded:
             lines.append(
-                f"note: these runs ask for more than a calibration may change ({LOWEST:g} to {HIGHEST:g}); see whether they ran "
-                "what their configs say"
+                f"note: these runs need more than the allowed calibration range ({LOWEST:g} to {HIGHEST:g}); check that they "
+                "ran with their configs"
             )
         return lines
 
 
 def slowdown(calibration: Calibration | None) -> float:
-    """Factor on modelled seconds: 1, or what a calibration says."""
+    """Factor on modeled seconds: 1, or what a calibration says."""
     return 1.0 if calibration is None else calibration.factor

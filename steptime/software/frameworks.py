@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from steptime.schedule import SCHEDULES
+
 
 class Framework(NamedTuple):
     """What a software profile's framework can run."""
@@ -11,7 +13,8 @@ class Framework(NamedTuple):
     zero_levels: tuple[int, ...]
     pipelines_zero: tuple[int, ...]
     """ZeRO levels it runs with pp > 1."""
-    interleaves: bool = True
+    schedules: tuple[str, ...] = ("gpipe", "1f1b", "interleaved")
+    """Pipeline schedules that it runs."""
     replicates_kv: bool = True
     """tp may exceed n_kv_heads: key and value heads are copied."""
     context: tuple[str, ...] = ()
@@ -32,10 +35,14 @@ FRAMEWORKS = {
     "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
-    "torch": Framework((0, 1), (0, 1), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
-    "fsdp2": Framework((2, 3), (2, 3), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False),
+    "torch": Framework(
+        (0, 1), (0, 1), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False
+    ),
+    "fsdp2": Framework(
+        (2, 3), (2, 3), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False
+    ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), interleaves=False, context=("a2a",), recipes=False),
+    "deepspeed": Framework((0, 1, 2, 3), (0, 1), ("gpipe", "1f1b"), context=("a2a",), recipes=False),
 }
-ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), context=("p2p", "all_gather", "a2a"))
+ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a"))

@@ -144,7 +144,7 @@ class Software(Config):
             TypeError: there is no such switch.
         """
         if unknown := settings.keys() - _GROUP_OF.keys():
-            raise TypeError(f"no switch of a profile: {', '.join(sorted(unknown))}")
+            raise TypeError(f"not an option of a profile: {', '.join(sorted(unknown))}")
         changes = {
             key: getattr(self, key).model_copy(update=part) if key in SETTING_GROUPS else part
             for key, part in _grouped(settings).items()
@@ -168,7 +168,7 @@ class Software(Config):
 
     @property
     def compute_dtype(self) -> Dtype:
-        """The dtype of all that no recipe quantises."""
+        """The dtype of all that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
 
     @property

@@ -15,25 +15,25 @@ RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "
 
 
 class Recipe(NamedTuple):
-    """How weights, activations and gradients of a projection are quantised. Itemsizes count the scales."""
+    """How weights, activations and gradients of a projection are quantized. Itemsizes count the scales."""
 
     name: str
     rates: tuple[str, ...]
     """Rates of a machine that its products run at, the first one there."""
     itemsize: float
-    """Bytes per element of one quantised copy of an activation or gradient."""
+    """Bytes per element of one quantized copy of an activation or gradient."""
     weight_itemsize: float
-    """Bytes per element of one quantised copy of a weight."""
+    """Bytes per element of one quantized copy of a weight."""
     amax_reads: float
     """Reads of the whole tensor before the one that casts it."""
     tensor_scaled: bool
-    """One scale per tensor: a transpose is the same numbers moved. Else rows and columns are quantised each by themselves."""
+    """One scale per tensor: a transpose is the same numbers moved. Else rows and columns are quantized each by themselves."""
     fused_norm: bool
-    """The norm's kernel writes the quantised copies; else it writes bf16, which a cast reads."""
+    """The norm's kernel writes the quantized copies; else it writes bf16, which a cast reads."""
     proj_keeps_input: bool
     """The attention's output projection keeps its bf16 input, which attention keeps anyway, and casts it again for wgrad."""
     param_gather_itemsize: float
-    """Bytes per element that the parameter all-gather sends where parameters are stored quantised (`fp8_params`)."""
+    """Bytes per element that the parameter all-gather sends where parameters are stored quantized (`fp8_params`)."""
     microscaling: bool
     """Needs tensor cores that apply block scales."""
     column_reads: float = 0.0
@@ -42,7 +42,7 @@ class Recipe(NamedTuple):
     """The forward product adds up in fp32 in short stretches, as the backward ones always do."""
     # what follows is the machine's doing: `recipe` sets it
     copies: float = 2.0
-    """Quantised copies of each tensor: by rows for the forward product, by columns for the backward ones."""
+    """Quantized copies of each tensor: by rows for the forward product, by columns for the backward ones."""
     forward_rate: float = 1.0
     backward_rate: float = 1.0
     """Rates of the products over the machine's own."""
@@ -91,7 +91,7 @@ RECIPES: dict[str, Recipe] = {
   pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl: nvte_hadamard_transform_amax).
 - column_reads: same function: nvte_hadamard_transform_cast_fusion_columnwise beside the kernel that casts by rows.
 - tensor_scaled: a transposed copy for fp8 products that take one layout only (TE pytorch/utils.py,
-  is_non_tn_fp8_gemm_supported: compute capability below 10); MXFP8, blockwise and NVFP4 quantise both directions from the
+  is_non_tn_fp8_gemm_supported: compute capability below 10); MXFP8, blockwise and NVFP4 quantize both directions from the
   original (TE NVFP4BlockScaling docstring).
 - fused_norm: TE pytorch/csrc/extensions/normalization.cpp, force_unfused_kernel: fused for delayed scaling, for MXFP8 with
   NVTE_NORM_FWD_USE_CUDNN=1, which NVIDIA's performance scripts set (Megatron-Bridge).
@@ -131,7 +131,7 @@ def recipe(name: str, *, any_layout: bool) -> Recipe | None:
 def weight_bytes(of: Recipe | None, compute: float, *, stored: bool) -> float:
     """Bytes per element of a projection's weight on a device, the fp32 master apart.
 
-    Quantised copies, and one in the compute dtype's `compute` bytes unless the weight is `stored` quantised.
+    Quantized copies, and one in the compute dtype's `compute` bytes unless the weight is `stored` quantized.
 
     >>> weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=False), weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=True)
     (4.0, 2.0)

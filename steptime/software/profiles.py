@@ -36,7 +36,7 @@ def profile_mapping(said: str) -> dict[str, Any]:
     own = parse_mapping(*read_source(_FOLDER / f"{name}.yaml"))
     releases = {str(key): value for key, value in own.pop("releases", {}).items()}
     if at and release not in releases:
-        known = f"; known: {', '.join(releases)}" if releases else f"; {name} has none, write {name}"
+        known = f"; known: {', '.join(releases)}" if releases else f"; {name} has no releases, use {name}"
         raise ConfigError(ConfigProblem(f"{_KEY}: unknown release of {name} (got {release!r}){known}", _KEY))
     base = own.pop("extends", None)
     fields = over(profile_mapping(base), own) if base else {"family": name} | own

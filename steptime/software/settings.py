@@ -95,7 +95,7 @@ class StateSettings(Config):
     """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
     moment_dtype: StateDtype
     fp8_params: bool
-    """Parameters of quantised projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
+    """Parameters of quantized projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
     fp8_param_gather, off by default)."""
     grad_accumulation_fusion: bool
     """wgrad adds into the main gradient inside the GEMM; else a gradient in the compute dtype lives for a moment."""
@@ -120,7 +120,7 @@ class BufferSettings(Config):
     """What torch's allocator holds beside states and activations."""
 
     cublas_handles: int
-    """Pairs of a cuBLAS handle and a stream on which torch multiplies: each keeps a workspace. 2: forward's thread, autograd's."""
+    """Pairs of a cuBLAS handle and a stream on which torch multiplies, each with a workspace. 2: forward's thread, autograd's."""
     cublas_workspace: str
     """The size of each: CUBLAS_WORKSPACE_CONFIG, such as ":4096:8", or "default", torch's own by architecture."""
     te_workspaces: int

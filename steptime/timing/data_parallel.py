@@ -149,25 +149,30 @@ def exposed_reduction(calls: Calls, walk: Walk) -> float:
     """
     late = 0.0
     for stage, chunks in enumerate(calls):
-        timed: list[tuple[float, float]] = []
-        for virtual, mine in enumerate(chunks):
-            timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
-        network = Stream("dp")
-        for ready_s, seconds in sorted(timed):
-            network.run(seconds, ready_s)
-        late = max(late, network.free_s - walk.makespan_s)
+        ends = [end_s for end_s, _ in reduction_ends(chunks, stage, walk)]
+        late = max(late, max(ends, default=0.0) - walk.makespan_s)
     return late
 
 
-def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, float]]:
-    """When each bucket of one chunk is complete, and its seconds: spread over the chunk's last backward by size."""
+def reduction_ends(chunks: list[list[Reduction]], stage: int, walk: Walk) -> list[tuple[float, Reduction]]:
+    """When each reduction of a stage ends, counted from the pipeline's start, as its network runs them in order."""
+    timed: list[tuple[float, Reduction]] = []
+    for virtual, mine in enumerate(chunks):
+        timed += ready_times(mine, walk.last_backward_start[stage][virtual], walk.last_backward_end[stage][virtual])
+    network = Stream("dp")
+    ordered = sorted(timed, key=lambda pair: (pair[0], pair[1].cost.time_s))
+    return [(network.run(call.cost.time_s, ready_s), call) for ready_s, call in ordered]
+
+
+def ready_times(calls: list[Reduction], start_s: float, end_s: float) -> list[tuple[float, Reduction]]:
+    """When each bucket of one chunk is complete: spread over the chunk's last backward by size."""
     if len(calls) == 1:
-        return [(end_s, calls[0].cost.time_s)]
+        return [(end_s, calls[0])]
     total = sum(call.bytes for call in calls)
     timed, done = [], 0.0
     for call in calls:
         done += call.bytes
-        timed.append((start_s + (end_s - start_s) * done / total, call.cost.time_s))
+        timed.append((start_s + (end_s - start_s) * done / total, call))
     return timed
 
 
@@ -179,14 +184,22 @@ def exposed_gather(calls: Calls, walk: Walk, times: list[list[ChunkTime]]) -> fl
     backward order, so their gathers run from the last to the first (megatron/core/distributed/distributed_data_parallel.py:237),
     each sent off once the one before it has come and forward has reached it (param_and_grad_buffer.py, finish_param_sync).
     """
-    delay = 0.0
-    for stage, chunks in enumerate(calls):
-        network, late = Stream("dp"), 0.0
-        for virtual, mine in enumerate(chunks):
-            needed = walk.first_forward_start[stage][virtual]
-            spread = times[stage][virtual].forward_s / max(len(mine), 1)
-            for i, call in enumerate(reversed(mine)):
-                reached_s = late + needed + (i - 1) * spread if i else 0.0
-                late = max(late, network.run(call.cost.time_s, reached_s) - needed - i * spread)
-        delay = max(delay, late)
-    return delay
+    stages = [gather_ends(chunks, stage, walk, times) for stage, chunks in enumerate(calls)]
+    return max([late_s for ends in stages for _, late_s, _ in ends], default=0.0)
+
+
+def gather_ends(
+    chunks: list[list[Reduction]], stage: int, walk: Walk, times: list[list[ChunkTime]]
+) -> list[tuple[float, float, Reduction]]:
+    """When each gather of a stage ends, from the step's start, how late its forward runs by then, and the gather."""
+    network, late_s = Stream("dp"), 0.0
+    ends: list[tuple[float, float, Reduction]] = []
+    for virtual, mine in enumerate(chunks):
+        needed = walk.first_forward_start[stage][virtual]
+        spread = times[stage][virtual].forward_s / max(len(mine), 1)
+        for i, call in enumerate(reversed(mine)):
+            reached_s = late_s + needed + (i - 1) * spread if i else 0.0
+            end_s = network.run(call.cost.time_s, reached_s)
+            late_s = max(late_s, end_s - needed - i * spread)
+            ends.append((end_s, late_s, call))
+    return ends

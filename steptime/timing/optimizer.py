@@ -39,10 +39,10 @@ def clip_bytes_per_param(job: Job) -> float:
 
 
 def quantize_bytes_per_weight(job: Job) -> float:
-    """Bytes that each device moves once a step to quantise a projection's weight, however few ranks own it.
+    """Bytes that each device moves once a step to quantize a projection's weight, however few ranks own it.
 
     The compute dtype's weight is read (twice where the maximum comes first) and its copies written, in the first micro-batch's
-    forward (TE pytorch/module/base.py, get_weight_workspace). Weights stored quantised arrive so; of tensor-scaled ones only the
+    forward (TE pytorch/module/base.py, get_weight_workspace). Weights stored quantized arrive so; of tensor-scaled ones only the
     transpose is made (core fp8_utils.py, post_all_gather_processing). A bf16 gather is cast in any case.
     """
     s = job.software

@@ -15,7 +15,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
 from steptime.job.mesh import group
-from steptime.memory.stages import groups_of
+from steptime.memory.part_memories import groups_of
 from steptime.model.segments import find_segments, replayed
 from steptime.software.calibration import slowdown
 from steptime.software.efficiency import efficiency
@@ -140,6 +140,8 @@ class ChunkTime(NamedTuple):
     forward_s: Num
     backward_s: Num
     """Recomputation included."""
+    weight_s: Num
+    """Of it, what makes the gradients of weights."""
 
 
 def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
@@ -153,7 +155,9 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
             works = [(n, times.of[part]) for n, part in times.works(chunk)]
             forward = sum([n * part.forward.seconds for n, part in works])
             backward = sum([n * part.backward.seconds for n, part in works])
-            known[key] = ChunkTime(forward, backward + sum([n * work.seconds for n, _, work in times.replays(chunk)]))
+            replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
+            weight_s = sum([n * part.backward.weight_s for n, part in works])
+            known[key] = ChunkTime(forward, backward + replayed_s, weight_s)
         return known[key]
 
     return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]

@@ -78,7 +78,7 @@ def pipeline(timing: StepTime) -> Pipeline:
     if p.pp > 1:
         free = run_pipeline(job, timing.chunks, [0.0] * len(timing.boundary_costs))
         bubble = free.makespan_s - free.busy_s[timing.busiest]
-    counts = in_flight(job.schedule, p.pp, p.vpp, job.microbatches)
+    counts = in_flight(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
     return Pipeline(job.schedule, p.pp, job.microbatches, bubble, walked.idle_fraction, counts)
 
 

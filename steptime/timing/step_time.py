@@ -16,13 +16,14 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.states import States, partial_gradients, stage_states, state_bytes
 from steptime.schedule import Walk, walk
+from steptime.schedule.orders import described
 from steptime.timing.data_parallel import DataParallel, data_parallel
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_times, part_times, pricing
 
 STRAGGLER = 0.0036
 """Longer step per doubling of the replicas that wait for each other: Llama 3 70B bf16 takes 1.8 % longer on 2,048 H100 than on 64
-at fixed work per GPU, and modelled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
+at fixed work per GPU, and modeled communication grows by next to nothing there (NVIDIA/dgxc-benchmarking v25.02). Other series
 of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8) per doubling."""
 
 
@@ -181,10 +182,19 @@ def sends(job: Job, costs: list[CommCost]) -> list[float]:
 def run_pipeline(job: Job, chunks: list[list[ChunkTime]], send_s: list[float]) -> Walk:
     """Walk the schedule. Without overlap a send holds its sender too (batched isend and irecv, waited for)."""
     p = job.parallelism
-    forward_s = [[chunk.forward_s for chunk in stage] for stage in chunks]
-    backward_s = [[chunk.backward_s for chunk in stage] for stage in chunks]
-    blocking = job.software.overlap.pp is not True
-    return walk(job.schedule, p.pp, p.vpp, job.microbatches, forward_s, backward_s, send_s, blocking=blocking)
+    weight_s = [[chunk.weight_s if described(job.schedule).split else 0.0 for chunk in stage] for stage in chunks]
+    return walk(
+        job.schedule,
+        p.pp,
+        p.vpp,
+        job.microbatches,
+        [[chunk.forward_s for chunk in stage] for stage in chunks],
+        [[c.backward_s - w for c, w in zip(*rows, strict=True)] for rows in zip(chunks, weight_s, strict=True)],
+        send_s,
+        weight_s=weight_s,
+        blocking=job.software.overlap.pp is not True,
+        group=p.microbatch_group_sz,
+    )
 
 
 # --- around the pipeline -----------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _run(entry: MeasuredEntry, base: Path, at: str) -> MeasuredRun:
     job = _job(entry.config, base, at)
     if job.performance.calibration is not None:
         raise ConfigError(
-            f"{at}.config: performance.calibration: is there already; a run is held against the plain estimate"
+            f"{at}.config: performance.calibration: is there already; a run is compared with the uncalibrated estimate"
         )
     if rate is not None:
         step_s = job.data.gbs * job.data.seqlen / (rate * job.parallelism.devices)

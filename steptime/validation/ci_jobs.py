@@ -151,7 +151,8 @@ def _image(row: MeasuredRow) -> dict[str, Any]:
     images = _images()["images"]
     found = images.get(row.text("container"), images["lts"])
     when = row.text("first_recorded")
-    return [image for image in found if image["from"] <= when][-1]
+    current: dict[str, Any] = [image for image in found if image["from"] <= when][-1]
+    return current
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Errors put together: the headline, the other trainers, slices, the worst rows, and what the analyses beside them say."""
+"""Errors put together: the headline, the other trainers, slices (highest) rows, and what the analyses beside them say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training log and the job that wrote it: measured beside predicted, from the log alone."""
+"""A training log and the job that wrote it: measured vs. predicted, from the log alone."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def read_run(
 
     Raises:
         ConfigError: one line per problem: no iterations, no or a cut argument dump, dumps of different jobs, a layout that
-            cannot run, flags that are not modelled.
+            cannot run, flags that are not modeled.
     """
     log = read_log(paths, progress)
     changes = dict(map(read_setting, sets))

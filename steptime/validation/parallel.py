@@ -16,7 +16,7 @@ from steptime.validation.measurements import MeasuredRow
 FEWEST = 500
 """Rows below which processes cost more than they save."""
 PIECES = 8
-"""Pieces per core: rows differ in cost; neighbours stay together, since they often share a config."""
+"""Pieces per core: rows differ in cost; neighbors stay together, since they often share a config."""
 
 
 def judge_rows(rows: Sequence[MeasuredRow], *, known_release: bool = True) -> list[Judgement]:

@@ -23,7 +23,7 @@ def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict
     NeMo has a choice of recipe since 2.3.0 (25.04) and takes current scaling since; before there was delayed scaling alone.
     Parameters are stored in fp8 where the source says so, and in NeMo 2.0's and Megatron-Bridge's recipes (their
     mixed_precision.py: fp8_param_gather True for delayed and current scaling and for MXFP8, of which Megatron-Bridge 25.09 says
-    False; not for NVFP4). Their layers are all quantised: performance configs turn first_last_layers_bf16 off.
+    False; not for NVFP4). Their layers are all quantized: performance configs turn first_last_layers_bf16 off.
     """
     said, framework = said.lower(), framework.lower()
     found = next((recipe for words, recipe in _WORDS if re.search(words, said)), "")

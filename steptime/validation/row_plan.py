@@ -32,7 +32,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     """The config of a row, and what was assumed for it; without `known_release` the framework's default stands for its release.
 
     Raises:
-        SkipRowError: the row lacks something needed, or has something that is not modelled.
+        SkipRowError: the row lacks something needed, or has something that is not modeled.
     """
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
@@ -96,7 +96,7 @@ def to_job(mapped: Mapped) -> Job:
     """The Job of a mapped row; machines are built once for all rows that ran on them.
 
     Raises:
-        SkipRowError: the layout cannot run, or a part of it is not modelled; all problems on one line.
+        SkipRowError: the layout cannot run, or a part of it is not modeled; all problems on one line.
     """
     if mapped.job is not None:
         return mapped.job
@@ -131,7 +131,7 @@ def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
     )
     for refused, what in refusals:
         if refused:
-            raise SkipRowError(f"not modelled yet: {what}")
+            raise SkipRowError(f"not modeled yet: {what}")
 
 
 def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         return {"fsdp": fsdp}
     found = re.match(r"zero-?([0-3])", said)
     if not found and said not in {"none", "ddp"}:
-        raise SkipRowError(f"not modelled yet: {said[:40]!r} with {framework.profile}")
+        raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")
     return {"zero_level": int(found[1]) if found else 0}
 
 

@@ -91,7 +91,7 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
 def _framework(row: MeasuredRow) -> RowFramework:
     said = row.text("framework").lower()
     if found := next((word for word in _NO_PROFILE if word in said), ""):
-        raise SkipRowError(f"not modelled yet: framework {_title(found)}")
+        raise SkipRowError(f"not modeled yet: framework {_title(found)}")
     if said in software_names():
         return RowFramework(said, said, said)
     found_one = next((framework for framework in ROW_FRAMEWORKS if re.search(framework.words, said)), None)
@@ -119,7 +119,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     """The `performance` section of a row; what was unsaid is added to `assumed`.
 
     Raises:
-        SkipRowError: something in it is not modelled.
+        SkipRowError: something in it is not modeled.
     """
     notes = row.text("overlap_notes").lower()
     section: dict[str, Any] = {"software": framework.software}
@@ -127,7 +127,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.own and profile_releases(framework.profile) and not framework.release:
         assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
     if not framework.own:
-        assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'unsaid'!r}")
+        assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
     section |= recompute_of(row, framework, assumed) | _dtypes(row, notes) | _kernels(row, notes)
     overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
@@ -153,7 +153,7 @@ def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str])
     """
     section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
-        raise SkipRowError(f"not modelled yet: {precision_family(row.text('precision'))} with {framework.profile}")
+        raise SkipRowError(f"not modeled yet: {precision_family(row.text('precision'))} with {framework.profile}")
     return section
 
 
@@ -171,7 +171,7 @@ def precision_of(row: MeasuredRow, assumed: list[str]) -> str:
         raise SkipRowError("precision: ambiguous in the source")
     word = re.split(r"[^a-z0-9]", said)[0]
     if word not in _PRECISIONS:
-        raise SkipRowError(f"not modelled yet: {precision_family(said)}")
+        raise SkipRowError(f"not modeled yet: {precision_family(said)}")
     if "/" in said:
         assumed.append(f"precision: {word} of {said!r}")
     return _PRECISIONS[word]
@@ -193,7 +193,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
     """
     said = row.text("recompute").lower()
     if "offload" in said:
-        raise SkipRowError("not modelled yet: activation offloading")
+        raise SkipRowError("not modeled yet: activation offloading")
     if not said:
         assumed.append("recompute: none")
         return {}
@@ -214,11 +214,11 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         modules = re.split(r"[ ,+]+", found[1].strip())
         if set(modules) <= _MODULES:
             return {"recompute": {"granularity": "selective", "modules": modules}}
-    raise SkipRowError(f"not modelled yet: recompute {said[:60]!r}")
+    raise SkipRowError(f"not modeled yet: recompute {said[:60]!r}")
 
 
 def xla_policy(said: str) -> list[str]:
-    """The modules that a rematerialisation policy of MaxText or PaxML runs again; empty for one that cannot be expressed.
+    """The modules that a rematerialization policy of MaxText or PaxML runs again; empty for one that cannot be expressed.
 
     A policy names what it keeps (maxtext MaxText/layers/decoders.py, get_remat_policy): the projections of attention, or every
     matrix product with weights.
@@ -272,10 +272,10 @@ def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     """What the source says to be hidden, or not to be; the profile speaks for the rest.
 
     Raises:
-        SkipRowError: the notes name a schedule that is not modelled.
+        SkipRowError: the notes name a schedule that is not modeled.
     """
     if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
-        raise SkipRowError(f"not modelled yet: schedule {found[1]}")
+        raise SkipRowError(f"not modeled yet: schedule {found[1]}")
     overlap: dict[str, bool] = {}
     if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
         overlap["tp"] = True

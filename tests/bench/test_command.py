@@ -131,7 +131,7 @@ def test_rows_feed_validation(one, run_validate):
 
 def test_the_report_names_what_counts(one):
     out = one[1].stdout
-    for words in ("predicted beside measured", "whole steps", "counted by torch", "the machine file", "use it"):
+    for words in ("predicted vs. measured", "whole steps", "counted by torch", "the machine file", "use it"):
         assert words in out
     assert max(len(line) for line in out.splitlines() if str(one[0]) not in line) <= 80
     assert "\x1b" not in out + one[1].stderr
@@ -160,7 +160,7 @@ def test_results_are_not_overwritten(one, capsys):
     from steptime.commands import cli
 
     assert cli.main(["bench", str(CONFIG), *SMALL, "--out", str(one[0])]) == 2
-    assert capsys.readouterr().err == f"--out {one[0]}: holds results.json already; name another folder\n"
+    assert capsys.readouterr().err == f"--out {one[0]}: already contains results.json; use another folder\n"
 
 
 # --- two ranks ---
@@ -190,7 +190,7 @@ def test_two_ranks_agree_on_counts(two):
 
 def test_two_ranks_speak_once(two):
     lines = two[1].stdout.splitlines()
-    assert sum("predicted beside measured" in line for line in lines) == 1
+    assert sum("predicted vs. measured" in line for line in lines) == 1
     assert any("rank 0 of 2, local rank 0, node 0 of 1, cpu, gloo, by torchrun" in line for line in lines)
 
 
@@ -230,17 +230,17 @@ def test_emit_repeats_the_arguments(capsys):
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["bench", "startup"], "bench startup: name at least one file"),
-        (["bench", "a.yaml", "b.yaml"], "bench: one CONFIG, or startup, memory, scaling before files (got a.yaml b.yaml)"),
+        (["bench", "startup"], "bench startup: at least one file is required"),
+        (["bench", "a.yaml", "b.yaml"], "expected one CONFIG, or startup, memory, scaling before files (got a.yaml b.yaml)"),
         (["bench", "no.yaml"], "no.yaml: no such file"),
         (["bench", "configs/llama3_70b.yaml"], "tp 8 x pp 4 x cp 1 does not divide 1 process; start a multiple of 32"),
         (["bench", "configs/llama2_7b_1gpu.yaml", "--set", "performance.software=megatron-core"], "is not plain torch"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "dpp"], "--layouts: unknown layout (got 'dpp')"),
-        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "ddp"], "--layouts ddp: one process has nothing to share"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--layouts", "ddp"], "--layouts ddp: needs more than one process"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--device", "cuda"], "cuda"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--steps", "0"], "--steps: at least 1 (got 0)"),
-        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "-1"], "--seconds: 0 or more, and an end to it (got -1)"),
-        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "inf"], "--seconds: 0 or more, and an end to it (got inf)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "-1"], "--seconds: must be finite and at least 0 (got -1)"),
+        (["bench", "configs/bench/cpu_tiny.yaml", "--seconds", "inf"], "--seconds: must be finite and at least 0 (got inf)"),
         (["bench", "configs/bench/cpu_tiny.yaml", "--set", "data.microbatch_sz=4096", "--set", "data.gbs=4096"], "single needs "),
     ],
 )  # fmt: skip

@@ -226,7 +226,7 @@ def test_bad_input_is_one_line(csv, lines, window, problem):
 def test_bad_windows_from_logs(training):
     with pytest.raises(ConfigError, match="fewer than two lines with step=N and a time stamp"):
         memory_command([LOG], log=training("[23:59:20]"))
-    with pytest.raises(ConfigError, match="are both given; keep one"):
+    with pytest.raises(ConfigError, match="are both set; use one"):
         memory_command([LOG], log=training("[23:59:20]"), start="23:59:20")
     with pytest.raises(ConfigError, match=r"none\.csv: cannot be read"):
         memory_command(["none.csv"])

@@ -173,7 +173,12 @@ def test_a_machines_name_stays_in_its_comment(tmp_path):
         ("pbs", 8, "plan.yaml", r"--emit: unknown kind \(got 'pbs'\); valid: slurm, torchrun"),
         ("slrum", 8, "plan.yaml", r"did you mean 'slurm'"),
         ("slurm", 8, "-", r"--emit: a config from standard input has no path"),
-        ("slurm", 12, "plan.yaml", r"--emit: 12 devices do not fill nodes of 8 \(dgx-h100\); change parallelism"),
+        (
+            "slurm",
+            12,
+            "plan.yaml",
+            r"--emit: 12 devices is not a multiple of 8 per node \(dgx-h100\); change parallelism",
+        ),
     ],
 )
 def test_what_cannot_be_emitted(kind, devices, path, message):

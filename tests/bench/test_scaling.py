@@ -63,7 +63,7 @@ def test_estimates_for_different_machines_are_told(results):
 
     paths = results([step(1, 1.0, 512, config=on("h100"))], [step(2, 1.25, 1024, config=on("a100"))])
     (section,) = scaling_command(paths)[1]
-    assert "the estimates are for different machines: a100, h100" in " ".join(section.notes)
+    assert "the estimates are for different machines (not comparable): a100, h100" in " ".join(section.notes)
     same = results([step(1, 1.0, 512, config=on("h100"))], [step(2, 1.25, 1024, config=on("h100"))])
     assert "different machines" not in " ".join(scaling_command(same)[1][0].notes)
 
@@ -141,7 +141,7 @@ def test_a_missing_baseline(results):
 
 def test_one_number_of_ranks_twice(results):
     paths = results([step(1, 1.0, 512)], [step(2, 1.0, 512)], [step(2, 0.9, 512)])
-    assert problems(paths) == [f"ddp: 2 ranks are there twice ({paths[1]} and {paths[2]}); give one run of each"]
+    assert problems(paths) == [f"ddp: 2 ranks appear twice ({paths[1]} and {paths[2]}); give one run per rank count"]
 
 
 def test_different_models(results):
@@ -204,7 +204,7 @@ def test_files_that_are_no_results(results, tmp_path):
     )
     assert problems(results([]))[0].endswith("steps: expected measured steps (got none)")
     assert problems(results(["x"]))[0].endswith("steps[0].layout: expected a name (got nothing)")
-    for text, words in (("[]", "schema: expected"), ("{", "no JSON"), ("[" * 100_000, "no JSON")):
+    for text, words in (("[]", "schema: expected"), ("{", "not JSON"), ("[" * 100_000, "not JSON")):
         path = tmp_path / "bad.json"
         path.write_text(text)
         assert words in problems([str(path)])[0]

@@ -329,7 +329,7 @@ def test_files_that_cannot_be_read_are_one_line_each(tmp_path):
             "log,start,stop,world_size\nx,2023-10-05-191101,2023-10-05-191102,2x4\n",
             "row 1: world_size: expected a whole number (got '2x4')",
         ),
-        ('log,start,stop\n"' + "x\n" * 200_000, "no CSV (field larger than field limit (131072))"),
+        ('log,start,stop\n"' + "x\n" * 200_000, "not CSV (field larger than field limit (131072))"),
     ],
 )
 def test_bad_lists_of_stamps(tmp_path, text, problem):

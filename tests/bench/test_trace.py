@@ -91,7 +91,7 @@ def test_sends_and_receives(written):
     row = next(row for row in found.rows if row.part == "pp_comm")
     assert row.predicted_s == pytest.approx(predicted.parts_s["bubble"] + predicted.parts_s.get("pp_comm", 0.0))
     assert sorted(call.kind for call in found.busiest.collectives) == ["recv", "send"]
-    assert any("a receive that waits looks like one that transfers" in note for note in found.notes)
+    assert any("a waiting receive cannot be distinguished" in note for note in found.notes)
 
 
 STEPS = [
@@ -161,7 +161,7 @@ def test_the_operator_that_launched_a_kernel_says_what_it_is(written):
 def test_without_operators_names_alone_decide(written):
     job = job_of(dp=2)
     notes = attribute([written(*TWO_STREAMS, world=2)], job, estimate(job).time).notes
-    assert any("5 of 6 kernels are sorted by name alone" in note for note in notes)
+    assert any("5 of 6 kernels are classified by name only" in note for note in notes)
     assert any("no ProfilerStep in the trace" in note for note in notes)
     assert any("traces of 1 of 2 ranks" in note for note in notes)
 

@@ -140,10 +140,10 @@ EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "t
         ("", "not a trace: no traceEvents in it"),
         ("no JSON at all", "not a trace: no traceEvents in it"),
         ('{"schemaVersion": 1}', "not a trace: no traceEvents in it"),
-        ('{"a": nothing, "traceEvents": [', "what stands before its events is no JSON"),
-        ('{"traceEvents": [1, 2]}', "event 1 is no object"),
-        (f'{{"traceEvents": [{EVENT}, {EVENT[:30]}', "event 2 is cut off or no JSON"),
-        (f'{{"traceEvents": [{EVENT}, ', "event 2 is cut off or no JSON"),
+        ('{"a": nothing, "traceEvents": [', "the part before its events is not JSON"),
+        ('{"traceEvents": [1, 2]}', "event 1 is not an object"),
+        (f'{{"traceEvents": [{EVENT}, {EVENT[:30]}', "event 2 is truncated or not JSON"),
+        (f'{{"traceEvents": [{EVENT}, ', "event 2 is truncated or not JSON"),
         ('{"traceEvents": []}', "no operators and no kernels in it"),
         ('{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no operators and no kernels in it"),
     ],
@@ -175,7 +175,7 @@ def test_ranks_have_to_be_told_apart(explain, tmp_path):
         (tmp_path / name).write_text(f"[{EVENT}]", encoding="utf-8")
     assert explain(tmp_path / "a.json")[0] == 0  # alone it is rank 0
     err = explain(tmp_path / "a.json", tmp_path / "rank3.json", tmp_path / "x-rank_3.json", dp=4)[2].splitlines()
-    assert "of which rank?" in err[0]
+    assert "rank unknown" in err[0]
     assert "is of rank 3, as " in err[1]
 
 
@@ -194,7 +194,7 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
     for args, said in (
         (["mfu", "--trace", "x.json"], "--trace: not together with mfu"),
         (["--yaml", "--trace", "x.json"], "--trace: not together with --yaml"),
-        (["--json"], "--json: of explain only with --trace"),
+        (["--json"], "--json: only with --trace"),
     ):
         assert cli.main(["explain", str(plan), *args]) == 2
         assert capsys.readouterr().err == said + "\n"

@@ -74,10 +74,10 @@ def test_a_file_of_another_framework_is_told_by_its_name(capsys, kind, other):
 
 @pytest.mark.parametrize("kind", FILES)
 def test_what_is_no_launch_file_is_one_line(capsys, tmp_path, kind):
-    what = "give a launch script, a config or a log"
+    what = "expected a launch script, config or log"
     for name, content, problem in (
         ("empty", b"", f"is empty; {what}"),
-        ("noise", bytes(range(256)) * 40, f"is no text; {what}"),
+        ("noise", bytes(range(256)) * 40, f"is not a text file; {what}"),
         ("cut.gz", gzip.compress(MEGATRON.read_bytes())[:2000], "damaged gzip file"),
     ):
         path = tmp_path / name
@@ -98,7 +98,7 @@ def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("mine")
     command = ("--from", "megatron", FILES["megatron"], *H100, "--allow-unmodelled", "--save")
-    assert refused(capsys, *command, plan) == [f"--save {plan}: is there already; remove it, or give another name"]
+    assert refused(capsys, *command, plan) == [f"--save {plan}: file exists; remove it or use another name"]
     assert plan.read_text() == "mine"
     nowhere = tmp_path / "no" / "plan.yaml"
     assert refused(capsys, *command, nowhere) == [f"--save {nowhere}: cannot be written (No such file or directory)"]
@@ -142,9 +142,9 @@ def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp
     command = ("--from", "megatron", script, *H100)
     lines = refused(capsys, *command)
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["--optimizer sgd", "--bogus 1"]
-    assert all(line.endswith("not modelled; --allow-unmodelled leaves it out of the estimate") for line in lines)
+    assert all(line.endswith("not modeled; --allow-unmodelled ignores it") for line in lines)
     _, out, _ = run(capsys, *command, "--allow-unmodelled", "--json")
-    notes = [note for note in json.loads(out)["assumptions"] if note.startswith("left out, not modelled")]
+    notes = [note for note in json.loads(out)["assumptions"] if note.startswith("ignored (not modeled)")]
     assert [note.split(": ")[1] for note in notes] == ["--optimizer sgd", "--bogus 1"]
     assert Job.load(json.dumps(json.loads(out)["config"])).notes
 
@@ -159,7 +159,7 @@ def test_the_user_tells_the_nodes_that_a_script_leaves_to_be_edited(capsys, tmp_
     )
     command = ("--from", "megatron", script, *H100)
     fix = "for other nodes add --set parallelism.dp=N"
-    assert refused(capsys, *command) == [f"{script}: world size 2 is no multiple of tp 2 x pp 2 = 4; {fix}"]
+    assert refused(capsys, *command) == [f"{script}: world size 2 is not a multiple of tp 2 x pp 2 = 4; {fix}"]
     code, out, _ = run(capsys, *command, "--set", "parallelism.dp=4", "--json")
     assert (code, json.loads(out)["devices"]) == (0, 16)
 

@@ -70,7 +70,7 @@ def test_offloading_is_an_error_until_it_is_allowed():
     found = read(read_deepspeed, "deepspeed/zero3_offload.json", MODEL)
     assert status(found, "zero_optimization.offload_param.device") == "irrelevant"
     with pytest.raises(
-        ConfigError, match=r"offload_optimizer\.device cpu: optimizer states in the host's memory; not modelled"
+        ConfigError, match=r"offload_optimizer\.device cpu: optimizer states in the host's memory; not modeled"
     ):
         to_job(found, HARDWARE)
     assert len(to_job(found, HARDWARE, allow_unmodelled=True).notes) == 2
@@ -120,7 +120,7 @@ def test_what_a_trainer_fills_in_is_asked_for_by_name():
         (
             {"gradient_accumulation_steps": None},
             {},
-            "job: does not say how many devices there are; add --set parallelism.dp=N, or set WORLD_SIZE",
+            "job: number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE",
         ),
         (
             {"gradient_accumulation_steps": None},

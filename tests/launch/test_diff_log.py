@@ -70,7 +70,7 @@ def test_degrees_of_as_many_devices_change_together(base):
 
 
 def test_what_cannot_run_alone_runs_with_what_it_needs(base):
-    """A batch of 6 sequences is no multiple of dp 4; nor are 4 ranks able to share 6: both change together."""
+    """A batch of 6 sequences is not a multiple of dp 4; nor are 4 ranks able to share 6: both change together."""
     small = base.replace(**{"data.gbs": 12, "parallelism.dp": 6})
     found = differences(small, small.replace(**{"data.gbs": 8, "parallelism.dp": 4}))
     assert len(found.each) == 1

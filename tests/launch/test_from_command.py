@@ -48,7 +48,7 @@ def test_json_carries_every_flag_once(run):
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (("--from", "megatron", SCRIPT), "does not say the machine; add --set hardware.node_type=NAME"),
+        (("--from", "megatron", SCRIPT), "machine unknown; add --set hardware.node_type=NAME"),
         (("--from", "megatronn", SCRIPT, *H100), "--from megatronn: unknown kind"),
         (("--from", "megatron", "no.sh", *H100), "no.sh: no such file"),
         (("--from", "deepspeed", SCRIPT, *H100), "gpt3_175b.sh"),

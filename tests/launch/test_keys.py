@@ -90,7 +90,7 @@ def test_a_key_that_belongs_to_another_matters_where_that_is_on():
 def test_the_last_word_on_a_key_counts_and_nothing_is_no_word():
     found = settings(a__batch=2, a__size=3)
     assert found.count("a.size") == 3
-    assert found.flags()[0].note == "a.size is put over it"
+    assert found.flags()[0].note == "a.size overrides it"
     assert settings(a__batch=2, a__size=None).count("a.size") == 2
 
 
@@ -101,7 +101,7 @@ def test_the_last_word_on_a_key_counts_and_nothing_is_no_word():
         (0, "expected a whole number of at least 1 (got 0)"),
         ("many", "expected a whole number of at least 1 (got 'many')"),
         (10**13, "must be at most 1,000,000,000,000 (got 10000000000000)"),
-        (None, "missing, and required"),
+        (None, "required key is missing"),
     ],
 )
 def test_whole_numbers(value, line):
@@ -154,7 +154,7 @@ def test_data_parallel_ranks():
     assert data_parallel(found, {"tp": 4}, None) is None
     assert data_parallel(JobKeys("job", TABLE, [], sets={"parallelism.dp": 7}), {"tp": 4}, 16) == 7
     assert data_parallel(found, {"tp": 2, "pp": 2}, 18, "; fix") == 4
-    assert found.problems == ["job: world size 18 is no multiple of tp 2 x pp 2 = 4; fix"]
+    assert found.problems == ["job: world size 18 is not a multiple of tp 2 x pp 2 = 4; fix"]
     with pytest.raises(ConfigError, match=r"--set parallelism\.dp: expected a whole number"):
         told_whole({"parallelism.dp": "x"}, "parallelism.dp")
 

@@ -58,7 +58,7 @@ LINES = {
     "ain_fp8_mx/0 Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU": Iteration(
         "Megatron-Bridge", -1, 9.09, tflops=663.5
     ),
-    # torchtitan, with colours
+    # torchtitan, with colors
     "[rank0]:[titan] 2025-11-25 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.7012  \x1b[38;2;180;60;0mgrad_norm: 1.1  "
     "\x1b[36mmemory: 40.25GiB(50.1%)  \x1b[34mtps: 1,234  \x1b[36mtflops: 56.70  \x1b[35mmfu: 12.30%\x1b[39m": (
         Iteration("torchtitan", 10, 0.0, 1234.0, 56.7, stream="[rank0]"),
@@ -300,7 +300,7 @@ def test_a_log_cut_in_an_iteration_counts_the_whole_ones(tmp_path):
 
 
 def test_ansi_progress_bars_and_prefixes(tmp_path):
-    """The same iterations under colours, srun's ranks, time stamps, and after a progress bar on the same line."""
+    """The same iterations under colors, srun's ranks, time stamps, and after a progress bar on the same line."""
     plain = log_of(tmp_path, [iteration(n, 1000.0 + n) for n in range(1, 21)])
     dressed = [
         f"7: 2025-11-20T14:55:23+08:00 50%|##### |\r\x1b[32m[default7]:{iteration(n, 1000.0 + n)}\x1b[0m"
@@ -402,5 +402,5 @@ def test_files_that_cannot_be_read(tmp_path):
         read_log([str(tmp_path / "none.log")])
     with pytest.raises(ConfigError, match="is a directory"):
         read_log([str(tmp_path)])
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="given more than once"):
         read_log([str(MEGATRON), str(MEGATRON)])

@@ -27,7 +27,7 @@ from steptime.launch.reading import Reading, to_job
 FOLDER = Path(__file__).parents[1] / "data" / "launch" / "megatron"
 TABLE = load_table("megatron")
 RELEASE = "Megatron-LM (megatron-core 0.16.1)"
-LEFT_OUT = "; not modelled; --allow-unmodelled leaves it out of the estimate"
+LEFT_OUT = "; not modeled; --allow-unmodelled ignores it"
 H100 = {"hardware.node_type": "dgx-h100"}
 
 PLANS = {
@@ -225,7 +225,7 @@ def test_a_mixture_of_experts_is_refused_flag_by_flag():
         f"mixtral.sh: --expert-model-parallel-size 8: expert parallelism{LEFT_OUT}",
     ]
     job = to_job(load("mixtral.sh"), H100, allow_unmodelled=True)
-    assert "left out, not modelled: --num-experts 8: mixture of experts" in job.notes
+    assert "ignored (not modeled): --num-experts 8: mixture of experts" in job.notes
 
 
 # --- single flags: what each becomes ---
@@ -355,7 +355,7 @@ def test_a_batch_that_nobody_says_is_one_micro_batch_each():
     text = script("--tensor-model-parallel-size 2").replace("--global-batch-size 64", "")
     found = read_megatron("run.sh", text)
     assert found.config["data"]["gbs"] == 4
-    assert "global batch unsaid, so 4: one micro-batch on each replica" in found.config["notes"]
+    assert "global batch not set, so 4: one micro-batch on each replica" in found.config["notes"]
 
 
 @pytest.mark.parametrize(
@@ -389,8 +389,8 @@ UNMODELLED = [
     (("--exp-avg-dtype fp8", "--use-precision-aware-optimizer"),
      "--exp-avg-dtype fp8: both moments in one of fp32, bf16 and fp16: fp32 is counted"),
     (("--tensor-modle-parallel-size 2",),
-     f"--tensor-modle-parallel-size 2: unknown to {RELEASE}; did you mean --tensor-model-parallel-size?"),
-    (("--my-own-flag",), f"--my-own-flag true: unknown to {RELEASE}"),
+     f"--tensor-modle-parallel-size 2: not an option of {RELEASE}; did you mean --tensor-model-parallel-size?"),
+    (("--my-own-flag",), f"--my-own-flag true: not an option of {RELEASE}"),
 ]  # fmt: skip
 
 
@@ -400,7 +400,7 @@ def test_what_costs_and_is_not_modelled_is_one_line(flags, line):
     told = problems(to_job, found, H100)
     assert told == [f"run.sh: {line}{LEFT_OUT}"]
     job = to_job(found, H100, allow_unmodelled=True)
-    assert f"left out, not modelled: {line}" in job.notes
+    assert f"ignored (not modeled): {line}" in job.notes
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_the_environment_of_transformer_engine():
     assert read_megatron("run.sh", text).config["performance"]["attention_impl"] == "unfused"
     text = "export CUDA_LAUNCH_BLOCKING=1\n" + script()
     assert problems(to_job, read_megatron("run.sh", text), H100) == [
-        f"run.sh: CUDA_LAUNCH_BLOCKING 1: the host waits for every kernel{LEFT_OUT}"
+        f"run.sh: CUDA_LAUNCH_BLOCKING 1: the host synchronizes after every kernel{LEFT_OUT}"
     ]
 
 
@@ -438,9 +438,9 @@ def test_programs_for_other_models_are_not_modelled():
 
 OTHER_NODES = "; for other nodes add --set parallelism.dp=N"
 BAD = [
-    (script("--tensor-model-parallel-size 3"), f"run.sh: world size 8 is no multiple of tp 3 x pp 1 = 3{OTHER_NODES}"),
+    (script("--tensor-model-parallel-size 3"), f"run.sh: world size 8 is not a multiple of tp 3 x pp 1 = 3{OTHER_NODES}"),
     (script("--context-parallel-size 4 --pipeline-model-parallel-size 4"),
-     f"run.sh: world size 8 is no multiple of tp 1 x pp 4 x cp 4 = 16{OTHER_NODES}"),
+     f"run.sh: world size 8 is not a multiple of tp 1 x pp 4 x cp 4 = 16{OTHER_NODES}"),
     (script("--world-size 16"), "run.sh: --world-size 16 contradicts the launch command, which starts 8 processes"),
     (script("--tensor-model-parallel-size $TP"),
      "run.sh: line 1: --tensor-model-parallel-size: $TP has no value; write TP=... before the command"),
@@ -454,16 +454,16 @@ BAD = [
      "run.sh: --tensor-model-parallel-size: expected a whole number of at least 1 (got 'two')"),
     (script("--num-layers 0"), "run.sh: --num-layers: expected a whole number of at least 1 (got 0)"),
     (script("--num-layers"), "run.sh: line 1: --num-layers: a value is missing"),
-    (script("--bf16 oops"), "run.sh: line 1: 'oops' stands where a flag is expected"),
-    (script("--fp16"), "run.sh: --bf16 and --fp16 are both given; keep one"),
+    (script("--bf16 oops"), "run.sh: line 1: 'oops' is not a flag"),
+    (script("--fp16"), "run.sh: --bf16 and --fp16 are both set; use one"),
     (script("--recompute-granularity some"), "run.sh: --recompute-granularity: expected full or selective (got 'some')"),
     (script("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"),
-     "run.sh: --num-layers-per-virtual-pipeline-stage: 8 layers are no multiple of pp 4 x 3"),
+     "run.sh: --num-layers-per-virtual-pipeline-stage: 8 layers are not a multiple of pp 4 x 3"),
     ("torchrun --nproc_per_node 8 pretrain_gpt.py $ALL",
-     "run.sh: line 1 launches pretrain_gpt.py, which is no Megatron-LM training; $ALL has no value"),
-    (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: missing, and required"),
+     "run.sh: line 1 launches pretrain_gpt.py, which is not a Megatron-LM training script; $ALL has no value"),
+    (script().replace("--hidden-size 1024", ""), "run.sh: --hidden-size: required key is missing"),
     ("python train.py --lr 1",
-     "run.sh: line 1 launches train.py, which is no Megatron-LM training; its flags have no --num-layers"),
+     "run.sh: line 1 launches train.py, which is not a Megatron-LM training script; its flags have no --num-layers"),
     ("echo nothing", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
     ("--lr 1e-4 --bf16", "run.sh: --num-layers is missing; not a Megatron-LM training"),
     ("--num-layers 'eight", "run.sh: line 1: No closing quotation"),
@@ -490,18 +490,18 @@ def test_scripts_of_other_frameworks_are_told_by_their_name(command, other):
 def test_the_public_example_contradicts_itself():
     """examples/gpt3/train_gpt3_175b_distributed.sh says one node, and tp 8 x pp 16."""
     assert problems(load, "gpt3_175b.sh", NUM_NODES="1") == [
-        f"gpt3_175b.sh: world size 8 is no multiple of tp 8 x pp 16 = 128{OTHER_NODES}"
+        f"gpt3_175b.sh: world size 8 is not a multiple of tp 8 x pp 16 = 128{OTHER_NODES}"
     ]
 
 
 def test_what_the_file_cannot_say_is_asked_for():
     assert problems(to_job, load("args.txt")) == [
-        "args.txt: does not say how many devices there are; add --set parallelism.dp=N",
-        "args.txt: does not say the machine; add --set hardware.node_type=NAME (3dtrn machines)",
+        "args.txt: number of devices unknown; add --set parallelism.dp=N",
+        "args.txt: machine unknown; add --set hardware.node_type=NAME (3dtrn machines)",
     ]
     text = script().replace("--vocab-size 50257", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model my/own")
     found = read_megatron("run.sh", text)
-    assert problems(to_job, found, H100) == ["run.sh: does not say the vocabulary; add --set model.vocab_sz=N"]
+    assert problems(to_job, found, H100) == ["run.sh: vocabulary size unknown; add --set model.vocab_sz=N"]
     assert to_job(found, H100 | {"model.vocab_sz": 1000}).model.vocab_sz == 1000
 
 
@@ -617,7 +617,7 @@ def test_a_log_without_a_dump_is_one_line():
 
 def test_a_dump_that_contradicts_itself():
     arguments = read_dump(dump()) | {"world_size": "48"}
-    assert problems(from_arguments, arguments, "log") == ["log: world size 48 is no multiple of tp 8 x pp 4 = 32"]
+    assert problems(from_arguments, arguments, "log") == ["log: world size 48 is not a multiple of tp 8 x pp 4 = 32"]
     arguments = read_dump(dump()) | {"data_parallel_size": "4"}
     assert problems(from_arguments, arguments, "log") == [
         "log: data_parallel_size 4 contradicts world size 64, which leaves 2"

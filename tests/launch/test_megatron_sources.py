@@ -230,15 +230,15 @@ def test_upper_sections_are_put_over_lower_ones_and_either_optimizer_word_counts
     assert reading.config["parallelism"]["zero_level"] == 1
     assert reading.config["performance"]["overlap"]["dp"] == 0.5  # gradients of 2 bytes are hidden, parameters are not
     notes = {flag.name: flag.note for flag in reading.of("irrelevant")}
-    assert notes["ddp.overlap_grad_reduce"] == "comm_overlap.overlap_grad_reduce is put over it"
-    assert notes["ddp.use_distributed_optimizer"] == "optimizer.use_distributed_optimizer is put over it"
+    assert notes["ddp.overlap_grad_reduce"] == "comm_overlap.overlap_grad_reduce overrides it"
+    assert notes["ddp.use_distributed_optimizer"] == "optimizer.use_distributed_optimizer overrides it"
 
 
 def test_problems_are_told_together_and_by_the_name_of_their_source():
     with pytest.raises(ConfigError) as caught:
         of_fields({"model.hidden_size": "wide", "model.fp16": True, "model.recompute_granularity": "some"})
     assert caught.value.problems == [
-        "job.yaml: model.bf16 and model.fp16 are both given; keep one",
+        "job.yaml: model.bf16 and model.fp16 are both set; use one",
         "job.yaml: model.recompute_granularity: expected full or selective (got 'some')",
         "job.yaml: model.hidden_size: expected a whole number of at least 1 (got 'wide')",
     ]

@@ -207,7 +207,7 @@ def test_uneven_stages():
         (
             "nemo/llama3_1_70b.yaml",
             [("num_nodes: 128", "num_nodes: 3")],
-            "job: world size 24 is no multiple of tp 4 x pp 4 x cp 2 = 32; for other nodes add --set parallelism.dp=N",
+            "job: world size 24 is not a multiple of tp 4 x pp 4 x cp 2 = 32; for other nodes add --set parallelism.dp=N",
         ),
         (
             "nemo/llama3_1_70b.yaml",
@@ -257,20 +257,17 @@ def test_bad_settings_are_one_line(name, changes, line):
         (
             "nemo/nemotron4_15b.yaml",
             [("/stage/nemotron_2_256k.model", "/stage/my.model")],
-            "job: does not say the vocabulary; add --set model.vocab_sz=N",
+            "job: vocabulary size unknown; add --set model.vocab_sz=N",
         ),
         (
             "nemo/llama3_70b_container.yaml",
             [],
-            "job: does not say how many devices there are; add --set parallelism.dp=N",
+            "job: number of devices unknown; add --set parallelism.dp=N",
         ),
         (
             "nemo/llama3_70b_container.yaml",
             [("num_moe_experts: null", "num_moe_experts: 8")],
-            (
-                "job: model.num_moe_experts 8: mixture of experts; not modelled; --allow-unmodelled leaves it out of the "
-                "estimate"
-            ),
+            ("job: model.num_moe_experts 8: mixture of experts; not modeled; --allow-unmodelled ignores it"),
         ),
     ],
 )

@@ -262,12 +262,12 @@ def test_the_environment_fills_in():
         ("echo hello", "run.sh: no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"),
         ("sbatch job.sh", "run.sh: no launch command (torchrun, python, srun ...); line 1 runs job.sh: give that one"),
         ("torchrun train.py --a 1\ntorchrun train.py --a 2",
-         "run.sh: 2 launch commands (lines 1, 2), and which one runs cannot be told; keep one"),
+         "run.sh: 2 launch commands (lines 1, 2), cannot determine which one runs; keep one"),
         ("if [ -f x ]; then torchrun train.py; fi",
-         ("run.sh: line 1: whether it is launched depends on the test in line 1 (it looks at files); "
-          "give the flags alone (args.txt)")),
+         ("run.sh: line 1: whether it runs depends on the test in line 1 (it looks at files); "
+          "put the flags in a file (args.txt)")),
         ("if [ $RANK -eq 3 ]; then torchrun train.py; fi",
-         ("run.sh: line 1: whether it is launched depends on the test in line 1 ($RANK has no value); "
+         ("run.sh: line 1: whether it runs depends on the test in line 1 ($RANK has no value); "
           "write RANK=... before the command")),
         ("torchrun --nnodes $N --nproc_per_node 8 train.py", "run.sh: line 1: --nnodes: $N has no value"),
     ],

@@ -126,8 +126,10 @@ def test_pipelines_split_embedding_and_head_off_as_layers():
     looped = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"'))
     assert (looped["parallelism"]["vpp"], looped["parallelism"]["schedule"]) == (2, "interleaved")
     assert looped["parallelism"]["layers_per_stage"] == [4, 5, 4, 4, 4, 4, 4, 3]
-    zbv = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
-    found = read_torchtitan("job.toml", zbv)
+    zbv = config(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ZBVZeroBubble"'))
+    assert (zbv["parallelism"]["vpp"], zbv["parallelism"]["schedule"]) == (2, "zbv")
+    unknown = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ScheduleOfMine"'))
+    found = read_torchtitan("job.toml", unknown)
     assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodelled"
 
 
@@ -149,9 +151,7 @@ def test_the_environment_and_the_user_tell_the_devices():
     [
         (
             [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1")],
-            (
-                "job: does not say how many devices there are; add --set parallelism.dp=N (devices / 1), or set WORLD_SIZE"
-            ),
+            ("job: number of devices unknown; add --set parallelism.dp=N (devices / 1), or set WORLD_SIZE"),
         ),
         (
             [("[parallelism]", "tensor_paralel_degree = 2")],
@@ -174,7 +174,7 @@ def test_the_environment_and_the_user_tell_the_devices():
         ),
         (
             [("[model]", 'name = "deepseek_v3"')],
-            "job: model.name: deepseek_v3 is a mixture of experts, which is not modelled; only dense models are",
+            "job: model.name: deepseek_v3 is a mixture of experts, which is not modeled; only dense models are",
         ),
         (
             [
@@ -222,12 +222,12 @@ def test_other_files_are_one_line(text, words):
     [
         (
             "llama3_8b_computed",
-            "config_registry.py:53: training.local_batch_size: computed (4 * 2); write the value out",
+            "config_registry.py:53: training.local_batch_size: computed (4 * 2); use a literal value",
         ),
-        ("llama3_8b_looped", "config_registry.py:60: cannot be read without running it (for section in"),
+        ("llama3_8b_looped", "config_registry.py:60: cannot be evaluated statically (for section in"),
         (
             "llama3_8b_grown",
-            "config_registry.py:67: cannot be read without running it (config.training.seq_len += 4096)",
+            "config_registry.py:67: cannot be evaluated statically (config.training.seq_len += 4096)",
         ),
         ("llama3_9b", "no function 'llama3_9b'; did you mean 'llama3_8b'?"),
         ("", "several config functions: llama3_8b, "),
@@ -247,7 +247,7 @@ def test_nothing_of_a_config_function_runs(tmp_path):
         f"    __import__('pathlib').Path({str(trap)!r}).touch()\n"
         "    return Trainer.Config()\n"
     )
-    assert "cannot be read without running it" in one_line(read_torchtitan, text, "a.py:llama3_8b")
+    assert "cannot be evaluated statically" in one_line(read_torchtitan, text, "a.py:llama3_8b")
     assert not trap.exists()
 
 

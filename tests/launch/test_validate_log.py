@@ -1,4 +1,4 @@
-"""`3dtrn validate --log`: the plan out of a log, measured beside predicted, and a row of a CSV that reads straight back."""
+"""`3dtrn validate --log`: the plan out of a log, measured vs. predicted, and a row of a CSV that reads straight back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_logs_of_two_frameworks_are_no_one_job(capsys):
     logs = [str(LOGS / f"{name}-llama3-8b.log") for name in ("megatron", "torchtitan")]
     assert cli.main(["validate", "--log", *logs, "--set", "hardware.node_type=h100"]) == 2
     said = capsys.readouterr().err
-    assert said == f"{logs[1]}: is torchtitan's, {logs[0]} is not: logs of two jobs; give those of one\n"
+    assert (
+        said == f"{logs[1]}: is torchtitan's, {logs[0]} is not: these are logs of two jobs; give the logs of one job\n"
+    )
 
 
 def test_a_megatron_log_alone_gives_plan_prediction_measurement_and_difference(capsys):
@@ -119,7 +121,7 @@ def test_gzip_and_node_files(capsys, tmp_path):
 
 @pytest.mark.parametrize("prefix", ["[default0]:", "12: ", "[rank0]: ", "2025-11-20T14:55:23+08:00 ", "[1,0]<stdout>:"])
 def test_prefixes_and_other_ranks_in_the_dump(capsys, tmp_path, prefix):
-    """Every line with a launcher's prefix and colours, and another rank's warning after every fifth line of the dump."""
+    """Every line with a launcher's prefix and colors, and another rank's warning after every fifth line of the dump."""
     dressed = []
     for i, line in enumerate(MEGATRON.read_text().splitlines()):
         dressed.append(f"\x1b[36m{prefix}\x1b[0m{line}")
@@ -380,7 +382,7 @@ def test_options_that_do_not_go_together(capsys):
     assert "goes with --log" in run(capsys, "--save-csv", "x.csv")[2]
     code, _, err = run(capsys, "--log", MEGATRON, "--measurements", "x.csv")
     assert code == 2
-    assert "--measurements: is about rows" in err
+    assert "--measurements: applies to rows" in err
     assert "unknown kind" in run(capsys, "--log", MEGATRON, *H100, "--from", "jax")[2]
     assert "expected a.b=value" in run(capsys, "--log", MEGATRON, "--set", "x")[2]
 
@@ -409,7 +411,7 @@ def test_a_megatron_bridge_log(capsys):
     assert found["measured"]["step_s"] == pytest.approx(4.6478)
     assert found["config"]["model"]["n_layers"] == 16
     assert found["flops_convention"]["matches"] == []
-    assert "last line counts alone" in found["notes"][-1]
+    assert "only the last line is used" in found["notes"][-1]
 
 
 def test_a_megatron_log_with_the_wrong_kind_says_so():

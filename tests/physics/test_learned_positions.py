@@ -35,7 +35,7 @@ def test_a_table_that_does_not_has_those_of_a_sequence_or_is_refused():
     """128 x 64 = 8,192 more for sequences of 128 tokens; without either the count would be short by the whole table."""
     model = Model(**GPT)
     assert n_params(model, seqlen=128) == WITHOUT + 8_192
-    with pytest.raises(ValueError, match=r"model\.max_positions: unsaid"):
+    with pytest.raises(ValueError, match=r"model\.max_positions: required"):
         n_params(model)
     assert n_params(model.model_copy(update={"learned_positions": False})) == WITHOUT
 
@@ -47,6 +47,6 @@ def test_a_job_says_which_it_took():
         for more in ({}, {"max_positions": 512})
     )
     assert (unsaid.params.total, said.params.total) == (WITHOUT + 8_192, WITHOUT + 32_768)
-    line = "model.max_positions unsaid, so: 128 learned positions, those of a sequence"
+    line = "model.max_positions is not set: 128 learned positions, as many as data.seqlen"
     assert line in unsaid.assumptions
     assert line not in said.assumptions

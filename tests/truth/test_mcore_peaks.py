@@ -15,7 +15,7 @@ from mcore_ask import ask, checked, model
 
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.stages import PartMemories
+from steptime.memory.part_memories import PartMemories
 
 SIZE = {
     "do": "peak",

@@ -17,7 +17,8 @@ from mcore_ask import ask, checked, model
 from steptime.answer.tables import part_rows
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.stages import PartMemories, comm_buffer_bytes
+from steptime.memory.buffers import comm_buffer_bytes
+from steptime.memory.part_memories import PartMemories
 from steptime.timing.step_time import step_time
 
 SIZE = {"layers": 8, "h": 64, "nq": 4, "nkv": 2, "d": 16, "i": 176, "s": 32, "b": 2, "vocab": 512}

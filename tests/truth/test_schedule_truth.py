@@ -11,7 +11,7 @@ from pathlib import Path
 import mcore_ask as ask
 import pytest
 
-from steptime.schedule import Action, in_flight, order, walk
+from steptime.schedule import Action, in_flight, order, placement, walk
 
 MEGATRON = Path(__file__).with_name("mcore_schedule.py")
 
@@ -141,3 +141,35 @@ def live_peak(rank):
         live += 1 if action.computation_type.value == "F" else -1
         peak = max(peak, live)
     return peak
+
+
+def in_turn(action):
+    """A torch action as ours: overlapped pairs one after the other."""
+    if not action.sub_actions:
+        yield action.computation_type.value, action.microbatch_index, action.stage_index
+    for inner in action.sub_actions or ():
+        yield from in_turn(inner)
+
+
+SPLIT_TABLES = [
+    *[("InterleavedZeroBubble", "zero_bubble", pp, v, m) for pp in (2, 4, 8) for v in (2, 3) for m in (1, 3, 4, 8, 16)],
+    *[("ZBVZeroBubble", "zbv", pp, 2, m) for pp in (2, 3, 4, 8) for m in (1, 4, 7, 15, 24)],
+    *[("DualPipeV", "dualpipev", pp, 2, m) for pp in (2, 3, 4, 8) for m in (2 * pp, 2 * pp + 1, 24)],
+]
+SPLIT_TABLES = [cell for cell in SPLIT_TABLES if cell[1] != "zero_bubble" or cell[4] % max(1, cell[4] // cell[2]) == 0]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "pp", "vpp", "microbatches"), SPLIT_TABLES)
+def test_torchs_zero_bubble_tables(theirs, ours, pp, vpp, microbatches):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+    places = dict(enumerate(placement(ours, pp, vpp)))
+    table = [
+        [found for action in row if action is not None for found in in_turn(action)]
+        for row in get_schedule_ops(theirs, pp, microbatches, vpp)
+    ]
+    for rank, row in enumerate(table):
+        assert all(places[stage].stage == rank for _, _, stage in row)
+    as_actions = [tuple(Action(kind, m, places[stage].chunk) for kind, m, stage in row) for row in table]
+    assert tuple(as_actions) == order(ours, pp, vpp, microbatches)

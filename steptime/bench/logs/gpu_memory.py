@@ -1,4 +1,4 @@
-"""Logs of GPU memory that nvidia-smi wrote, summarised by GPU; only between a run's first and last step where asked.
+"""Logs of GPU memory that nvidia-smi wrote, summarized by GPU; only between a run's first and last step where asked.
 
 Read is what `nvidia-smi --query-gpu=timestamp,index,name,memory.used,memory.total --format=csv[,noheader][,nounits] -l 5`
 prints, columns in any order. nvidia-smi counts all that the device holds: contexts, communicators and what the allocator

@@ -87,7 +87,7 @@ def read_runs(path: str) -> list[ScalingRun]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no JSON ({str(error)[:80]})") from None
+        raise ConfigError(f"{path}: not JSON ({str(error)[:80]})") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise ConfigError(f"{path}: schema: expected {SCHEMA!r} (got {found!r}); give results.json of `3dtrn bench`")
@@ -196,7 +196,7 @@ def _series(layout: str, runs: list[ScalingRun], baseline: int | None) -> Scalin
     for one, other in pairwise(runs):
         if one.ranks == other.ranks:
             where = one.file if one.file == other.file else f"{one.file} and {other.file}"
-            raise ConfigError(f"{layout}: {one.ranks} ranks are there twice ({where}); give one run of each")
+            raise ConfigError(f"{layout}: {one.ranks} ranks appear twice ({where}); give one run per rank count")
     if baseline is not None and base.ranks != baseline:
         raise ConfigError(f"{layout}: no baseline on {baseline} ranks; the smallest run has {base.ranks} ({base.file})")
     if len(runs) == 1:

@@ -42,7 +42,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """The lines of a log that hold text, one by one, in bounded memory: bytes that are no UTF-8 replaced, colours taken out.
+    """The lines of a log that hold text, one by one, in bounded memory: bytes that are no UTF-8 replaced, colors taken out.
 
     A carriage return ends a line too (progress bars); of a line longer than 64 KiB the beginning is read.
 

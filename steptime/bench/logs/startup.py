@@ -54,7 +54,7 @@ class Startup(NamedTuple):
 
     @property
     def other_s(self) -> float | None:
-        """What no phase accounts for: the job script ahead of the launcher, and the rounding of the stamps."""
+        """What no phase accounts for: job script before the launcher, and time stamp rounding."""
         return self.seconds_s - sum(self.phases_s.get(name, 0.0) for name in PHASES) if self.phases_s else None
 
 
@@ -99,7 +99,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
         ValueError: there is none.
     """
     if not seconds:
-        raise ValueError("no start-ups to summarise")
+        raise ValueError("no start-ups to summarize")
     ordered, n = sorted(seconds), len(seconds)
     p10, p90 = (ordered[-(-tenths * n // 10) - 1] for tenths in (1, 9))
     return Quantiles(ordered[0], p10, median(ordered), p90, ordered[-1], n)
@@ -233,7 +233,7 @@ def read_stamps(path: str) -> list[Startup]:
     try:
         table = list(csv.DictReader(read_lines(path)))
     except csv.Error as error:
-        raise ConfigError(f"{path}: no CSV ({error})") from None
+        raise ConfigError(f"{path}: not CSV ({error})") from None
     if not table or not {"log", "stop"} <= table[0].keys():
         raise ConfigError(f"{path}: expected columns log,start,stop and a row for each job")
     for i, cells in enumerate(table, 1):

@@ -105,7 +105,7 @@ def launches(device: torch.device, seconds: float = 0.5) -> tuple[list[timings.L
     tiny = {"gemm": lambda: torch.mm(left, left, out=right), "move": move}
     found = [timings.LaunchTiming(name, measure(run, device, seconds=seconds / 3)) for name, run in tiny.items()]
     if device.type == "cpu":
-        return found, ["launches: a CPU runs what it is given at once; gemm and move are whole calls"]
+        return found, ["launches: on a CPU calls are synchronous; gemm and move are whole calls"]
     samples = []
     for _ in range(20):
         synchronize(device)

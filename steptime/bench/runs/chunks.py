@@ -35,7 +35,7 @@ def plan_of(job: Job) -> ModulePlan:
 
 
 class CheckpointSpan(NamedTuple):
-    """Neighbouring blocks that run as one: checkpointed together, or not at all."""
+    """Neighboring blocks that run as one: checkpointed together, or not at all."""
 
     blocks: int
     checkpointed: bool

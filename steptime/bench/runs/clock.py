@@ -51,7 +51,7 @@ def summary(samples: Sequence[float]) -> Timing:
         ValueError: no samples.
     """
     if not samples:
-        raise ValueError("no samples to summarise")
+        raise ValueError("no samples")
     ordered = sorted(samples)
     rank = -(-9 * len(ordered) // 10)
     return Timing(ordered[0], median(ordered), ordered[rank - 1], len(ordered))

@@ -177,7 +177,7 @@ def _measure_kind(
     spent = 0.0
     for bytes_ in of_bytes:
         if found and bytes_ > ALWAYS and spent + GROWTH * found[-1].timing.min_s * (LEAST + 2) > seconds:
-            return found, f"{kind} over {axis}: up to {found[-1].bytes:,} B; the next size would not end in time"
+            return found, f"{kind} over {axis}: up to {found[-1].bytes:,} B; the next size exceeds the time budget"
         try:
             call = prepare(kind, bytes_, group, device, dtype)
             timing = time_call(call, group, device, seconds / len(of_bytes))

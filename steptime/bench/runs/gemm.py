@@ -206,7 +206,7 @@ def time_shapes(
     with precision(dtype):
         for i, (shape, named) in enumerate(alike.items()):
             if ahead > patience * seconds:
-                left = f"{len(alike) - i} of {len(alike)} shapes not measured, for want of time"
+                left = f"{len(alike) - i} of {len(alike)} shapes not measured, time budget exceeded"
                 notes.append(f"{dtype} {named[0].name}: {left}")
                 break
             try:

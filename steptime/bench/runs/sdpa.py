@@ -161,7 +161,7 @@ def sweep(
         start = perf_counter()
         for i, shape in enumerate(mine):
             late = i > 0 and perf_counter() - start > share
-            reason = "the time was used up" if late else usable(backend, shape, dtype, device)
+            reason = "time budget exceeded" if late else usable(backend, shape, dtype, device)
             if reason:
                 notes.append(f"attention {dtype} {backend}, {shape.seqlen} tokens: not measured; {reason}")
             else:

@@ -186,7 +186,7 @@ def check(first: float, last: float, *, changed: bool) -> None:
     if not (math.isfinite(first) and math.isfinite(last)):
         raise ValueError(f"the loss is not finite: {first} in the first timed step, {last} in the last")
     if changed and first == last and first != 0.0:
-        raise ValueError(f"the loss stayed at {first}: the steps learn nothing")
+        raise ValueError(f"the loss stayed at {first}; training makes no progress")
 
 
 def allocated(trainer: Trainer) -> tuple[int | None, int | None]:

@@ -27,7 +27,7 @@ from steptime.bench.runs.step import allocated
 from steptime.bench.runs.training import Trainer
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.stages import PartMemories
+from steptime.memory.part_memories import PartMemories
 
 FEW = 2
 """Layers of a shortened model."""

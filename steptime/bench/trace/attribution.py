@@ -268,29 +268,31 @@ def _notes(lines: list[Timeline], ranks: list[RankStep], rows: list[PartRow], de
     shown = {row.part: row for row in rows}
     notes = []
     if any(rank.step is None for rank in ranks):
-        notes.append("no ProfilerStep in the trace (profiler.step() was not called): all of it counts as one step")
+        notes.append("no ProfilerStep in the trace (profiler.step() not called): the whole trace counts as one step")
     if len(lines) < devices:
-        notes.append(f"traces of {len(lines)} of {devices} ranks: the rank that others wait for may be another")
+        notes.append(f"traces of {len(lines)} of {devices} ranks: the slowest rank may be one without a trace")
     if not any(rank.parts_s.get("optimizer") for rank in ranks):
         notes.append(
             "no optimizer in the step: is profiler.step() called once per optimizer step, not per micro-batch?"
         )
     if shown.get("recompute") and not shown["recompute"].measured_s:
         notes.append(
-            "recomputation cannot be told apart here: no operator marks it, so it counts as what its kernels are"
+            "recomputation cannot be distinguished here: no operator marks it, so its kernels are counted by type"
         )
     unknown, kernels = (sum(rank.by_name[i] for rank in ranks) for i in (0, 1))
     if unknown:
         notes.append(
-            f"{unknown:,} of {kernels:,} kernels are sorted by name alone: no operator is recorded that launched them"
+            f"{unknown:,} of {kernels:,} kernels are classified by name only: the operator that launched them is not recorded"
         )
     if any(line.trace.on_cpu for line in lines):
-        notes.append("on the CPU operators are the work; views, allocations and autograd's own time count as launching")
+        notes.append("CPU: operators are the work; views, allocations and autograd overhead count as launch time")
     if "pp_comm" in shown and shown["pp_comm"].predicted_s:
-        notes.append("pipeline sends: predicted with the bubble, as a receive that waits looks like one that transfers")
+        notes.append(
+            "pipeline sends: predicted with the bubble, because a waiting receive cannot be distinguished from a transfer"
+        )
     if "stragglers" in shown:
-        notes.append("stragglers: waiting for slower ranks is inside what the collectives measure")
+        notes.append("stragglers: waiting for slower ranks is included in the measured collectives")
     return [
         *notes,
-        "a profiled step is longer than one that is not: the profiler's own time is in it, mostly in launching",
+        "a profiled step is longer than one that is not: profiler overhead is included, mostly in launch time",
     ]

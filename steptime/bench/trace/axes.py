@@ -44,11 +44,11 @@ class Axes:
             return self._assume(name, ranks, next(iter(self.degrees)), "the config's only axis", "")
         issuer = {FUNCTIONAL: "tp", DIRECT: "dp"}.get(name)
         if issuer in self.degrees and "cp" not in self.degrees:
-            return self._assume(name, ranks, issuer, "no group is recorded, but who issued them", "")
+            return self._assume(name, ranks, issuer, "no group is recorded; classified by caller", "")
         fits = {axis for axis, degree in self.sizes if degree == ranks}
         if len(fits) == 1:
             return self._assume(name, ranks, fits.pop(), "no other axis has groups of that size", "")
-        self._note(f"collectives of {_group(name, ranks)} stand alone: nothing tells which axis they belong to")
+        self._note(f"collectives of {_group(name, ranks)} could not be assigned to an axis")
         return "other_comm"
 
     def _assume(self, name: str, ranks: int, axis: str, why: str, kind: str) -> str:

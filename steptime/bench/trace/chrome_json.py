@@ -48,15 +48,15 @@ def events(stream: TextIO, path: str, head: dict[str, Any]) -> Iterator[dict[str
             more = stream.read(_CHUNK)
             if not more:
                 raise ConfigError(
-                    f"{path}: event {count + 1} is cut off or no JSON; was the profiler still writing?"
+                    f"{path}: event {count + 1} is truncated or not JSON; was the profiler still writing?"
                 ) from None
             if len(text) - at > _LONGEST:
-                raise ConfigError(f"{path}: event {count + 1} is no JSON") from None
+                raise ConfigError(f"{path}: event {count + 1} is not JSON") from None
             text, at = text[at:] + more, 0
             continue
         count += 1
         if not isinstance(event, dict):
-            raise ConfigError(f"{path}: event {count} is no object; not a trace of torch.profiler")
+            raise ConfigError(f"{path}: event {count} is not an object; not a torch.profiler trace")
         yield event
     tail = (text[at + 1 :] + stream.read(_LONGEST)).strip().lstrip(",")
     try:
@@ -79,5 +79,5 @@ def _seek(stream: TextIO, path: str, head: dict[str, Any]) -> tuple[str, int]:
     try:
         head.update(json.loads(text[: found.start()].rstrip().rstrip(",") + "}"))
     except json.JSONDecodeError:
-        raise ConfigError(f"{path}: not a trace: what stands before its events is no JSON") from None
+        raise ConfigError(f"{path}: not a trace: the part before its events is not JSON") from None
     return text, found.end()

@@ -71,7 +71,7 @@ class Trace(NamedTuple):
     path: str
     rank: int
     world_size: int | None
-    """None where torch.distributed was not initialised."""
+    """None where torch.distributed was not initialized."""
     groups: list[TraceGroup]
     steps: list[ProfilerStep]
     threads: dict[Any, list[HostOp]]
@@ -237,7 +237,9 @@ def _rank(path: str, about: dict[str, Any], *, alone: bool) -> int:
         return int(named[1])
     if alone:
         return 0
-    raise ConfigError(f"{path}: of which rank? neither the trace nor its name says; call it trace_rank0.json, say")
+    raise ConfigError(
+        f"{path}: rank unknown: neither the trace nor its file name gives it; rename it, for example trace_rank0.json"
+    )
 
 
 def _ns(microseconds: float) -> int:

@@ -68,7 +68,7 @@ _OPS = (
 """Operators and ranges of the host (cpu_op, user_annotation, cuda_runtime)."""
 
 _KERNELS = (
-    # inductor's pointwise, reduction and foreach kernels carry the names of their neighbours (torch/_inductor/codegen/triton.py)
+    # inductor's pointwise, reduction and foreach kernels carry the names of their neighbors (torch/_inductor/codegen/triton.py)
     (r"^triton_(poi|red|per|for|spl)_", "memory_bound"),
     # flash-attn 2 and 3 (flash_fwd_kernel, FlashAttnFwdSm90), xFormers' fmha_cutlassF, cuDNN's
     # cudnn_generated_fort_native_sdpa_sm90_flash_fprop, composable kernel's FmhaFwdKernel: before products, whose words they use

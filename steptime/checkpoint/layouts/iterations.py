@@ -28,7 +28,7 @@ _UNCOMMITTED = re.compile(r"\.(?:orbax-checkpoint-tmp|tmp)(?:[-.]\d+)*$|^tmp-")
 
 @dataclass(slots=True)
 class Choice:
-    """The folders to summarise, the step they stand for, and the other saves by name."""
+    """The folders to summarize, the step they stand for, and the other saves by name."""
 
     folders: list[Folder]
     step: int | None = None

@@ -16,7 +16,7 @@ CHUNK = 1 << 18
 LONGEST = 1 << 16
 """Bytes of a line that are looked at."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""A control sequence of a terminal: colours, cursor moves (ECMA-48)."""
+"""A control sequence of a terminal: colors, cursor moves (ECMA-48)."""
 
 
 @contextmanager
@@ -52,5 +52,5 @@ def pieces(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def plain(line: str) -> str:
-    """A line without the colours of a terminal."""
+    """A line without the colors of a terminal."""
     return _ESCAPE.sub("", line) if chr(27) in line else line

@@ -147,12 +147,12 @@ def read_log(paths: Iterable[str], progress: TellProgress | None = None) -> JobL
     for path in paths:
         name = str(path)
         if name in log.files:
-            raise ConfigError(f"{name}: given twice")
+            raise ConfigError(f"{name}: given more than once")
         log.files.append(name)
         _read_file(log, name, progress)
     if len(log.titan) > 1:
         raise ConfigError(
-            f"{log.titan[True]}: is torchtitan's, {log.titan[False]} is not: logs of two jobs; give those of one"
+            f"{log.titan[True]}: is torchtitan's, {log.titan[False]} is not: these are logs of two jobs; give the logs of one job"
         )
     if not len(log.series) and not len(log.unnumbered):
         if log.cut_dump is not None:
@@ -204,7 +204,7 @@ def _dump_line(log: JobLog, state: FileState, line: bytes, name: str) -> None:
 
 
 def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[bytes]:
-    """The lines of a file, plain or gzip; one that ends early is read as far as it goes, and noted."""
+    """The lines of a file, plain or gzip; one that ends early is read up to the damage, and noted."""
     try:
         with open_plain(name) as file:
             size = Path(name).stat().st_size
@@ -213,4 +213,4 @@ def _lines(name: str, log: JobLog, progress: TellProgress | None) -> Iterator[by
                 if progress is not None and size:
                     progress(name, os.lseek(file.fileno(), 0, os.SEEK_CUR) / size)
     except EOFError:
-        log.notes.append(f"{name}: the gzip file is cut; read as far as it goes")
+        log.notes.append(f"{name}: the gzip file is cut; read up to the damage")

@@ -19,7 +19,7 @@ _RANK = re.compile(r"^\s*(\[(?:rank|default)?\d+\]|\d+(?=: ))(?:<std(?:out|err)>
 
 
 def plain_lines(text: str) -> list[str]:
-    r"""The lines of a log without colours; where ranks are told, those of the first one and those that tell none.
+    r"""The lines of a log without colors; where ranks are told, those of the first one and those that tell none.
 
     >>> plain_lines("start\n[rank1]:{\n[rank0]:{\n[rank1]:}")
     ['start', '{', '}']
@@ -89,7 +89,7 @@ _KEY = re.compile(r"(?:[A-Za-z_][\w.-]*|'[^']*'|\"[^\"]*\"):(?: |$)|- |-$")
 def read_dump(lines: Iterable[str]) -> dict[str, str]:
     """Argument -> text of the dump that a Megatron log begins with; reads no further than its end.
 
-    Prefixes of ranks, time stamps and colours are taken off; lines of other ranks in between are passed over.
+    Prefixes of ranks, time stamps and colors are taken off; lines of other ranks in between are passed over.
 
     Raises:
         ConfigError: there is no dump, or it is cut in the middle.

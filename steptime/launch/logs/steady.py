@@ -76,7 +76,7 @@ def steady(log: JobLog, tokens_per_device: float = 0.0) -> Steady:
     times = sorted(line.step_s for line in used)
     low, high = median_interval(times)
     if series.stride > 1:
-        notes.append(f"a long log: one iteration of every {series.stride} is looked at")
+        notes.append(f"a long log: one of every {series.stride} iterations is used")
     tflops, work = _flops(used, log)
     return Steady(
         step_s=quantile(times, 0.5),
@@ -115,10 +115,10 @@ def _left_out(
     for forgiven in (PAUSE, RESTART):
         if all(reasons) and any(forgiven in found for found in reasons):
             reasons = [found - {forgiven} for found in reasons]
-            notes.append(f"nothing is left without the lines {forgiven}: they count")
+            notes.append(f"no lines remain without {forgiven}; they are included")
     if all(reasons):
         reasons[-1] = set()
-        notes.append("too short to leave warm-up out: the last line counts alone")
+        notes.append("too short to exclude warm-up; only the last line is used")
     order = (WARM, RESTART, RAMP, PAUSE)
     return [next((why for why in order if why in found), "") for found in reasons], notes
 

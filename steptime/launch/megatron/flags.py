@@ -49,7 +49,7 @@ def _stray(word: Word, line: CommandLine) -> None:
     if word.unresolved:
         line.notes.append(f"line {word.line}: {word.unresolved[0].why}: taken as empty")
     elif word.text:
-        line.problems.append(f"line {word.line}: {word.text!r} stands where a flag is expected")
+        line.problems.append(f"line {word.line}: {word.text!r} is not a flag")
 
 
 def _add(flag: Word, values: list[Word], line: CommandLine) -> None:

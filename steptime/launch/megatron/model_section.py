@@ -103,7 +103,7 @@ def _vocabulary(keys: JobKeys) -> int | None:
         if (found := next(known, None)) is None:
             return None
         size = int(found["entries"])
-        keys.notes.append(f"vocabulary unsaid, so {found['of']}: {size} ({kind or model})")
+        keys.notes.append(f"vocabulary not set, so {found['of']}: {size} ({kind or model})")
     return size + (keys.whole("vocab_extra_ids", least=0) or 0)
 
 
@@ -112,7 +112,7 @@ def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
     micro, gbs = keys.count("micro_batch_size"), keys.whole("global_batch_size")
     if gbs is None and dp:
         gbs = micro * dp
-        keys.notes.append(f"global batch unsaid, so {gbs}: one micro-batch on each replica")
+        keys.notes.append(f"global batch not set, so {gbs}: one micro-batch on each replica")
     set_by_user = told(keys.sets, "data.gbs") or told(keys.sets, "data.microbatch_sz")
     if gbs is not None and dp and gbs % (micro * dp) and not set_by_user:
         parts = f"micro-batch size * data-parallel ranks = {micro} * {dp}"

@@ -32,10 +32,10 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     section |= _stages(keys, pp, vpp) | _states(keys)
     group = "microbatch_group_size_per_vp_stage"
     if (said := keys.whole(group)) is not None:
-        if said != pp and vpp > 1:
-            keys.leave_out(group, f"groups of pp = {pp} micro-batches are counted")
+        if vpp > 1:
+            section |= {"microbatch_group_sz": said} if said != pp else {}
         else:
-            keys.without_effect(group, "what is counted")
+            keys.without_effect(group, "only with virtual stages")
     return section
 
 
@@ -61,7 +61,7 @@ def _virtual_stages(keys: JobKeys, pp: int) -> int:
         return 1
     layers += keys.on("account_for_embedding_in_pipeline_split") + keys.on("account_for_loss_in_pipeline_split")
     if layers % (pp * per_chunk):
-        keys.fail(name, f"{layers} layers are no multiple of pp {pp} x {per_chunk}")
+        keys.fail(name, f"{layers} layers are not a multiple of pp {pp} x {per_chunk}")
         return 1
     return layers // (pp * per_chunk)
 

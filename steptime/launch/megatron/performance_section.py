@@ -28,7 +28,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
 
 
 def plain_dtype(keys: JobKeys) -> str:
-    """The dtype of parameters and activations that no recipe quantises."""
+    """The dtype of parameters and activations that no recipe quantizes."""
     return "bf16" if keys.on("bf16") else "fp16" if keys.on("fp16") else "fp32"
 
 
@@ -42,7 +42,7 @@ def main_grad_dtype(keys: JobKeys) -> str:
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
-        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both given; keep one")
+        keys.problem(f"{keys.name('bf16')} and {keys.name('fp16')} are both set; use one")
     fp8 = keys.get("fp8") or keys.on("fp8_hybrid") or keys.on("fp8_e4m3")
     if not fp8 and not keys.get("fp4"):
         keys.without_effect("first_last_layers_bf16", "only with fp8 or fp4")
@@ -134,7 +134,8 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
 
 def _attention(keys: JobKeys) -> dict[str, Any]:
     """Which attention, and whose: Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
-    TransformerEngine's."""
+    TransformerEngine's.
+    """
     local = keys.get("transformer_impl") == "local"
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
     unfused = keys.word("attention_backend") or own
@@ -142,7 +143,7 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     if local:
         section |= {"te_workspaces": 0, "scores_in_buffer": True, "attention_backend": "direct"}
     elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
-        # one of its own, and one as large as three for the streams of userbuffers (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
+        # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
         section["te_workspaces"] = 4
     if not local and keys.get("attention_backend") in {"flash", "fused"}:
         section["attention_backend"] = "flash" if keys.get("attention_backend") == "flash" else "cudnn"

@@ -87,7 +87,7 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None) -> R
     flags = {word.text.partition("=")[0] for word in script.arguments}
     if not flags & {"--num-layers", "--encoder-num-layers", "--hidden-size", "--micro-batch-size"}:
         blank = next((unknown.why for word in script.arguments for unknown in word.unresolved), "")
-        what = f"line {script.line} launches {script.program}, which is no Megatron-LM training"
+        what = f"line {script.line} launches {script.program}, which is not a Megatron-LM training script"
         raise ConfigError(f"{path}: {what}; {blank or 'its flags have no --num-layers'}")
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its nodes to be edited
         script = script._replace(nodes=None, devices=None)
@@ -180,7 +180,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         why = "another model than a decoder-only transformer: one is counted"
         found.append(LaunchFlag(script.program, "", "unmodelled", why))
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host waits for every kernel"))
+        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host synchronizes after every kernel"))
 
 
 def from_arguments(

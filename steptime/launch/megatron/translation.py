@@ -26,9 +26,9 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     data = data_section(keys, layout.get("dp"))
     config: dict[str, Any] = {"model": model, "parallelism": layout, "performance": performance, "data": data}
     open_keys = {
-        "parallelism.dp": "does not say how many devices there are; add --set parallelism.dp=N",
-        "model.vocab_sz": "does not say the vocabulary; add --set model.vocab_sz=N",
-        "data.gbs": "does not say the global batch; add --set data.gbs=N",
-        "data.seqlen": "does not say the sequence length; add --set data.seqlen=N",
+        "parallelism.dp": "number of devices unknown; add --set parallelism.dp=N",
+        "model.vocab_sz": "vocabulary size unknown; add --set model.vocab_sz=N",
+        "data.gbs": "global batch size unknown; add --set data.gbs=N",
+        "data.seqlen": "sequence length unknown; add --set data.seqlen=N",
     }
     return keys.reading(config, open_keys)

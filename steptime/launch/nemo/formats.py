@@ -37,7 +37,7 @@ def read_nemo(
     (parallelism.dp, model, model.vocab_sz) is taken from them.
 
     Raises:
-        ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modelled,
+        ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modeled,
             contradictory sizes, or nothing that tells the number of devices or the vocabulary.
     """
     tree, log = _tree(path, text)

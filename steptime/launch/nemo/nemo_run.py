@@ -75,7 +75,7 @@ def _said(path: str, tree: dict[str, Any], trainer: dict[str, Any]) -> dict[str,
     if isinstance(ddp, str):
         strategy = {key: value for key, value in strategy.items() if key != "ddp"}
         if ddp != "megatron":
-            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modelled; only Megatron's own is")
+            raise ConfigError(f"{path}: trainer.strategy.ddp: {ddp!r} is not modeled; only Megatron's own is")
     rest = {key: value for key, value in tree.items() if key not in {"trainer", "_target_", "_partial_", "fn"}}
     said = flatten({key: simplify(value) for key, value in rest.items() if value is not None})
     said |= flatten({"trainer": simplify(trainer)})

@@ -155,7 +155,7 @@ class Scope:
         result = arithmetic(text, lookup)
         if result is not None:
             return str(result)
-        return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is no whole-number arithmetic"))
+        return self.mark(shown, blamed[0] if blamed else Unknown(f"{shown} is not integer arithmetic"))
 
 
 def merged(scopes: list[Scope], cause: Unknown) -> Scope:

@@ -114,7 +114,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     if walk.full:
-        problems.append(f"{name}: more commands than a launch script has; give its flags alone (args.txt)")
+        problems.append(f"{name}: too many commands for a launch script; put its flags in a file (args.txt)")
     variables = {
         key: found[0].text
         for key, found in walk.scope.values.items()
@@ -196,11 +196,11 @@ def _the_launch(walk: DryRun, name: str) -> tuple[_Launch | None, list[str]]:
     if len(trains) > 1:
         lines = sorted({launch.command.line for launch in trains.values()})
         where = f"lines {', '.join(map(str, lines))}" if len(lines) > 1 else f"line {lines[0]}"
-        return None, [f"{name}: {len(trains)} launch commands ({where}), and which one runs cannot be told; keep one"]
+        return None, [f"{name}: {len(trains)} launch commands ({where}), cannot determine which one runs; keep one"]
     launch = next(iter(trains.values()))
     if launch.command.doubt:
-        doubt = launch.command.doubt.told("give the flags alone (args.txt)")
-        return None, [f"{name}: line {launch.command.line}: whether it is launched depends on {doubt}"]
+        doubt = launch.command.doubt.told("put the flags in a file (args.txt)")
+        return None, [f"{name}: line {launch.command.line}: whether it runs depends on {doubt}"]
     return launch, []
 
 

@@ -43,7 +43,7 @@ def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, T
     `name`: the function; "" takes the only one of the file whose annotation ends in `returns`.
 
     Raises:
-        ConfigError: no Python, no such function, or a statement that cannot be read without running it.
+        ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     try:
         module = ast.parse(text)
@@ -87,7 +87,7 @@ class _FunctionReader:
     def fail(self, node: ast.stmt | ast.expr, problem: str) -> ConfigError:
         code = " ".join(ast.unparse(node).split())
         return ConfigError(
-            f"{self.path}:{node.lineno}: {problem} ({code[:60]}); write the values out, or give a log or TOML of the job"
+            f"{self.path}:{node.lineno}: {problem} ({code[:60]}); use literal values, or give a log or TOML of the job"
         )
 
     def call(self, function: ast.FunctionDef, depth: int) -> Any:
@@ -110,13 +110,13 @@ class _FunctionReader:
             for target in node.targets:
                 self.assign(target, found, names)
         elif not isinstance(node, _INERT) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            raise self.fail(node, "cannot be read without running it")
+            raise self.fail(node, "cannot be evaluated statically")
 
     def assign(self, target: ast.expr, found: Any, names: Tree) -> None:
         """`name = ...` or `name.a.b = ...`."""
         path = _dotted(target)
         if not path:
-            raise self.fail(target, "cannot be read without running it")
+            raise self.fail(target, "cannot be evaluated statically")
         if len(path) == 1:
             names[path[0]] = found
             return

@@ -28,13 +28,13 @@ def models() -> dict[str, Any]:
 
 
 def known_models() -> set[str]:
-    """Names of models, modelled or not."""
+    """Names of models, modeled or not."""
     table = models()
     return {*table, *table["aliases"], *table["not_modelled"]["mixture of experts"]}
 
 
 def flavor_of(keys: JobKeys) -> dict[str, Any]:
-    """The model section of model.name and model.flavor; what a flavor has that is not modelled is left out.
+    """The model section of model.name and model.flavor; what a flavor has that is not modeled is left out.
 
     Raises:
         ConfigError: unknown, or a mixture of experts.
@@ -44,9 +44,9 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
     family = table["aliases"].get(name, name)
     experts = table["not_modelled"]
     if family in experts["mixture of experts"]:
-        raise keys.error("model.name", f"{name} is a mixture of experts, which is not modelled; only dense models are")
+        raise keys.error("model.name", f"{name} is a mixture of experts, which is not modeled; only dense models are")
     if family == "qwen3" and flavor in experts["mixture of experts of qwen3"]:
-        raise keys.error("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modelled")
+        raise keys.error("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modeled")
     families = [key for key in table if key not in {"source", "aliases", "not_modelled"}]
     if family not in families:
         raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")

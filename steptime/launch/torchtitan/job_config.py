@@ -138,7 +138,7 @@ def _no_computed(path: str, said: Mapping[str, Any], table: KeyTable) -> None:
             (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Computed)), None
         )
         if found and (rule is None or rule.status != "irrelevant"):
-            fix = "write the value out, or give a log of the job"
+            fix = "use a literal value, or give a log of the job"
             problems.append(f"{path}:{found.line}: {key}: computed ({found.code}); {fix}")
     if problems:
         raise ConfigError(problems)

@@ -77,7 +77,7 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
         dp = data_parallel(keys, rest, devices)
         if dp is None:
             fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
-            raise ConfigError(f"{keys.source}: does not say how many devices there are; {fix}")
+            raise ConfigError(f"{keys.source}: number of devices unknown; {fix}")
         if dp % replicate:
             keys.fail(copies, f"must divide the {dp} data-parallel ranks (got {replicate})")
     else:

@@ -1,0 +1,148 @@
+"""What a stage's device holds from action to action: the figures whose largest is the peak of the memory table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from steptime import fsdp
+from steptime.answer.verdict import in_step
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import at_peak, stage_buffers
+from steptime.memory.stages import PeakMoment, chunk_bytes, first_backward_moments, one_backward
+from steptime.memory.states import States
+from steptime.schedule import Action, in_flight
+from steptime.schedule.actions import ActionKind
+from steptime.schedule.orders import described
+
+
+class Held(NamedTuple):
+    """Bytes of one device at the worst moment of an action, and between that action and the next."""
+
+    activations_bytes: float
+    """Saved for backward, of all micro-batches in flight."""
+    transient_bytes: float
+    """Beside them at the worst moment of the action."""
+    gradients_bytes: float
+    """Gradients made by then."""
+    kept_bytes: float
+    """Saved for backward once the action is over."""
+
+
+class StageHolds(NamedTuple):
+    """What one stage holds in which action [B]."""
+
+    stage: int
+    weights: list[float]
+    """By virtual chunk, what a micro-batch in flight keeps."""
+    forward: list[float]
+    """By virtual chunk, the most that a forward holds beside that."""
+    later: dict[ActionKind, list[float]]
+    """The same of every kind of action that follows it."""
+    frees: dict[ActionKind, list[float]]
+    """By virtual chunk, what each of these frees; an I may add."""
+    permanent: float
+    """Workspaces and buffers, held in every action."""
+    gradients: float
+    """All of them."""
+    first_gradients: float
+    """Those there before the first backward."""
+    first_backward: PeakMoment | None
+    """The worst moment of the first backward where gradients come into being in it."""
+    optimizer_step: PeakMoment
+
+    def actions(self, order: Sequence[Action]) -> Iterator[Held]:
+        """What the stage holds in each of its actions, in order."""
+        kept, made, first = 0.0, self.first_gradients, self.first_backward
+        for kind, _, chunk in order:
+            if kind == "F":
+                kept += self.weights[chunk]
+                yield Held(kept, self.forward[chunk] + self.permanent, made, kept)
+                continue
+            held, extra = kept, self.later[kind][chunk] + self.permanent
+            kept -= self.frees[kind][chunk]
+            kept = max(kept, 0.0)  # a rounding error may be left of what is no longer held
+            if first is not None:
+                made = self.gradients - float(first.grads_not_yet_allocated_bytes)
+                extra = float(first.transient_bytes) + self.permanent
+                yield Held(float(first.activations_bytes), extra, made, kept)
+                first = None
+            else:
+                yield Held(held, extra, self.gradients, kept)
+            made = self.gradients
+
+
+def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
+    """What every stage holds in which action, as `answer.verdict.stage_rows` counts it."""
+    job = assembly.job
+    buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
+    permanent = [float(at_peak(held)) for held in buffers]
+    steps = [
+        with_buffers(in_step(job, state, held), beside)
+        for state, held, beside in zip(states, buffers, permanent, strict=True)
+    ]
+    if fsdp.applies(job):
+        return [_sharded(assembly, states[0], steps[0])._replace(permanent=permanent[0])]
+    of, alone = chunk_bytes(assembly), one_backward(job)
+    found = []
+    for stage, (state, step) in enumerate(zip(states, steps, strict=True)):
+        weights, forward, backward = ([float(x) for x in rows[stage]] for rows in (of.weights, of.forward, of.backward))
+        later: dict[ActionKind, list[float]] = {"B": backward}
+        frees: dict[ActionKind, list[float]] = {"B": weights}
+        if of.halves is not None:
+            kept = [float(x) for x in of.halves.kept[stage]]
+            later["I"], later["W"] = ([float(x) for x in rows[stage]] for rows in of.halves[1:])
+            frees["I"], frees["W"] = [w - k for w, k in zip(weights, kept, strict=True)], kept
+        gradients = float(state.gradients_bytes)
+        holds = StageHolds(stage, weights, forward, later, frees, permanent[stage], gradients, gradients, None, step)
+        if alone or _all_forward_first(assembly, stage):
+            holds = _gradients_come(assembly, holds, whole=not alone)
+        found.append(holds)
+    return found
+
+
+def with_buffers(moment: PeakMoment, permanent: float) -> PeakMoment:
+    """A moment with the workspaces and buffers that it holds as well."""
+    return moment._replace(transient_bytes=moment.transient_bytes + permanent)
+
+
+def _all_forward_first(assembly: Assembly, stage: int) -> bool:
+    """Whether gradients come into being in a stage's first backward, which all of its forwards precede."""
+    job = assembly.job
+    p = job.parallelism
+    if p.pp == 1 or len(assembly.stages[stage]) > 1 or job.software.states.gradients_persist:
+        return False
+    if described(job.schedule).split:
+        return False
+    counts = in_flight(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz)
+    return counts[stage] >= job.schedule_microbatches
+
+
+def _gradients_come(assembly: Assembly, holds: StageHolds, *, whole: bool) -> StageHolds:
+    """A stage without gradients before its first backward. `whole`: the pipeline holds `weights`, not only what parts save."""
+    others = (assembly.job.schedule_microbatches - 1) * holds.weights[0] if whole else 0.0
+    own = holds.weights[0] if whole else None
+    moments = first_backward_moments(assembly, assembly.stages[holds.stage][0], others, own)
+    in_forward = next(moments)
+    worst = next(moments)
+    for moment in moments:
+        worst = worst.worse(moment)
+    weight = float(in_forward.activations_bytes) - others
+    forward, absent = float(in_forward.transient_bytes), float(in_forward.grads_not_yet_allocated_bytes)
+    return holds._replace(
+        weights=[weight], forward=[forward], frees={"B": [weight]},
+        first_gradients=holds.gradients - absent, first_backward=worst,
+    )  # fmt: skip
+
+
+def _sharded(assembly: Assembly, state: States, step: PeakMoment) -> StageHolds:
+    """FSDP's one stage: the worst of each pass, its buffers among the transients."""
+    in_forward, in_backward = fsdp.pass_moments(assembly)
+    gradients = float(state.gradients_bytes)
+    absent = float(in_forward.grads_not_yet_allocated_bytes)
+    weight = float(chunk_bytes(assembly).walked[0][0].saved)
+    return StageHolds(
+        0, [weight], [float(in_forward.added_bytes) - weight + absent],
+        {"B": [float(in_backward.added_bytes) - weight]}, {"B": [weight]}, 0.0,
+        gradients, gradients - absent, in_backward if absent else None, step,
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""Options that show an estimate elsewhere than in the terminal: `--trace`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from steptime.answer.result import Estimate
+
+
+def add_to_report(made: ArgumentParser) -> None:
+    """The options of the bare `3dtrn CONFIG`."""
+    made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
+
+
+def check(options: Namespace) -> None:
+    """Whether what is asked for can be written, before anything is estimated.
+
+    Raises:
+        ConfigError: a suffix of no known format, or no such folder.
+    """
+    if options.trace is not None:
+        from steptime.report import trace
+        from steptime.report.written import check_path
+
+        check_path("--trace", options.trace, trace.SUFFIXES)
+
+
+def write(options: Namespace, estimate: Estimate) -> None:
+    """Write what is asked for.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    if options.trace is not None:
+        from steptime.report import trace
+
+        trace.write(estimate, options.trace)

@@ -1,0 +1,101 @@
+"""What must hold of a pipeline: virtual stages, schedule, groups of micro-batches."""
+
+from __future__ import annotations
+
+from steptime.base.num import maximum
+from steptime.job.limits import Rule
+
+PIPELINE_RULES = [
+    Rule(
+        "vpp needs pp",
+        "parallelism.vpp",
+        "virtual stages need pp > 1 (got {f.vpp} with pp {f.pp}); use 1",
+        lambda f: (f.vpp == 1) | (f.pp > 1),
+    ),
+    Rule(
+        "interleaving framework",
+        "parallelism.vpp",
+        "{f.software} does not support the interleaved schedule (got {f.vpp}); use 1",
+        lambda f: (f.vpp == 1) | ("interleaved" in f.framework.schedules),
+    ),
+    Rule(
+        "schedule of the framework",
+        "parallelism.schedule",
+        "{f.software} has no {f.schedule_said} schedule; use one of {f.schedule_words}",
+        lambda f: f.schedule_said in {None, *f.framework.schedules} or (f.schedule_said == "interleaved"),
+    ),
+    Rule(
+        "schedule in a V",
+        "parallelism.vpp",
+        "{f.schedule_said} needs vpp {f.chunks_needed} (got {f.vpp})",
+        lambda f: (f.chunks_needed is None) | (f.vpp == f.chunks_needed),
+    ),
+    Rule(
+        "dualpipev micro-batches",
+        "data.gbs",
+        "dualpipev needs at least 2 * pp = {f.chunks} micro-batches (got {f.microbatches})",
+        lambda f: (f.schedule_said != "dualpipev") | (f.microbatches >= 2 * f.pp),
+    ),
+    Rule(
+        "schedule with vpp",
+        "parallelism.schedule",
+        "vpp {f.vpp} needs interleaved (got {f.schedule_said!r}); remove schedule or use vpp 1",
+        lambda f: (f.vpp == 1) | (f.schedule_said != "1f1b") & ((f.schedule_said != "gpipe") | f.framework.rounds),
+    ),
+    Rule(
+        "interleaved needs vpp",
+        "parallelism.schedule",
+        "interleaved needs vpp > 1 (got vpp {f.vpp}); set vpp or use 1f1b",
+        lambda f: (f.vpp > 1) | (f.schedule_said != "interleaved"),
+    ),
+    # megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: groups of pp micro-batches
+    Rule(
+        "interleaving in groups of pp",
+        "data.gbs",
+        "the interleaved schedule needs a number of micro-batches that is a multiple of pp {f.pp} "
+        "(got {f.microbatches}); nearest: gbs {f.gbs_choices}, or set parallelism.microbatch_group_sz to {f.group_choice}",
+        lambda f: (
+            (f.vpp == 1)
+            | (f.microbatch_group_sz is not None)
+            | f.framework.rounds
+            | (f.microbatches % f.pp == 0)
+            | (f.gbs % f.batch != 0)
+        ),
+    ),
+    Rule(
+        "group needs interleaving",
+        "parallelism.microbatch_group_sz",
+        "only an interleaved pipeline of a Megatron profile has groups of its own; remove it",
+        lambda f: (
+            (f.microbatch_group_sz is None)
+            | (f.vpp > 1) & (not f.framework.rounds) & (f.schedule_said in {None, "interleaved"})
+        ),
+    ),
+    Rule(
+        "group within the micro-batches",
+        "parallelism.microbatch_group_sz",
+        "must be from pp {f.pp} to the {f.microbatches} micro-batches, with a remainder of none or at least pp "
+        "(got {f.microbatch_group_sz}); use {f.group_choice}",
+        lambda f: (
+            True
+            if f.microbatch_group_sz is None
+            else (f.vpp == 1)
+            | (f.microbatch_group_sz >= f.pp)
+            & (f.microbatch_group_sz <= f.microbatches)
+            & ((f.microbatches % f.microbatch_group_sz == 0) | (f.microbatches % f.microbatch_group_sz >= f.pp))
+        ),
+    ),
+    # torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B: rounds = max(1, microbatches // pp)
+    Rule(
+        "interleaving in rounds",
+        "data.gbs",
+        "torch's interleaved schedule needs micro-batches that divide into "
+        "max(1, microbatches // pp) rounds (got {f.microbatches} with pp {f.pp}); nearest: gbs {f.gbs_choices}",
+        lambda f: (
+            (f.vpp == 1)
+            | (not f.framework.rounds)
+            | (f.schedule_said not in {None, "interleaved", "zero_bubble"})
+            | (f.microbatches % maximum(1, f.microbatches // f.pp) == 0)
+        ),
+    ),
+]

@@ -1,0 +1,160 @@
+"""Memory of the parts of a job under its recomputation, and of the chunks that hold them, for one micro-batch."""
+
+from __future__ import annotations
+
+from steptime.base.num import Num
+from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
+from steptime.job.job import Job
+from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
+
+
+class PartMemories:
+    """Memory of each part of a job under its recomputation, walked once."""
+
+    def __init__(self, assembly: Assembly, *, weight_grads_stay: bool = False) -> None:
+        """`weight_grads_stay`: gradients of a part's parameters stay beside it until its backward ends."""
+        self.assembly = assembly
+        job, software = assembly.job, assembly.job.software
+        itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
+        self.autograd = Autograd(
+            job.parallelism.tp,
+            itemsize,
+            weight_grads_stay,
+            software.activations.recompute_stops_early,
+            software.activations.comm_buffer,
+        )
+        self.recompute = job.recompute
+        self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
+        self.embedding = self.walk(assembly.embedding)
+        self.head = self.walk(assembly.head)
+        self.plain = {part: self.walk(part) for part in assembly.kinds}
+        """A layer of each kind, nothing recomputed."""
+        modules = self.recompute.modules
+        self.selective = {part: self.walk(part, modules) for part in assembly.kinds} if modules else self.plain
+        self._chunks: dict[tuple[object, ...], PartMemory] = {}
+        self._split: dict[Part, SplitMemory] = {}
+        self._groups: dict[Runs, PartMemory] = {}
+
+    def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
+        """One part's walk; a tied head's weight gets its gradient with the embedding's."""
+        own = self.untied_head if part is self.assembly.head else part.params
+        n_params = sum([p.local(part.tp) for p in own])
+        return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
+
+    def split(self, chunk: Chunk) -> SplitMemory:
+        """One chunk of one micro-batch whose backward is split."""
+        assembly = self.assembly
+        parts = [(1, assembly.embedding, self.embedding)] if chunk.embedding else []
+        parts += [(count, part, self.plain[part]) for part, count in chunk.runs]
+        parts += [(1, assembly.head, self.head)] if chunk.head else []
+        return chunk_split([(count, memory, self.split_part(part)) for count, part, memory in parts])
+
+    def split_part(self, part: Part) -> SplitMemory:
+        """One part of one micro-batch whose backward is split; walked once."""
+        if part not in self._split:
+            self._split[part] = walk_split(part.ops, part.x, part.out, self.autograd)
+        return self._split[part]
+
+    def checkpointed(self, layers: Runs) -> PartMemory:
+        """A group of layers of which only the first one's input is kept, run again before its backward.
+
+        While a layer's backward runs, the layers before it hold all they save; forward holds one layer at a time.
+        """
+        if layers not in self._groups:
+            x = layers[0][0].x.bytes
+            forward = replay = backward = NO_BYTES
+            below: Num = 0.0 if input_kept(layers[0][0]) else x
+            n_params = sum([count * part.n_params for part, count in layers])
+            for part, count in layers:
+                forward = forward.worse(walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out))
+                plain = self.plain[part]
+                below = below + (count - 1) * plain.saved
+                replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
+                backward = backward.worse(Peak(below + plain.backward.bytes, plain.backward.op))
+                below = below + plain.saved
+            self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
+        return self._groups[layers]
+
+    def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
+        """The layers of a chunk in depth order: how often a group of layers stands there, the group (of one), its memory."""
+        if self.recompute.granularity != "full":
+            return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
+        size = self.recompute.n_layers[chunk.depth]
+        if self.recompute.method == "block":
+            first, rest = take(chunk.runs, size)
+            ones = groups_of(first, 1)
+            plain = [(count, ((part, 1),), self.plain[part]) for part, count in rest]
+            return [*((times, group, self.checkpointed(group)) for times, group in ones), *plain]
+        return [(times, group, self.checkpointed(group)) for times, group in groups_of(chunk.runs, size)]
+
+    def chunk(self, chunk: Chunk) -> PartMemory:
+        """One chunk of one micro-batch; walked once for all chunks that hold the same parts."""
+        sizes = self.recompute.n_layers
+        key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
+        if key not in self._chunks:
+            self._chunks[key] = chunk_peaks(self.parts(chunk))
+        return self._chunks[key]
+
+    def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
+        """The parts of a chunk in depth order, alike neighbors together.
+
+        A tied head's weight gradient waits in autograd for the embedding's, beside the backward of every layer between them; then
+        both lie beside their sum.
+        """
+        parts = [(count, memory) for count, _, memory in self.layers(chunk)]
+        embedding = self.embedding
+        if chunk.embedding and chunk.head and self.assembly.job.model.tie_embeddings:
+            parts = [(count, with_backward_extra(part, self.tied_gradient)) for count, part in parts]
+            embedding = with_backward_extra(embedding, 2.0 * self.tied_gradient)
+        if chunk.embedding:
+            parts = [(1, embedding), *parts]
+        return [*parts, (1, self.head)] if chunk.head else parts
+
+    @property
+    def tied_gradient(self) -> Num:
+        """Bytes of the tied weight's gradient before it is accumulated."""
+        table = next(p for p in self.assembly.embedding.params if p.vocab)
+        return self.autograd.weight_grad_itemsize * table.local(self.autograd.tp)
+
+
+def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:
+    """Layers in groups of `size` in depth order, the last one perhaps smaller; alike neighboring groups with their count."""
+    found: list[tuple[int, Runs]] = []
+    while runs:
+        part, count = runs[0]
+        if count >= size:  # whole groups of one kind at once
+            times = count // size
+            group: Runs = ((part, size),)
+            runs = take(runs, times * size)[1]
+        else:
+            times, (group, runs) = 1, take(runs, size)
+        if found and found[-1][1] == group:
+            times += found.pop()[0]
+        found.append((times, group))
+    return found
+
+
+def input_kept(part: Part) -> bool:
+    """Whether a part keeps its own input (a composite norm keeps an fp32 copy instead)."""
+    return any(part.x.name in op.saves for op in part.ops)
+
+
+def weight_grad_itemsize(job: Job) -> float:
+    """Bytes per element of a weight gradient beside the one it is added to; 0 where it is that one.
+
+    Megatron without fusion frees it in the parameter's hook; torch's first micro-batch keeps it as the gradient.
+    """
+    software = job.software
+    if software.states.grad_accumulation_fusion:
+        return software.itemsize if software.states.dummy_wgrads == "freed" else 0.0
+    own = (
+        software.bytes_of(software.states.main_grad_dtype) == software.itemsize
+        and not software.states.gradients_persist
+    )
+    return 0.0 if own and job.single_microbatch else software.itemsize
+
+
+def with_backward_extra(part: PartMemory, bytes_: Num) -> PartMemory:
+    """A part whose backward runs beside `bytes_` of others."""
+    return part._replace(backward=Peak(part.backward.bytes + bytes_, part.backward.op))

@@ -1,0 +1,43 @@
+"""What a pipeline stage runs: actions, and where model chunks lie."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+ActionKind: TypeAlias = Literal["F", "B", "I", "W"]
+"""Forward, backward, and the two halves of a backward: the gradients of the inputs, and some time later those of the weights.
+
+torch/distributed/pipelining/schedules.py, _ComputationType. What a B makes is sent on when all of it has run.
+"""
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one of a stage's model chunks."""
+
+    kind: ActionKind
+    microbatch: int
+    chunk: int
+    """Virtual chunk of that stage, 0 to vpp - 1."""
+
+
+class Place(NamedTuple):
+    """A model chunk by the stage that holds it and its index there."""
+
+    stage: int
+    chunk: int
+
+
+Orders: TypeAlias = tuple[tuple[Action, ...], ...]
+
+
+def looped(pp: int, vpp: int) -> tuple[Place, ...]:
+    """Consecutive model chunks on consecutive stages, the first stage after the last (Narayanan et al. 2021, figure 4)."""
+    return tuple(Place(stage, chunk) for chunk in range(vpp) for stage in range(pp))
+
+
+def v_shaped(pp: int, vpp: int) -> tuple[Place, ...]:  # noqa: ARG001
+    """Two chunks per stage, down the stages and up again: the first stage holds the first and the last.
+
+    Qi et al. 2023 (arXiv 2401.10241), section 6.
+    """
+    return tuple(Place(stage, 0) for stage in range(pp)) + tuple(Place(stage, 1) for stage in reversed(range(pp)))

@@ -1,0 +1,100 @@
+"""What a pass of a micro-batch through a chunk does, op by op in the order it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from steptime.cost import compute
+from steptime.cost.parts import CommCall, Work, add_backward, forward_work
+from steptime.job.assembly import Chunk, Part
+from steptime.model.ops import Comm
+from steptime.timing.step_time import StepTime
+
+Direction = Literal["F", "B"]
+
+
+class OpTime(NamedTuple):
+    """One op, launch gap, recomputation or collective of a part.
+
+    `kind` is a part of the step, as `Time.parts_s` names it; `seconds` are those that the chunk takes longer for it, of a
+    collective what nothing hides.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    call: CommCall | None = None
+    before: bool = True
+    """Of a collective, whether what hides it runs after it."""
+
+
+class LayerTimes(NamedTuple):
+    """One layer, the embedding or the head."""
+
+    name: str
+    ops: list[OpTime]
+
+
+def chunk_op_times(timing: StepTime, chunk: Chunk, direction: Direction) -> list[LayerTimes]:
+    """The parts of a chunk in the order they run; their seconds sum to the chunk's.
+
+    Recomputation stands in front of each layer's backward, a kind of layer's seconds spread evenly over its layers.
+    """
+    assembly = timing.assembly
+    first = sum(timing.job.layers_per_chunk[: chunk.depth])
+    known = {part: part_op_times(timing, part, direction) for part, _ in chunk.runs}
+    if direction == "B":
+        again = replayed_times(timing, chunk)
+        known = {part: again.get(part, []) + ops for part, ops in known.items()}
+    found = [LayerTimes("embedding", part_op_times(timing, assembly.embedding, direction))] if chunk.embedding else []
+    for part, count in chunk.runs:
+        found += [LayerTimes(f"layer {first + i} ({part.kind})", known[part]) for i in range(count)]
+        first += count
+    if chunk.head:
+        found.append(LayerTimes("head", part_op_times(timing, assembly.head, direction)))
+    return found if direction == "F" else found[::-1]
+
+
+def part_op_times(timing: StepTime, part: Part, direction: Direction) -> list[OpTime]:
+    """The ops of one part in one direction, its launch gaps last."""
+    context, ops = timing.context, part.ops
+    found: list[OpTime] = []
+    if direction == "F":
+        done = [compute.forward(op, context.rates, part.sizes) for op in ops]
+        for i, op in enumerate(ops):
+            work = forward_work(ops, done, context, [i])
+            found += op_times(op.name, work, before=isinstance(op, Comm) and op.region != "leave")
+    else:
+        both = [compute.backward(op, context.rates, part.sizes) for op in ops]
+        for i in range(len(ops) - 1, -1, -1):
+            work = Work()
+            add_backward(work, ops, i, both, context)
+            found += op_times(ops[i].name, work, before=True)
+    whole = timing.parts.of[part].forward if direction == "F" else timing.parts.of[part].backward
+    gaps = [OpTime("launch gaps", "launch", float(whole.launch_s))] if whole.launch_s else []
+    return found + gaps
+
+
+def op_times(name: str, work: Work, *, before: bool) -> Iterator[OpTime]:
+    """The kernels of one op by kind of work, then its collectives."""
+    kinds = (("gemm", work.gemm_s), ("attention", work.attention_s), ("memory_bound", work.memory_s))
+    yield from (OpTime(name, kind, float(seconds)) for kind, seconds in kinds if seconds)
+    for call in work.calls:
+        yield OpTime(call.name, f"{call.axis}_comm", float(call.exposed_s), call, before)
+
+
+def replayed_times(timing: StepTime, chunk: Chunk) -> dict[Part, list[OpTime]]:
+    """What one backward of a chunk recomputes, by kind of layer: the mean over its layers, and its collectives."""
+    counts: dict[Part, int] = {}
+    for part, count in chunk.runs:
+        counts[part] = counts.get(part, 0) + count
+    found: dict[Part, list[OpTime]] = {}
+    for times, part, work in timing.parts.replays(chunk):
+        share = times / counts[part]
+        ops = [OpTime("recomputation", "recompute", share * float(work.seconds - work.comm_s))]
+        for call in work.calls:
+            mean = call._replace(count=share * call.count, hidden_s=share * call.hidden_s)
+            ops.append(OpTime(f"{call.name}, recomputed", f"{call.axis}_comm", float(mean.exposed_s), mean))
+        found.setdefault(part, []).extend(op for op in ops if op.seconds or op.call)
+    return found
