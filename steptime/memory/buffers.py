@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from steptime.base.num import Num, maximum, where
+from steptime.base.num import Num, maximum, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
@@ -116,10 +116,10 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
 def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     """What the head's deferred weight gradients keep in a pipeline: gradients of logits, and inputs, of earlier micro-batches."""
-    job = assembly.job
-    waiting = min(job.software.buffers.deferred_head_wgrads, job.microbatches - 1)
-    if job.parallelism.pp == 1 or waiting <= 0 or not any(chunk.head for chunk in chunks):
+    job, limit = assembly.job, assembly.job.software.buffers.deferred_head_wgrads
+    if job.parallelism.pp == 1 or limit == 0 or not any(chunk.head for chunk in chunks):
         return 0.0
+    waiting = minimum(1.0 * limit, job.microbatches - 1.0)
     return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
 
 

@@ -6,9 +6,12 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
+from steptime import fsdp
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
+from steptime.job.assembly import Assembly
 from steptime.memory.buffers import stage_buffers
+from steptime.memory.states import stage_states
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from steptime.answer.result import Estimate
-    from steptime.base.rows import CollectiveRow, GemmRow
+    from steptime.base.rows import CollectiveRow, GemmRow, HeldBuffer
     from steptime.cost.rates import Rates
 
 
@@ -198,7 +201,7 @@ def _memory(estimate: Estimate) -> FactList:
     row = memory.stages[memory.worst_stage]
     keys = ("params_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
     sizes = [(key.removesuffix("_bytes"), getattr(row, key), "") for key in keys]
-    held = stage_buffers(estimate.assembly, row.stage, estimate.timing.states[row.stage])
+    held = _buffers(estimate, row.stage)
     sizes += [("", item.bytes, f"{item.name} ({item.source})") for item in held if item.at_peak]
     sizes += [
         ("transient", row.transient_bytes - row.buffers_bytes, "temporaries of the op at the peak"),
@@ -218,6 +221,13 @@ def _memory(estimate: Estimate) -> FactList:
         Fact(label, [f"{text.rjust(width)} GiB{'   ' + what if what else ''}"]) for (label, _, what), text in pairs
     ]
     return FactList(f"memory of a device of stage {row.stage} (highest)", facts)
+
+
+def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
+    """Workspaces and buffers of a stage."""
+    assembly = Assembly(estimate.job)
+    states = fsdp.states(assembly) if fsdp.applies(estimate.job) else stage_states(assembly)
+    return stage_buffers(assembly, stage, states[stage])
 
 
 def _bubble(estimate: Estimate) -> FactList:

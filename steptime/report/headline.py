@@ -95,16 +95,16 @@ def _room(estimate: Estimate) -> str:
     overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
     needed, allocated = worst.reserved_bytes + overhead, memory.peak_allocated_bytes + overhead
     spare = memory.capacity_bytes - needed
-    where = f"on stage {worst.stage}, the worst" if len(memory.stages) > 1 else "per device"
+    where = f"on stage {worst.stage} (highest)" if len(memory.stages) > 1 else "per device"
     told = f"{gib(needed)} of {gib(memory.capacity_bytes)} GiB {where}"
     if memory.verdict == "fits":
-        return f"{told}; {gib(spare)} GiB to spare"
+        return f"{told}; {gib(spare)} GiB free"
     if memory.verdict == "tight" and spare >= 0.0:
-        return f"{told}, but one run in ten like it needs {gib(memory.peak_reserved_bytes_p90 + overhead)} GiB or more"
-    over = f"{told}: {gib(-spare)} GiB too much"
+        return f"{told}; 10 % chance of needing {gib(memory.peak_reserved_bytes_p90 + overhead)} GiB or more"
+    over = f"{told}; {gib(-spare)} GiB over"
     if memory.verdict == "tight":
-        return f"{over}, unless the allocator fragments less than assumed: {gib(allocated)} GiB are in use"
-    return f"{over}; {gib(allocated)} GiB are in use"
+        return f"{over} unless the caching allocator fragments less: {gib(allocated)} GiB are allocated"
+    return f"{over}; {gib(allocated)} GiB are allocated"
 
 
 def fixes(estimate: Estimate) -> Table | None:

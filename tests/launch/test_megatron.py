@@ -304,7 +304,7 @@ CASES = [
     (("--position-embedding-type rope", "--no-rope-fusion"), "performance.rope_impl", "own_tables"),
     (("--swiglu", "--no-bias-swiglu-fusion"), "performance.activation_impl", "composite"),
     (("--disable-bias-linear",), "performance.activation_impl", "composite"),
-    (("--cross-entropy-loss-fusion",), "performance.loss_impl", "composite"),
+    (("--cross-entropy-loss-fusion",), "performance.loss_impl", "native"),
     (("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"), "performance.loss_impl", "fused"),
     (("--cuda-graph-impl local", "--cuda-graph-scope attn mlp"), "performance.cuda_graphs", True),
     (("--enable-cuda-graph",), "performance.cuda_graphs", True),

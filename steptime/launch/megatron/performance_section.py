@@ -133,7 +133,9 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
 
 
 def _attention(keys: JobKeys) -> dict[str, Any]:
-    """Which attention, and whose: Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
+    """Which attention, and whose.
+
+    Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
     TransformerEngine's.
     """
     local = keys.get("transformer_impl") == "local"
