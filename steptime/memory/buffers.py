@@ -12,8 +12,11 @@ from steptime.memory.states import States, chunk_buckets, state_bytes
 from steptime.software.performance import Software
 
 KIB = 1024.0
+"""Bytes of a KiB."""
 FP32 = 4.0
+"""Bytes of one fp32 number."""
 MIB = KIB * KIB
+"""Bytes of a MiB."""
 ROUND_LARGE, LARGEST_SHARED, KEPT_REST = 2.0 * MIB, 10.0 * MIB, 1.0 * MIB
 """kRoundLarge, kMinLargeAlloc and kSmallSize of torch's caching allocator."""
 TORCH_DEFAULT = ":4096:2:16:8"
@@ -98,14 +101,15 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
     """Boundary tensors that a stage holds beside those of micro-batches in flight.
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
-    the gradient sent last is still bound, and a receive is under way; with virtual stages one more.
+    the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
+    without virtual stages neither receives inputs nor sends gradients.
     """
     job = assembly.job
     if job.parallelism.pp == 1 or not job.software.buffers.stage_inputs_stay:
         return []
     one = assembly.boundary_bytes
     inputs = sum(not chunk.embedding for chunk in chunks)
-    under_way = 3.0 if job.parallelism.vpp > 1 else 2.0
+    under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
         HeldBuffer(
             "inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS

@@ -49,7 +49,7 @@ def tables(summary: Figures) -> list[Table]:
     head = [*lines("all", summary["headline"]), *lines("above 10 GB", summary["large"])]
     found = [Table("memory of real GPU jobs (Megatron-LM's own tests)", HEADER, head, tuple(notes), left=2)]
     rows = [line for name, figures in summary["mechanisms"].items() for line in lines(name, figures)]
-    told = ("a job shows several mechanisms; unproved: no measured job shows it",)
+    told = (f"a job shows several mechanisms; {UNPROVED}: no measured job shows it",)
     found.append(Table("memory of real GPU jobs, by mechanism", HEADER, rows, told, left=2))
     rows = [line for name, figures in summary["machines"].items() for line in lines(name, figures)]
     found.append(Table("memory of real GPU jobs, by GPU and container", HEADER, rows, left=2))
