@@ -12,6 +12,7 @@ from steptime.job.job import Job
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"
+REFUSED = "; not modeled; --allow-unmodelled ignores it"
 HARDWARE = {"hardware.node_type": "dgx-h100"}
 
 
@@ -26,6 +27,7 @@ def golden_text(reading):
     shown = {
         "framework": reading.framework,
         "config": reading.config,
+        "approximated": [f"{flag.name}: {flag.value}" for flag in reading.of("approximated")],
         "unmodelled": [f"{flag.name}: {flag.value}" for flag in reading.of("unmodelled")],
         "default": [f"{flag.name}: {flag.value}" for flag in reading.of("default")],
     }
@@ -46,8 +48,9 @@ def saved_and_read_back(reading, sets=None):
 
 def one_line(reader, text, name="job", sets=None, env=None):
     """The one error line of a bad text."""
+    machine = HARDWARE | (sets or {})
     with pytest.raises(ConfigError) as error:
-        reader(name, text, env or {}, sets)
+        to_job(reader(name, text, env or {}, machine if sets else None), machine)
     assert len(error.value.problems) == 1
     assert "\n" not in error.value.problems[0]
     return error.value.problems[0]

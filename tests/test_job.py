@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.answer.assumptions import assumptions
+from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Machine
 from steptime.job.assembly import shard_of
@@ -43,10 +44,11 @@ def test_configs_of_dlcalc_run_unchanged(name):
     assert loaded.machine.devices_per_node == 8
 
 
-def test_the_moe_config_of_dlcalc_is_one_line():
-    with pytest.raises(ConfigError) as error:
-        Job.load(DLCALC / "gpt_oss_120b.yaml")
-    assert error.value.problems == ["model.moe: not modeled yet (mixture of experts); only dense layers are"]
+def test_the_moe_config_of_dlcalc_runs():
+    found = Job.load(DLCALC / "gpt_oss_120b.yaml", ["data.gbs=8448"])
+    assert found.model.moe is not None
+    assert (found.model.moe.n_experts, found.parallelism.ep, found.parallelism.etp) == (128, 8, 1)
+    assert estimate(found).devices == 6 * 128
 
 
 def test_forms_of_the_model_section(tmp_path):

@@ -8,8 +8,8 @@ from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
 
 OTHERS = [
-    *("aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry"),
-    *("megatron-deepspeed", "megatron-deepspeed-2021", "nanotron"),
+    *("accelerate", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry"),
+    *("megatron-deepspeed", "megatron-deepspeed-2021", "nanotron", "torchtitan"),
 ]
 """Profiles of other trainers, each over one of the profiles below."""
 NAMES = [
@@ -35,7 +35,7 @@ def test_every_switch_says_where_it_comes_from(name):
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_every_switch_is_set_in_the_file_itself(name):
     profile = load_software(name)
-    assert profile.model_fields_set == set(Software.model_fields) - {"any_layout", "compute_capability"}
+    assert profile.model_fields_set == set(Software.model_fields) - {"any_layout", "compute_capability", "moe"}
     for group, cls in SETTING_GROUPS.items():
         assert getattr(profile, group).model_fields_set == set(cls.model_fields) - {"measured"}
 
@@ -112,7 +112,7 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
     assert profile_mapping("own@1.0") == expected | {"name": "own@1.0", "zero": 2}
     assert profile_mapping("own@1.1") == expected | {"name": "own@1.1"}
     assert profile_releases("own") == ["1.0", "1.1"]
-    for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has none, write base")]:
+    for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has no releases, use base")]:
         with pytest.raises(ConfigError, match="unknown release") as error:
             profile_mapping(wrong)
         assert error.value.problems[0].endswith(text)

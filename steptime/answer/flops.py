@@ -11,15 +11,15 @@ FORWARD_AND_BACKWARD = 3.0
 
 
 def linear_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of every projection and the logits: 2 per weight, vocabulary unpadded."""
+    """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded."""
     model = assembly.job.model
     weights: float = sum(
-        count * p.elements
+        count * p.active
         for part, count in assembly.runs
         for op in part.ops
         if isinstance(op, Gemm)
         for p in op.params
-        if len(p.shape) == 2
+        if len(p.shape) > 1
     )
     return 2.0 * (weights + model.vocab_sz * model.hidden_sz)
 

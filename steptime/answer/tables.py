@@ -16,7 +16,7 @@ from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-from steptime.model.segments import find_segments, replayed
+from steptime.model.segments import find_segments, replayed, rerun
 from steptime.schedule import placement
 from steptime.timing.data_parallel import DataParallel, Reduction
 from steptime.timing.step_time import StepTime
@@ -33,6 +33,7 @@ def params(assembly: Assembly) -> Params:
         return int(sum(p.elements for p in tensors) - sum(p.vocab for p in tensors) * padding)
 
     layers = {part: count(part.params) for part in assembly.kinds}
+    idle = sum(n * (layers[part] - sum(p.active for p in part.params)) for part, n in assembly.runs)
     embedding, head = count(assembly.embedding.params), count(assembly.head_params)
 
     def held(chunk: Chunk) -> int:
@@ -42,7 +43,7 @@ def params(assembly: Assembly) -> Params:
     per_stage = [sum(map(held, chunks)) for chunks in assembly.stages]
     copies = model.vocab_sz * model.hidden_sz if assembly.tied_copy else 0
     total = sum(per_stage) - copies
-    return Params(total, total, per_stage, copies)
+    return Params(total, total - int(idle), per_stage, copies)
 
 
 def throughput(job: Job, step_s: float, flops: Flops) -> Throughput:
@@ -122,8 +123,8 @@ def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)
-    segments = find_segments(ops, job.recompute.modules)
-    return any(ops[i] is op for s in segments for i in replayed(ops, s.first, s.last, stops_early=early))
+    segments = find_segments(ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
+    return any(ops[i] is op for s in segments for i in rerun(ops, s, stops_early=early))
 
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:
@@ -264,11 +265,12 @@ def data_parallel_rows(dp: DataParallel) -> list[CollectiveRow]:
         stages = [[call for chunk in stage for call in chunk] for stage in calls]
         mine = max(stages, key=seconds_of, default=[])
         total = seconds_of(mine)
-        for bytes_ in dict.fromkeys(call.bytes for call in mine):
-            alike = [call for call in mine if call.bytes == bytes_]
+        for name, bytes_ in dict.fromkeys((call.name, call.bytes) for call in mine):
+            alike = [call for call in mine if call.name == name and call.bytes == bytes_]
             share = exposed * seconds_of(alike) / total if total else 0.0
             one, count = alike[0], float(len(alike) * alike[0].times)
-            rows.append(row(one.name, one.kind, "dp", dp.group.ranks, bytes_, count, one.cost, share))
+            axis = "dp" if one.over.axis != "edp" else "edp"
+            rows.append(row(one.name, one.kind, axis, one.over.ranks, bytes_, count, one.cost, share))
     return rows
 
 

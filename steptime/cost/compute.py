@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, maximum, where
@@ -23,6 +24,10 @@ WAVE_LOSS = 0.25
 WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
+GROUP_ROWS = 120.0
+"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346,
+1233, 1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223,
+1107 and 930. Half a tile of 128 rows an expert is padding in the mean."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
@@ -75,11 +80,13 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
 
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
+    if op.grouped:
+        rate = rate * op.m / (op.m + GROUP_ROWS)
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
     compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
     bandwidth = bytes_ / r.bytes_per_s
     fixed = r.gemm_kernel_s + (op.recipe.scale_kernels * r.move_kernel_s if op.recipe else 0.0)
-    return Pass(op.flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
+    return Pass(op.flops / op.load, bytes_, compute, bandwidth, maximum(compute, bandwidth) + fixed)
 
 
 def aligned(op: Gemm) -> Num:
@@ -159,6 +166,11 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
+        plain = replace(op, recipe=None)
+        traffic = gemm_traffic(plain, r)[2]
+        third = gemm_pass(plain, r, op.k, op.n, op.m, traffic.bytes, WGRAD_RATE)
+        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), third
     return (
         gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
         gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
 from steptime.model.shard import Shard
-from steptime.schedule import placement
+from steptime.schedule import Place, placement
 
 
 def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
@@ -40,6 +41,8 @@ def shard_of(job: Job) -> Shard:
         software=job.software,
         cp=p.cp,
         cp_comm_type=job.cp_comm_type,
+        ep=p.ep,
+        etp=p.etp,
     )
 
 
@@ -60,6 +63,8 @@ class Part:
     tp: Num
     model: Model
     """The model with the widths that this kind of layer has."""
+    experts: Num = 1
+    """Devices that share the weights of its experts: ep * etp."""
 
     @cached_property
     def sizes(self) -> dict[str, Num]:
@@ -85,13 +90,13 @@ class Part:
     @cached_property
     def n_params(self) -> Num:
         """Parameters on one device: split ones divided by tp."""
-        return sum(p.local(self.tp) for p in self.params)
+        return sum(p.local(self.tp, self.experts) for p in self.params)
 
     @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: weights of its projections."""
         weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
-        return sum(p.local(self.tp) for p in weights)
+        return sum(p.local(self.tp, self.experts) for p in weights)
 
 
 class Chunk(NamedTuple):
@@ -119,6 +124,7 @@ class Assembly:
         self.job = job
         self.shard = shard_of(job)
         model, tp = job.model, job.parallelism.tp
+        self.experts: Num = job.parallelism.ep * job.parallelism.etp
         hidden = Tensor("x", self.shard.sequence_tokens * model.hidden_sz, self.shard.itemsize)
         nothing = Tensor("ids", 0.0, 0.0)
         embedding = embedding_ops(model, self.shard)
@@ -131,7 +137,7 @@ class Assembly:
         """All layers in depth order."""
         for layer, count in layers(model):
             if id(layer) not in made:
-                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model)
+                made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model, self.experts)
             self.runs.append((made[id(layer)], count))
         self.kinds = list(made.values())
         """Every kind of layer."""
@@ -140,21 +146,12 @@ class Assembly:
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
         p = self.job.parallelism
-        counts, places = self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp)
-        last, left = len(counts) - 1, tuple(self.runs)
-        chunks = []
-        for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
-            mine, left = take(left, count)
-            chunks.append(Chunk(depth, place.stage, place.chunk, mine, depth == 0, depth == last))
-        return chunks
+        return chunks_of(tuple(self.runs), self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp))
 
     @cached_property
     def stages(self) -> list[list[Chunk]]:
         """Chunks by stage, virtual chunks in order."""
-        held: list[list[Chunk]] = [[] for _ in range(self.job.parallelism.pp)]
-        for chunk in sorted(self.chunks, key=lambda chunk: chunk.virtual):
-            held[chunk.stage].append(chunk)
-        return held
+        return stages_of(self.chunks, self.job.parallelism.pp)
 
     @property
     def tied_copy(self) -> bool:
@@ -179,6 +176,23 @@ class Assembly:
         total = sum(count * part.n_params for part, count in chunk.runs)
         total += self.embedding.n_params if chunk.embedding else 0
         return total + (sum(p.local(self.head.tp) for p in self.head_params) if chunk.head else 0)
+
+
+def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:
+    """Model chunks in depth order: of `runs`, `counts` layers each, held at `places`."""
+    last, chunks = len(counts) - 1, []
+    for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
+        mine, runs = take(runs, count)
+        chunks.append(Chunk(depth, place.stage, place.chunk, mine, depth == 0, depth == last))
+    return chunks
+
+
+def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
+    """Chunks by stage, virtual chunks in order."""
+    held: list[list[Chunk]] = [[] for _ in range(pp)]
+    for chunk in sorted(chunks, key=lambda chunk: chunk.virtual):
+        held[chunk.stage].append(chunk)
+    return held
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:

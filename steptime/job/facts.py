@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from steptime.base.num import Num
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
-from steptime.software.precision import RECIPES
 
 if TYPE_CHECKING:
     from steptime.software.performance import Recompute
@@ -30,6 +29,7 @@ class Facts(NamedTuple):
     vpp: Num
     cp: Num
     ep: Num
+    etp: Num
     replicas: Num
     gbs: Num
     seqlen: Num
@@ -37,10 +37,28 @@ class Facts(NamedTuple):
     n_dcs: Num
     head_dim_said: bool
     moe: bool
+    n_experts: Num
+    experts_per_token: Num
+    expert_inter_sz: Num
+    shared_inter_sz: Num
+    """Width of all shared experts together."""
+    dense_layers: Num
+    """model.moe.n_dense_layers."""
+    expert_tp_degree: Num
+    """0 where unsaid."""
+    capacity: bool
+    """Experts take a bounded number of rows."""
+    padded: bool
+    """They take as many always."""
+    dispatcher: str
+    expert_layers_listed: bool
+    """model.layers lists layers with experts."""
     layers_listed: int | None
     """How many layers model.layers lists."""
     attention: str
     attention_impl: str
+    compiled: str
+    """What torch.compile makes kernels of."""
     cp_comm_type: str
     window: int | None
     mtp: int
@@ -104,6 +122,22 @@ class Facts(NamedTuple):
     def devices(self) -> Num:
         """All devices."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def stage_ranks(self) -> Num:
+        """Devices of one pipeline stage: dp * cp * tp."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def expert_ranks(self) -> Num:
+        """Devices over which one layer's experts lie: ep * etp."""
+        return self.ep * self.etp
+
+    @property
+    def ep_choices(self) -> str:
+        """Degrees that n_experts takes."""
+        n = int(self.n_experts)
+        return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
 
     @property
     def batch(self) -> Num:
@@ -184,8 +218,14 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model covers."""
-        recipes = RECIPES if self.framework.recipes else ()
-        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32", *recipes) if dtype in self.machine_dtypes)
+        return ", ".join(
+            dtype for dtype in ("bf16", "fp16", "fp32", *self.framework.recipes) if dtype in self.machine_dtypes
+        )
+
+    @property
+    def recipe_words(self) -> str:
+        """Recipes of the framework, or one that has some."""
+        return ", ".join(self.framework.recipes) or "software megatron-core"
 
     @property
     def zero_words(self) -> str:

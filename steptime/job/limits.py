@@ -33,6 +33,10 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "vpp": ("parallelism.vpp", 1_000),
     "cp": ("parallelism.cp", 10_000),
     "ep": ("parallelism.ep", 100_000),
+    "n_experts": ("model.moe.n_experts", 100_000),
+    "experts_per_token": ("model.moe.experts_per_token", 10_000),
+    "expert_inter_sz": ("model.moe.expert_inter_sz", 10_000_000),
+    "shared_inter_sz": ("model.moe.shared_expert_inter_sz", 10_000_000),
     "gbs": ("data.gbs", 100_000_000),
     "seqlen": ("data.seqlen", 100_000_000),
     "microbatch_sz": ("data.microbatch_sz", 1_000_000),
@@ -75,7 +79,30 @@ SANE = [
 ]
 
 MODELLED = [
-    Rule("moe", "model.moe", "not modeled yet (mixture of experts); only dense layers are", lambda f: not f.moe),
+    Rule(
+        "moe framework",
+        "performance.software",
+        "a mixture of experts is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its kind",
+        lambda f: (not f.moe) | f.framework.experts,
+    ),
+    Rule(
+        "moe with ZeRO",
+        "parallelism.zero_level",
+        "a mixture of experts is not modeled yet with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (not f.moe) | (f.zero_level < 2),
+    ),
+    Rule(
+        "moe with replicas",
+        "parallelism.replicas",
+        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1",
+        lambda f: (not f.moe) | (f.replicas == 1),
+    ),
+    Rule(
+        "flex with capacity",
+        "performance.moe.dispatcher",
+        "flex with a capacity factor is not modeled yet; use alltoall, or remove model.moe.capacity_factor",
+        lambda f: (not f.moe) | (f.dispatcher != "flex") | (not f.capacity),
+    ),
     Rule("mla", "model.attention.kind", "not modeled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
     Rule(
         "window",
@@ -87,9 +114,9 @@ MODELLED = [
     Rule(
         "recipe with ZeRO",
         "performance.precision",
-        "a low-precision recipe is not modeled yet with zero_level 2 or 3 "
+        "TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
         "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
-        lambda f: (not f.recipe) | (f.zero_level < 2),
+        lambda f: (not f.recipe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
         "recomputation with split backward",
@@ -144,11 +171,11 @@ NOT_MODELLED = {
             "cpu_offload",
             "activation_offload",
             "optimizer_offload",
-            "compile",
         )
     },
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
-    **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("etp", "expert_tp", "hybrid_cp")},
+    **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},
+    "parallelism.expert_tp": "not a key; use parallelism.etp",
     "parallelism.ulysses": "not a key; use cp with cp_comm_type a2a",
     "parallelism.cp_comm_type=a2a+p2p": "not modeled yet; use p2p, all_gather or a2a",
 }

@@ -14,7 +14,9 @@ from pydantic import Field
 from steptime.base.config import Config, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
-GroupAxis: TypeAlias = Literal["tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas"]
+GroupAxis: TypeAlias = Literal[
+    "tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas", "ep", "etp", "ep_etp", "edp", "tp_cp"
+]
 
 
 ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
@@ -41,6 +43,8 @@ class Parallelism(Config):
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
     """How cp ranks reach each other's keys and values: ring, all-gather, or heads for tokens (Ulysses); unsaid: the profile's."""
     ep: int = Field(1, ge=1)
+    etp: int = Field(default_factory=lambda data: data.get("tp", 1) if data.get("ep", 1) == 1 else 1, ge=1)
+    """Ranks that share each expert's weights, as tp those of dense layers; unsaid: 1, or tp where ep is 1."""
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
@@ -81,11 +85,10 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
     - pp: the two neighbors of one stage boundary, sender and receiver.
     - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
     - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards.
+    - etp, ep, edp: a stage's devices dealt to experts, etp innermost (megatron/core/parallel_state.py,
+      expert_decoder_rank_generator); ep_etp, tp_cp: two adjacent axes at once.
 
-    `n_dcs` data centers share dp evenly. Fields of `parallelism` may be numpy columns.
-
-    Raises:
-        ValueError: for an unknown axis.
+    `n_dcs` data centers share dp evenly. Fields of `parallelism` may be columns. Raises ValueError for an unknown axis.
     """
     p = parallelism
     per_stage = p.tp * p.cp * p.dp / n_dcs
@@ -104,6 +107,16 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
             return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1), width=per_stage)
         case "shards":
             return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
+        case "etp":
+            return Group(axis, p.etp, 1)
+        case "ep":
+            return Group(axis, p.ep, p.etp)
+        case "ep_etp":
+            return Group(axis, p.ep * p.etp, 1)
+        case "edp":
+            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centres=n_dcs)
+        case "tp_cp":
+            return Group(axis, p.tp * p.cp, 1)
         case "replicas":
             return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")

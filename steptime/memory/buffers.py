@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from steptime.base.num import Num, maximum, minimum, where
+from steptime.base.num import Num, minimum, where
 from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
+from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
 from steptime.memory.states import States, chunk_buckets, state_bytes
 from steptime.software.performance import Software
 
@@ -31,13 +32,14 @@ POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
 DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
 DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
+MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
 
 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
     """Every buffer of one stage, which holds such states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
-    found = [*workspaces(job.software), *grow_only(assembly, chunks), *of_pipeline(assembly, chunks)]
+    found = [*workspaces(job.software), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
     deferred = deferred_wgrad_bytes(assembly, chunks)
     found.append(
         HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
@@ -165,40 +167,15 @@ def block_rest(size: Num) -> Num:
     return where((size >= LARGEST_SHARED) & (rest <= KEPT_REST), rest, 0.0)
 
 
-def grow_only(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
+def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
     """Buffers that are made once and stay."""
-    pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, chunks)
+    pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
+    maps = dispatcher_bytes(assembly, stage)
     return [
         HeldBuffer("Megatron's grow-only buffer", pool, stays=True, at_peak=True, source=POOL),
         HeldBuffer("dummy weight gradients", dummies, stays=True, at_peak=True, source=DUMMIES),
+        HeldBuffer("routing maps of token dispatchers", maps, stays=True, at_peak=True, source=MAPS),
     ]
-
-
-def pooled_bytes(assembly: Assembly) -> list[Num]:
-    """Bytes of the tensors that lie in Megatron's grow-only buffer."""
-    parts = (*assembly.kinds, assembly.head)
-    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
-
-
-def comm_buffer_bytes(assembly: Assembly) -> Num:
-    """Megatron's grow-only buffer: the largest sequence-parallel gather, or unfused attention's scores [B].
-
-    megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
-    """
-    largest: Num = 0.0
-    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
-        largest = maximum(largest, bytes_)
-    return largest
-
-
-def dummy_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
-    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
-    software = assembly.job.software
-    if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
-        return 0.0
-    parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) == 2}
-    return software.itemsize * sum([p.local(assembly.head.tp) for p in weights.values()])
 
 
 def gradient_copy_bytes(job: Job, states: States) -> Num:

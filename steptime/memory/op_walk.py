@@ -7,12 +7,13 @@ value per candidate layout: then peaks name no op.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor, tensor_bytes
-from steptime.model.segments import Segment, find_segments, kept_names, replayed
+from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
 class Peak(NamedTuple):
@@ -69,6 +70,8 @@ class Autograd(NamedTuple):
     """How the framework's backward treats memory."""
 
     tp: Num = 1
+    experts: Num = 1
+    """Devices that share the weights of experts."""
     weight_grad_itemsize: float = 0.0
     """Bytes per element of a weight gradient that lives beside the accumulated one; 0 with gradient-accumulation fusion."""
     weight_grads_stay: bool = False
@@ -77,14 +80,16 @@ class Autograd(NamedTuple):
     """Replays end when the last saved tensor is back."""
     pool: bool = False
     """Pooled tensors lie in a permanent buffer, counted elsewhere."""
+    compiled: bool = False
+    """torch.compile sees forward and backward of a part."""
 
 
-def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
+def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
-    segments = find_segments(ops, modules) if modules else []
+    segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     kept = kept_names(ops, segments)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
@@ -156,7 +161,7 @@ class BackwardWalk:
 
     def replay(self, segment: Segment) -> None:
         """Run a segment's forward again; what backward will read stays."""
-        for i in replayed(self.ops, segment.first, segment.last, stops_early=self.autograd.stops_early):
+        for i in rerun(self.ops, segment, stops_early=self.autograd.stops_early):
             op = self.ops[i]
             fresh = [t.name for t in op.allocates if t.name not in self.saved]
             self.ledger.bytes = self.ledger.bytes + sum([self.sizes[name] for name in fresh])
@@ -164,6 +169,9 @@ class BackwardWalk:
             stay = {name for name in fresh if name in self.first_need}
             self.saved |= stay
             self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in fresh if name not in stay])
+        unread = [name for name in segment.keeps if name not in self.first_need]
+        self.saved -= set(unread)
+        self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in unread])
 
     def step(self, i: int) -> None:
         """One op's backward."""
@@ -233,7 +241,7 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before it is accumulated."""
-        split = [p.elements / (1.0 if p.split_dim is None else self.autograd.tp) for p in op.params]
+        split = [1.0 * p.local(self.autograd.tp, self.autograd.experts) for p in op.params]
         return self.autograd.weight_grad_itemsize * sum(split)
 
     def regathered(self, op: Op) -> Num:

@@ -25,7 +25,7 @@ def overhead(job: Job) -> Overhead:
     p = job.parallelism
     own = job.machine.accelerator.context_bytes
     context = CONTEXT_BYTES if own is None else own
-    groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), 1 * (p.cp > 1)])
+    groups = sum([1 * (p.tp > 1), 1 * (p.pp > 1), 1 * (p.dp * p.cp > 1), 1 * (p.cp > 1), 1 * (p.ep > 1)])
     groups = groups + 1 * (job.model.tie_embeddings and p.pp > 1)
     return Overhead(context, groups * COMMUNICATOR_BYTES)
 

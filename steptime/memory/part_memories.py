@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from steptime.base.num import Num
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
@@ -19,10 +21,12 @@ class PartMemories:
         itemsize = software.itemsize if weight_grads_stay else weight_grad_itemsize(job)
         self.autograd = Autograd(
             job.parallelism.tp,
+            assembly.experts,
             itemsize,
             weight_grads_stay,
             software.activations.recompute_stops_early,
             software.activations.comm_buffer,
+            software.kernels.compile != "none",
         )
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
@@ -32,14 +36,18 @@ class PartMemories:
         """A layer of each kind, nothing recomputed."""
         modules = self.recompute.modules
         self.selective = {part: self.walk(part, modules) for part in assembly.kinds} if modules else self.plain
+        self._start()
+
+    def _start(self) -> None:
+        """Nothing is put together yet."""
         self._chunks: dict[tuple[object, ...], PartMemory] = {}
         self._split: dict[Part, SplitMemory] = {}
         self._groups: dict[Runs, PartMemory] = {}
 
-    def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
+    def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
-        n_params = sum([p.local(part.tp) for p in own])
+        n_params = sum([p.local(part.tp, part.experts) for p in own])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:
@@ -67,7 +75,7 @@ class PartMemories:
             below: Num = 0.0 if input_kept(layers[0][0]) else x
             n_params = sum([count * part.n_params for part, count in layers])
             for part, count in layers:
-                forward = forward.worse(walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out))
+                forward = forward.worse(self.passing(part))
                 plain = self.plain[part]
                 below = below + (count - 1) * plain.saved
                 replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
@@ -76,11 +84,19 @@ class PartMemories:
             self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
         return self._groups[layers]
 
+    def passing(self, part: Part) -> Peak:
+        """The most that a forward holds of which nothing but the input stays."""
+        return passing(part)
+
     def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
         """The layers of a chunk in depth order: how often a group of layers stands there, the group (of one), its memory."""
         if self.recompute.granularity != "full":
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
+        if self.recompute.method == "every":
+            single = [group for times, group in groups_of(chunk.runs, 1) for _ in range(times)]
+            chosen = [(group, i % size == size - 1) for i, group in enumerate(single)]
+            return [(1, of, self.checkpointed(of) if replays else self.plain[of[0][0]]) for of, replays in chosen]
         if self.recompute.method == "block":
             first, rest = take(chunk.runs, size)
             ones = groups_of(first, 1)
@@ -116,6 +132,11 @@ class PartMemories:
         """Bytes of the tied weight's gradient before it is accumulated."""
         table = next(p for p in self.assembly.embedding.params if p.vocab)
         return self.autograd.weight_grad_itemsize * table.local(self.autograd.tp)
+
+
+def passing(part: Part) -> Peak:
+    """The most that a part's forward holds of which nothing but the input stays."""
+    return walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out)
 
 
 def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:

@@ -1,7 +1,7 @@
 """Model states of one device: parameters, gradients, optimizer, by ZeRO level, dtypes and parameter group.
 
 A parameter group (`Param.group`) has its own data-parallel ranks, and so its own shards, buffers and reductions: dense
-parameters those of dp*cp.
+parameters those of dp*cp, experts those of edp = dp*cp*tp / (ep*etp).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, maximum
+from steptime.base.num import Num, ceil, is_column, maximum
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.buckets import bucket_elements
+from steptime.memory.buckets import PARAM_ALIGNMENT, bucket_elements
+from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
 
 
@@ -61,13 +62,13 @@ def state_bytes(job: Job) -> StateBytes:
 
 
 def data_parallel_ranks(job: Job, group: str) -> Num:
-    """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense ones.
+    """Ranks that hold the same parameters of a group and reduce their gradients: dp*cp for dense ones, edp for experts.
 
     Raises:
         KeyError: for an unknown group.
     """
     p = job.parallelism
-    return {"dense": p.dp * p.cp}[group]
+    return {"dense": p.dp * p.cp, "expert": p.dp * p.cp * p.tp // (p.ep * p.etp)}[group]
 
 
 def shard_ranks(job: Job, group: str = "dense") -> Num:
@@ -120,7 +121,7 @@ def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
     found: dict[str, Num] = {}
     for params, count in (part for chunk in chunks for part in assembly.chunk_params(chunk)):
         for p in params:
-            found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp)
+            found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp, assembly.experts)
     return found
 
 
@@ -168,12 +169,29 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
     for group in dict.fromkeys(p.group for p in ordered):
         backward = [p for p in reversed(ordered) if p.group == group]
-        alone = {i for i, p in enumerate(backward) if p.vocab} if assembly.tied_copy else set[int]()
-        local = [p.local(assembly.head.tp) for p in backward]
-        size = bucket_size(job, sum(local)) if chunk.depth == 0 else None
-        counts = bucket_elements(local, shard_ranks(job, group), size, sharded=sharded, alone=alone)
+        pieces = [(p, pieces_of(assembly, p)) for p in backward]
+        whole = sum([sum(own) for _, own in pieces])
+        size = bucket_size(job, whole) if chunk.depth == 0 else None
+        each = [(n, p.vocab) for p, own in pieces for n in (own if size is not None else joined(own))]
+        alone = {i for i, (_, vocab) in enumerate(each) if vocab} if assembly.tied_copy else set[int]()
+        counts = bucket_elements([n for n, _ in each], shard_ranks(job, group), size, sharded=sharded, alone=alone)
         found += [Bucket(elements, group) for elements in counts]
     return found
+
+
+def pieces_of(assembly: Assembly, p: Param) -> list[Num]:
+    """Elements of each tensor that a parameter stands for on one device: one, or one for each local expert."""
+    local = p.local(assembly.head.tp, assembly.experts)
+    if not p.n_experts:
+        return [local]
+    count = int(p.n_experts // assembly.job.parallelism.ep)
+    return [local / count] * count
+
+
+def joined(pieces: list[Num]) -> list[Num]:
+    """Tensors of one bucket that leave no gaps between them count as one."""
+    tight = not is_column(pieces[0]) and pieces[0] % PARAM_ALIGNMENT == 0
+    return [sum(pieces)] if tight else pieces
 
 
 def bucket_size(job: Job, elements: Num) -> Num:

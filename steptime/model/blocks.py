@@ -10,7 +10,8 @@ from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
 from steptime.model.embedding_and_head import head_ops
 from steptime.model.mlp import mlp_ops
-from steptime.model.model import Model
+from steptime.model.model import LayerRun, Model
+from steptime.model.moe import moe_block_ops
 from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
@@ -23,7 +24,7 @@ def block_ops(model: Model, shard: Shard) -> list[Op]:
     return [*attention_ops(model, shard), *mlp_ops(model, shard)]
 
 
-LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {"dense": block_ops}
+LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {"dense": block_ops, "moe": moe_block_ops}
 """Every kind of layer by name: its ops, from tensor "x" to "y"."""
 
 
@@ -40,16 +41,26 @@ class Layer(NamedTuple):
 
 def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
-    if model.layers is None:
-        return [(Layer("dense", model), model.n_layers)]
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    for run in model.layers:
+    for run in model.layers if model.layers is not None else pattern(model):
         key = (run.kind, *run.widths.items())
         if key not in known:
-            known[key] = Layer(run.kind, model.model_copy(update={**run.widths, "layers": None}))
-        found.append((known[key], run.repeat))
+            own = model.model_copy(update={**run.widths, "layers": None}) if run.widths or model.layers else model
+            known[key] = Layer(run.kind, own)
+        if found and found[-1][0] is known[key]:
+            found[-1] = (known[key], found[-1][1] + run.repeat)
+        else:
+            found.append((known[key], run.repeat))
     return found
+
+
+def pattern(model: Model) -> list[LayerRun]:
+    """The layers of a model that lists none: dense ones, or those of its experts' pattern."""
+    moe = model.moe
+    if moe is None:
+        return [LayerRun(repeat=model.n_layers)]
+    return [LayerRun(kind="moe" if moe.at(layer) else "dense") for layer in range(model.n_layers)]
 
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.model.attention import casts, linear_params
-from steptime.model.ops import Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
+from steptime.model.ops import Move, Op, Param, Role, Tensor
+from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
 from steptime.model.sublayers import Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:
@@ -14,76 +14,97 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 
+class Words(NamedTuple):
+    """How the ops of one MLP are called, and what they are for in their layer."""
+
+    name: str
+    role: Role
+    act: Role
+    """Role of its activation."""
+
+
+MLP = Words("mlp", "mlp", "act")
+
+
 def mlp_ops(model: Model, shard: Shard) -> list[Op]:
     """The MLP half of a block, from "x2" to "y"."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
-    entered, operand = enter_tp("mlp", operand, hidden, shard, shard.software.recipe, "mlp")
-    inner, act = glu(model, shard, operand) if model.glu else plain(model, shard, operand)
-    width = model.inter_sz / shard.tp
-    quantised, operand = cast("mlp.act", act, shard.tokens * width, shard, role="act")
-    weight = Param("mlp.down.weight", (hidden, model.inter_sz), 1)
-    bias = (Param("mlp.down.bias", (hidden,)),) if model.bias else ()
-    back = backward_casts(shard, shard.tokens, hidden, width, reduced=True)
-    down = linear("mlp.down", operand, "mlp.down.out", width, hidden, shard, (weight, *bias), back, "mlp")
-    left, branch = leave_tp("mlp", "mlp.down.out", hidden, shard, "mlp")
+    inner, branch = feed_forward(model, shard, operand, MLP)
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
     last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
-    return [*normed, *entered, *inner, *quantised, down, *left, *dropped, last]
+    return [*normed, *inner, *dropped, last]
 
 
-def glu(model: Model, shard: Shard, x: Operand) -> Sublayer:
-    """act(gate) * up (Shazeer 2020).
+def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> Sublayer:
+    """Into the tensor-parallel region, up, activation, down, and out of it."""
+    hidden, width = model.hidden_sz, model.inter_sz / shard.tp
+    entered, operand = enter_tp(words.name, operand, hidden, shard, shard.software.recipe, words.role)
+    late, operand = cast_again(f"{words.name}.up", operand, shard.tokens * hidden, shard, words.role)
+    inner, act = glu(model, shard, operand, words) if model.glu else plain(model, shard, operand, words)
+    quantized, operand = cast(f"{words.name}.act", act, shard.tokens * width, shard, role=words.act)
+    weight = Param(f"{words.name}.down.weight", (hidden, model.inter_sz), 1)
+    bias = (Param(f"{words.name}.down.bias", (hidden,)),) if model.bias else ()
+    back, out = backward_casts(shard, shard.tokens, hidden, width, reduced=True), f"{words.name}.down.out"
+    down = linear(f"{words.name}.down", operand, out, width, hidden, shard, (weight, *bias), back, words.role)
+    left, branch = leave_tp(words.name, out, hidden, shard, words.role)
+    return [*entered, *late, *inner, *quantized, down, *left], branch
 
-    fused: one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
-    composite: an activation (`activate`) and a product that keeps act(gate) and up.
-    """
-    hidden, width, size = model.hidden_sz, model.inter_sz / shard.tp, shard.itemsize
-    elements = shard.tokens * width
-    gate, up = "mlp.gate", "mlp.up"
+
+def glu(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
+    """act(gate) * up (Shazeer 2020)."""
+    hidden, width, at, role = model.hidden_sz, model.inter_sz / shard.tp, words.name, words.role
+    gate, up = f"{at}.gate", f"{at}.up"
     if shard.software.kernels.fused_projections:
-        gate = up = "mlp.gate_up"
-        params = linear_params("mlp.gate_up", (2 * model.inter_sz, hidden), model.bias)
+        gate = up = f"{at}.gate_up"
+        params = linear_params(gate, (2 * model.inter_sz, hidden), model.bias)
         back = casts(shard, 2.0 * width, hidden)
-        ops: list[Op] = [linear("mlp.gate_up", x, gate, hidden, 2.0 * width, shard, params, back, "mlp")]
+        ops: list[Op] = [linear(gate, x, gate, hidden, 2.0 * width, shard, params, back, role)]
     else:
         shape = (model.inter_sz, hidden)
-        w_gate, w_up = linear_params("mlp.gate", shape, model.bias), linear_params("mlp.up", shape, model.bias)
+        w_gate, w_up = linear_params(gate, shape, model.bias), linear_params(up, shape, model.bias)
         ops = [
-            linear("mlp.gate_proj", x, gate, hidden, width, shard, w_gate, casts(shard, width, hidden), "mlp"),
-            linear("mlp.up_proj", x, up, hidden, width, shard, w_up, casts(shard, width, hidden), "mlp"),
+            linear(f"{at}.gate_proj", x, gate, hidden, width, shard, w_gate, casts(shard, width, hidden), role),
+            linear(f"{at}.up_proj", x, up, hidden, width, shard, w_up, casts(shard, width, hidden), role),
         ]
-    both = tuple(dict.fromkeys((gate, up)))
-    out = Tensor("mlp.act.out", elements, size)
+    out = Tensor(f"{at}.act.out", shard.tokens * width, shard.itemsize)
     if shard.software.kernels.activation_impl == "fused":
-        return [*ops, Move("mlp.act", both, (out,), both, role="act")], out.name
-    made, activated = activate(model, shard, gate, Tensor("mlp.act.gate", elements, size))
-    ops += made
+        both = tuple(dict.fromkeys((gate, up)))
+        return [*ops, Move(f"{at}.act", both, (out,), both, role=words.act)], out.name
+    return [*ops, *gated(model, shard, gate, up, out, words)], out.name
+
+
+def gated(model: Model, shard: Shard, gate: str, up: str, out: Tensor, words: Words) -> list[Op]:
+    """act(gate) * up kernel by kernel: an activation (`activate`) and a product that keeps act(gate) and up.
+
+    Fused it is one kernel that keeps gate and up (Megatron's bias_swiglu, megatron/core/fusions/fused_bias_swiglu.py).
+    """
+    ops, activated = activate(model, shard, gate, out._replace(name=f"{words.name}.act.gate"), words)
     if shard.software.kernels.fused_projections:
         # megatron/core/transformer/mlp.py, glu: up + glu_linear_offset is a new tensor even where the offset is 0
-        shifted = Tensor("mlp.act.up", elements, size)
-        ops.append(Move("mlp.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role="act"))
-        up = "mlp.act.up"
-    return [*ops, Move("mlp.act.mul", (activated, up), (out,), (activated, up), role="act")], out.name
+        shifted = out._replace(name=f"{words.name}.act.up")
+        ops.append(Move(f"{words.name}.act.offset", (up,), (shifted,), forward_bytes=2.0 * out.bytes, role=words.act))
+        up = shifted.name
+    return [*ops, Move(f"{words.name}.act.mul", (activated, up), (out,), (activated, up), role=words.act)]
 
 
-def plain(model: Model, shard: Shard, x: Operand) -> Sublayer:
+def plain(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:
     """act(up)."""
-    width = model.inter_sz / shard.tp
-    params = linear_params("mlp.up", (model.inter_sz, model.hidden_sz), model.bias)
-    up = linear(
-        "mlp.up_proj", x, "mlp.up", model.hidden_sz, width, shard, params, casts(shard, width, model.hidden_sz), "mlp"
-    )
-    out = Tensor("mlp.act.out", shard.tokens * width, shard.itemsize)
+    width, at = model.inter_sz / shard.tp, words.name
+    made_of = f"{at}.up"
+    params = linear_params(made_of, (model.inter_sz, model.hidden_sz), model.bias)
+    back = casts(shard, width, model.hidden_sz)
+    up = linear(f"{at}.up_proj", x, made_of, model.hidden_sz, width, shard, params, back, words.role)
+    out = Tensor(f"{at}.act.out", shard.tokens * width, shard.itemsize)
     if shard.software.kernels.activation_impl == "fused" and model.activation == "relu2":
         # megatron/core/activations.py, squared_relu under torch.compile: one kernel, which keeps its input (seen with torch 2.13)
-        return [up, Move("mlp.act", ("mlp.up",), (out,), ("mlp.up",), role="act")], out.name
-    made, activated = activate(model, shard, "mlp.up", out)
+        return [up, Move(f"{at}.act", (made_of,), (out,), (made_of,), role=words.act)], out.name
+    made, activated = activate(model, shard, made_of, out, words)
     return [up, *made], activated
 
 
-def activate(model: Model, shard: Shard, x: str, out: Tensor) -> Sublayer:
+def activate(model: Model, shard: Shard, x: str, out: Tensor, words: Words) -> Sublayer:
     """The activation of `x`, or of the half of it that is as large as `out`, kernels.
 
     GELU and SiLU keep their input, ReLU its output. Squared ReLU is two kernels, pow(relu(x), 2) (megatron/core/activations.py,
@@ -92,25 +113,14 @@ def activate(model: Model, shard: Shard, x: str, out: Tensor) -> Sublayer:
     three (torch/csrc/autograd/FunctionsManual.cpp, pow_backward).
     """
     size, squared = out.bytes, model.activation == "relu2"
-    first = out._replace(name="mlp.act.relu") if squared else out
-    kept = first.name if model.activation in {"relu", "relu2"} else x
-    ops: list[Op] = [Move("mlp.act", (x,), (first,), (kept,), (), (), 2.0 * size, 3.0 * size, role="act")]
+    first = out._replace(name=f"{words.name}.act.relu") if squared else out
+    kept, role = first.name if model.activation in {"relu", "relu2"} else x, words.act
+    ops: list[Op] = [Move(f"{words.name}.act", (x,), (first,), (kept,), (), (), 2.0 * size, 3.0 * size, role=role)]
     if squared:
-        held = (
-            0.0 if model.glu and shard.software.kernels.fused_projections else size
-        )  # there x holds up, which is read later
-        back: dict[str, Any] = {"backward_bytes": 7.0 * size, "backward_temp_bytes": 2.0 * size}
+        # where gate and up lie in x, it is read later anyway
+        held = 0.0 if model.glu and shard.software.kernels.fused_projections else size
+        back: dict[str, Any] = {"backward_bytes": 7.0 * size, "backward_temp_bytes": 2.0 * size, "role": role}
         # one kernel forward and three backward: two in the mean
-        ops.append(
-            Move(
-                "mlp.act.square",
-                (first.name,),
-                (out,),
-                (first.name,),
-                kernels=2.0,
-                forward_temp_bytes=held,
-                role="act",
-                **back,
-            )
-        )
+        two: dict[str, Any] = {"kernels": 2.0, "forward_temp_bytes": held}
+        ops.append(Move(f"{words.name}.act.square", (first.name,), (out,), (first.name,), **two, **back))
     return ops, out.name

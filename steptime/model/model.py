@@ -13,17 +13,47 @@ DROPOUT = 0.1
 
 
 class Moe(Config):
-    """Mixture of experts (read and refused for now: `rules.py`)."""
+    """Mixture of experts: what its layers are, which layers they are, and how the router deals tokens."""
 
     n_experts: int = Field(ge=1)
     expert_inter_sz: int = Field(ge=1)
     experts_per_token: int = Field(ge=1)
-    capacity_factor: float | None = None
-    moe_frequency: float = 1.0
-    expert_tp_degree: int | None = None
-    n_shared_experts: int = 0
-    shared_expert_inter_sz: int | None = None
-    n_dense_layers: int = 0
+    n_dense_layers: int = Field(0, ge=0)
+    """The first layers, which are dense."""
+    moe_frequency: float = Field(1.0, gt=0, le=1)
+    """Share of the other layers that have experts: 0.5 is every second one, from the second on (HF's decoder_sparse_step and
+    interleave_moe_layer_step); `model.layers` lists any other pattern."""
+    n_shared_experts: int = Field(0, ge=0)
+    shared_expert_inter_sz: int = Field(
+        default_factory=lambda data: data.get("n_shared_experts", 0) * data.get("expert_inter_sz", 1), ge=0
+    )
+    """Width of all shared experts together, which every token passes."""
+    shared_expert_gate: bool = False
+    """A gate of one output scales the shared experts (Qwen2-MoE)."""
+    score_function: Literal["softmax", "sigmoid"] = "softmax"
+    pre_softmax: bool = False
+    """Softmax over all experts, then the top k (Mixtral and Qwen renormalise: the same after the top k)."""
+    expert_bias: bool = False
+    """A bias per expert that balances the load without a loss (DeepSeek-V3)."""
+    node_limit: int | None = Field(None, ge=1)
+    """Most nodes that a token's experts may lie on (DeepSeek-V3: 4)."""
+    load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"] = "none"
+    z_loss: bool = False
+    capacity_factor: float | None = Field(None, gt=0)
+    """Most rows of an expert over the mean; rows beyond it are dropped. Unsaid: none are."""
+    pad_to_capacity: bool = False
+    """Every expert gets as many rows as its capacity, empty ones included."""
+    imbalance_factor: float = Field(1.0, ge=1)
+    """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
+    published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
+    have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
+    expert_tp_degree: int | None = Field(None, ge=1)
+    """The same as `parallelism.etp`, which it must equal."""
+
+    def at(self, layer: int) -> bool:
+        """Whether a layer has experts: of those after the dense ones, the last of each 1 / moe_frequency."""
+        here = layer - self.n_dense_layers
+        return here >= 0 and int((here + 1) * self.moe_frequency + 1e-9) > int(here * self.moe_frequency + 1e-9)
 
 
 class AttentionKind(Config):
@@ -37,7 +67,7 @@ class LayerRun(Config):
     """`repeat` neighboring layers of one kind, with widths of their own where they differ from the model's."""
 
     repeat: int = Field(1, ge=1)
-    kind: Literal["dense"] = "dense"
+    kind: Literal["dense", "moe"] = "dense"
     inter_sz: int | None = Field(None, ge=1)
     n_q_heads: int | None = Field(None, ge=1)
     n_kv_heads: int | None = Field(None, ge=1)

@@ -10,16 +10,21 @@ Shapes are those of one device for one micro-batch. Letters in formulas: T token
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
-Axis = Literal["tp", "cp", "pp", "dp", "ep", "embedding"]
-Role = Literal["", "norm", "core_attn", "attn_proj", "mlp", "act"]
+Axis = Literal["tp", "cp", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding"]
+"""Over which ranks a collective runs; "ep_etp" and "tp_cp" are both axes at once."""
+Role = Literal[
+    "", "norm", "core_attn", "attn_proj", "mlp", "act", "moe", "router", "moe_act", "shared_experts", "mla_up_proj"
+]
 """What an op is in its layer, in the words of Megatron's recompute_modules: a norm before attention or MLP, core attention, the
-attention's output projection, the MLP with its activation; "" for all else."""
+attention's output projection, the up projections of latent attention, the MLP with its activation, a mixture of experts with its
+router, the activation of its experts and its shared experts; "" for all else."""
 
 
 class Tensor(NamedTuple):
@@ -56,6 +61,15 @@ class Param(NamedTuple):
     """Whose ranks reduce its gradient and shard its states: the data-parallel ones, or those of an expert."""
     vocab: bool = False
     """Its rows are the padded vocabulary: the embedding's and the head's weight, one tensor where they are tied."""
+    n_experts: Num = 0
+    """It stands for the weights of so many experts, each a tensor of its own; 0: a tensor that all tokens use."""
+    top_k: Num = 0
+    """How many of them a token uses."""
+
+    @property
+    def active(self) -> Num:
+        """Unsharded elements that one token uses."""
+        return self.elements * self.top_k / self.n_experts if self.n_experts else self.elements
 
     @property
     def elements(self) -> Num:
@@ -65,9 +79,32 @@ class Param(NamedTuple):
             count = count * extent
         return count
 
-    def local(self, tp: Num) -> Num:
-        """Elements on one device."""
+    def local(self, tp: Num, experts: Num = 1) -> Num:
+        """Elements on one device; `experts` devices, ep * etp, share the weights of experts."""
+        if self.n_experts:
+            return -(-self.elements // experts)
         return self.elements if self.split_dim is None else -(-self.elements // tp)
+
+
+class Routing(NamedTuple):
+    """Where the router sends tokens: `top_k` of `n_experts`, in at most `limit` groups of ranks where it is limited."""
+
+    n_experts: Num
+    top_k: int
+    limit: Num = inf
+
+    def distinct(self, groups: Num) -> Num:
+        """Expected number of different groups, of `groups` that hold equally many experts, among the experts of a token.
+
+        G (1 - C(E - E/G, k) / C(E, k)): each of G groups is missed by all k draws without replacement.
+
+        >>> Routing(8, 2).distinct(8.0), Routing(8, 2).distinct(1.0)
+        (2.0, 1.0)
+        """
+        missed: Num = 1.0
+        for drawn in range(self.top_k):
+            missed = missed * maximum(self.n_experts - self.n_experts / groups - drawn, 0.0) / (self.n_experts - drawn)
+        return groups * (1.0 - missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +149,10 @@ class Gemm(Op):
     cast_kernels: float = 0.0
     keeps_columns: bool = False
     """What it keeps for wgrad is the quantized copy by columns."""
+    grouped: bool = False
+    """The products are those of experts: `m` rows each in the mean, as routing deals them."""
+    load: Num = 1.0
+    """Rows of this device over the mean of all."""
 
     @property
     def flops(self) -> Num:
@@ -164,6 +205,8 @@ class Move(Op):
     same_grad: bool = False
     forward_temp_bytes: Num = 0.0
     backward_temp_bytes: Num = 0.0
+    stays_bytes: Num = 0.0
+    """Bytes that its module refers to until its next forward, beside what is kept for backward."""
     draws_mask: bool = False
     """Its stats are a dropout mask, which the state of the random number generator brings back."""
 
@@ -188,6 +231,8 @@ class Comm(Op):
     count: Num = 1.0
     attention_share: Num = 0.0
     region: Literal["", "enter", "leave"] = ""
+    routing: Routing | None = None
+    """Rows that go once to each rank that wants them, over any tier once to each domain (DeepEP); `bytes` are those received."""
 
 
 def tensor_bytes(ops: list[Op], x: Tensor) -> dict[str, Num]:

@@ -8,9 +8,13 @@ replayed just before its consumer's backward (same file, CheckpointWithoutOutput
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from itertools import combinations
 from typing import NamedTuple
 
-from steptime.model.ops import Move, Op
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
+
+MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
+"""Roles of the ops of a mixture of experts."""
 
 
 class Segment(NamedTuple):
@@ -22,31 +26,96 @@ class Segment(NamedTuple):
     reads: tuple[str, ...]
     drops: frozenset[str]
     """Tensors made inside that forward does not keep."""
+    skips: frozenset[int] = frozenset()
+    """Ops inside that do not run again: their outputs are kept."""
+    keeps: tuple[str, ...] = ()
+    """Those outputs."""
 
 
-def find_segments(ops: list[Op], modules: frozenset[str]) -> list[Segment]:
+def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled: bool = False) -> list[Segment]:
     """The segments of a layer for the named modules, in op order; none of a module that it has not.
 
-    core_attn, mlp and after_qkv are checkpoints: their inputs are kept. layernorm and act are discarded outputs. `after_qkv` is
-    MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
+    `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
+
+    core_attn, mlp, moe, shared_experts and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
+    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
+    k, v and its input stay.
     """
+    if "per_op" in modules:
+        return [per_op(ops, compiled=compiled)]
     segments: list[Segment] = []
-    for module in sorted(modules):
+    for budget in (share for share in modules if isinstance(share, float)):
+        return within_budget(ops, budget)
+    for module in sorted(str(module) for module in modules):
         if module == "core_attn":
             segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
         elif module == "mlp":
             segments += [checkpoint(ops, run) for run in runs(ops, {"mlp", "act"})]
+        elif module == "moe":
+            segments += [checkpoint(ops, run) for run in runs(ops, MOE)]
+        elif module == "shared_experts" and "moe" not in modules:
+            segments += [checkpoint(ops, run) for run in runs(ops, {"shared_experts"})]
+        elif module == "moe_act" and "moe" not in modules:
+            segments += [discarded(ops, run) for run in runs(ops, {"moe_act"})]
         elif module == "after_qkv":
             segments += [checkpoint(ops, range(run.start, len(ops))) for run in runs(ops, {"core_attn"})]
             segments += [discarded(ops, run) for run in runs(ops, {"norm"})[:1]]
         elif module == "layernorm":
             segments += [discarded(ops, run) for run in runs(ops, {"norm"})]
-        elif module == "act" and "mlp" not in modules:
-            segments += [discarded(ops, run) for run in runs(ops, {"act"})]
+        elif module == "act":
+            again = {"act": "mlp", "moe_act": "moe"}
+            roles = {role for role, whole in again.items() if whole not in modules and role not in modules - {"act"}}
+            segments += [discarded(ops, run) for run in runs(ops, roles)]
         elif module == "dropout":
             masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
             segments += [mask_segment(ops[i], i) for i in masks if not covered(i, segments)]
     return sorted(segments)
+
+
+def per_op(ops: list[Op], *, compiled: bool) -> Segment:
+    """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
+
+    Kept are attention, reduce-scatters, and every other matrix product, the first one of the layer included
+    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps
+    the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled,
+    it is not kept.
+    """
+    products = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params]
+    skips = set(products[::2])
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind == "reduce_scatter"}
+    if compiled and products:
+        skips -= {i for i in skips if i >= products[-1]}
+    keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
+    every = range(len(ops))
+    drops = allocated_names(ops, every) - set(keeps)
+    return Segment(0, len(ops) - 1, len(ops) - 1, reads(ops, every), frozenset(drops), frozenset(skips), keeps)
+
+
+def within_budget(ops: list[Op], budget: float) -> list[Segment]:
+    """Element-wise ops whose outputs torch.compile recomputes to save `budget` of what it would save without, the input apart.
+
+    The fewest bytes that suffice (torch/_functorch/partitioners.py, choose_saved_values_set: a knapsack over what a block would
+    save, in which an element-wise op costs nothing to run again); all of them where that is not enough.
+    """
+    free = [recomputed_output(ops, i) for i, op in enumerate(ops) if isinstance(op, Move) and op.outputs]
+    sizes = {t.name: t.bytes for op in ops for t in op.allocates}
+
+    def saved(segments: tuple[Segment, ...]) -> float:
+        return float(sum(sizes.get(name, 0.0) for name in kept_names(ops, list(segments))))
+
+    wanted = budget * saved(())
+    useful = [segment for segment in free if saved((segment,)) < saved(())]
+    choices = [chosen for n in range(len(useful) + 1) for chosen in combinations(useful, n)]
+    enough = [chosen for chosen in choices if saved(chosen) <= wanted]
+    return sorted(max(enough, key=saved) if enough else useful)
+
+
+def recomputed_output(ops: list[Op], i: int) -> Segment:
+    """An op whose outputs are made again before they are needed; its sums of each row are kept."""
+    stats = tuple(t.name for t in ops[i].stats)
+    segment = discarded(ops, range(i, i + 1))
+    return segment._replace(drops=segment.drops - set(stats), keeps=stats)
 
 
 def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
@@ -98,8 +167,14 @@ def kept_names(ops: list[Op], segments: list[Segment]) -> list[str]:
     dropped = frozenset[str]().union(*(s.drops for s in segments))
     inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
     kept = [name for i, op in enumerate(ops) if i not in inside for name in op.saves]
-    kept += [name for s in segments for name in s.reads]
+    kept += [name for s in segments for name in (*s.reads, *s.keeps)]
     return [name for name in dict.fromkeys(kept) if name not in dropped]
+
+
+def rerun(ops: list[Op], segment: Segment, *, stops_early: bool) -> list[int]:
+    """The ops of a segment that its replay runs."""
+    again = replayed(ops, segment.first, segment.last, stops_early=stops_early)
+    return [i for i in again if i not in segment.skips]
 
 
 def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:

@@ -23,12 +23,14 @@ from steptime.software.settings import (
     AttentionKernel,
     BufferSettings,
     CommSettings,
+    Compile,
     Dtype,
     Impl,
     KernelSettings,
     LayoutSettings,
     LossImpl,
     Master,
+    MoeSettings,
     Overlap,
     RopeImpl,
     Share,
@@ -43,9 +45,20 @@ Precision: TypeAlias = Annotated[
 ]
 """What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` over bf16."""
 
-CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
+CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
+"""selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 Module: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts"
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "act",
+    "dropout",
+    "after_qkv",
+    "moe_act",
+    "mla_up_proj",
+    "moe",
+    "shared_experts",
+    "per_op",
 ]
 
 
@@ -53,10 +66,14 @@ class Recompute(Config):
     """Megatron's recompute_granularity, _method, _num_layers, _modules (megatron/core/transformer/transformer_config.py)."""
 
     granularity: Literal["selective", "full"]
-    method: Literal["uniform", "block"] | None = None
+    method: Literal["uniform", "block", "every"] | None = None
+    """every: each n_layers-th layer is checkpointed (torchtitan's selective_ac_option as a number)."""
     n_layers: int | list[int] | None = None
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
+    memory_budget: float | None = Field(None, ge=0.7, le=1)
+    """torch.compile's activation_memory_budget of a block: the share of what it would save, its input apart. Below 0.7 matrix
+    products would run again, which is not modeled."""
 
 
 class Options(Config):
@@ -71,6 +88,8 @@ class Options(Config):
     norm_impl: Impl | None = None
     activation_impl: Impl | None = None
     loss_impl: LossImpl | None = None
+    loss_chunks: int | None = Field(default=None, ge=1)
+    compile: Compile | None = None
     softmax_impl: Impl | None = None
     rope_impl: RopeImpl | None = None
     sp_regather: bool | None = None
@@ -99,6 +118,7 @@ class Performance(Options):
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
     overlap: Section[Overlap] | None = None
+    moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
     calibration: Section[Calibration] | None = None
 
@@ -131,6 +151,8 @@ class Software(Config):
     """Fp8 products of the device take operands in any layout: `on` sets it."""
     compute_capability: float = 0.0
     """NVIDIA's number of the device's architecture: `on` sets it; 0 where it has none."""
+    moe: MoeSettings = Field(default_factory=MoeSettings)
+    """How a mixture of experts runs: as the job says, else as published recipes do."""
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
@@ -212,6 +234,12 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that holds it; "": `Software` itself."""
+_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
+COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
+"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
+
+The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
+test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, as the microbenchmark does."""
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
@@ -255,6 +283,9 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    said = COMPILED[said.get("compile", profile.kernels.compile)] | said
+    if said.get("precision") == "mxfp8" and profile.family == "fsdp2":
+        said["precision"] = "mxfp8_torchao"
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile.states, key)) == "compute":
@@ -266,4 +297,4 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
         shares |= {axis: share for axis, share in performance.overlap if share is not None}
     if shares:
         said["overlap"] = profile.overlap.model_copy(update=shares)
-    return profile.replace(**said)
+    return profile.replace(**said).model_copy(update={"moe": performance.moe})

@@ -16,11 +16,15 @@ StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled"]
+"""One kernel and a copy of the logits; Megatron's compiled functions and one per operation, both with fp32 copies; or one that
+keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
-AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton"]
 AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
-LossImpl: TypeAlias = Literal["fused", "native", "composite"]
-RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables"]
+AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
+Compile: TypeAlias = Literal["none", "blocks", "all"]
+"""What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
+RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
 
@@ -46,7 +50,7 @@ class KernelSettings(Config):
     attention_impl: AttentionImpl
     attention_kernel: AttentionKernel
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
-    it: FlashAttention-1, and its Triton version, which takes a bias."""
+    it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
     attention_backend: AttentionBackend
     """Whose flash kernel: TransformerEngine's FlashAttention, which wants the batch first, cuDNN's, or auto, TransformerEngine's
     own choice between the two; direct: a kernel that takes the tensors as they lie."""
@@ -57,10 +61,15 @@ class KernelSettings(Config):
     loss_impl: LossImpl
     """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
     which holds a second fp32 copy in backward. fused: TransformerEngine's kernel, in the compute dtype."""
+    loss_chunks: int
+    """Parts of the tokens that head and loss take in turn, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
+    compile: Compile
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
     rope_impl: RopeImpl
-    """composite: eager kernels over shared tables. own_tables: cos and sin are made and kept by every layer as well (Megatron
+    """composite: eager kernels over shared tables, as many bytes as their operands have. eager: the same as measured in
+    transformers and torchtitan, whose kernels upcast or read transposed tensors. own_tables: cos and sin are made and kept by
+    every layer as well (Megatron
     without apply_rope_fusion)."""
     cp_impl: Literal["transformer_engine", "torch"]
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32
@@ -169,6 +178,26 @@ class Overlap(Config):
     pp: Share | None = None
     ep: Share | None = None
     cp: Share | None = None
+
+
+class MoeSettings(Config):
+    """How the framework runs a mixture of experts: Megatron-Core's switches, as the published recipes set them.
+
+    Source of the defaults: runtime configs of yanring/Megatron-MoE-ModelZoo (--moe-token-dispatcher-type, --moe-permute-fusion,
+    --moe-router-dtype fp32, --moe-grouped-gemm).
+    """
+
+    dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
+    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of
+    DeepEP and HybridEP, which sends one copy to each rank and, over the network, to each node."""
+    permute_fusion: bool = True
+    """Rows are put in the order of their experts by one kernel (TransformerEngine's), not by index operations."""
+    router_dtype: Literal["compute", "fp32"] = "fp32"
+    """Dtype of the router's logits and probabilities."""
+    grouped_gemm: bool = True
+    """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
+    shared_expert_overlap: bool = False
+    """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
 
 
 class TimingSettings(Config):

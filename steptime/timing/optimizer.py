@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.states import StateBytes, quantized_elements, shard_ranks, state_bytes
+from steptime.memory.states import StateBytes, local_groups, quantized_elements, shard_ranks, state_bytes
 
 
 def adam_bytes_per_param(job: Job) -> float:
@@ -47,7 +47,7 @@ def quantize_bytes_per_weight(job: Job) -> float:
     """
     s = job.software
     recipe = s.recipe
-    if recipe is None:
+    if recipe is None or recipe.casts:
         return 0.0
     copies = recipe.copies * recipe.weight_itemsize
     if s.states.fp8_params and recipe.param_gather_itemsize < s.itemsize:
@@ -58,11 +58,13 @@ def quantize_bytes_per_weight(job: Job) -> float:
 def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job = assembly.job
-    ranks = shard_ranks(job) if job.zero_level >= 1 else 1
-    held = max(sum(assembly.local_params(c) for c in chunks) for chunks in assembly.stages)
-    kept = held / ranks if job.zero_level >= 2 else held
+    groups = [local_groups(assembly, chunks) for chunks in assembly.stages]
+    ranks = {of: shard_ranks(job, of) if job.zero_level >= 1 else 1 for stage in groups for of in stage}
+    held = max(sum(stage.values()) for stage in groups)
+    owned = max(sum(n / ranks[of] for of, n in stage.items()) for stage in groups)
+    kept = owned if job.zero_level >= 2 else held
     quantized: float = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
-    update: float = update_s(job, held / ranks, kept, bytes_per_s)
+    update: float = update_s(job, owned, kept, bytes_per_s)
     return update + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 

@@ -14,7 +14,7 @@ from steptime.cost.rates import rates
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
-from steptime.job.mesh import group
+from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.part_memories import groups_of
 from steptime.model.segments import find_segments, replayed
 from steptime.software.calibration import slowdown
@@ -23,13 +23,16 @@ from steptime.software.efficiency import efficiency
 GRAPHED_GAP = 0.5
 """What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
 device up, the pauses between dependent kernels stay)."""
+COMPILED_GAP = 0.5
+"""What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
+Llama block, forward and backward, some 30 remain)."""
 
 
 class Pricing(NamedTuple):
     """What the kernels and collectives of a job are priced with."""
 
     context: Context
-    """Rates, tensor- and context-parallel groups, tiers."""
+    """Rates, the groups of collectives among the layers, tiers."""
     dp_tiers: tuple[Tier, ...]
     """The tiers as data-parallel collectives see them."""
     n_dcs: int
@@ -42,7 +45,8 @@ def pricing(job: Job) -> Pricing:
     slow = slowdown(job.performance.calibration)
     tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
     dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
-    groups = {"tp": group(p, "tp", n_dcs=n_dcs), "cp": group(p, "cp", n_dcs=n_dcs)}
+    axes: tuple[GroupAxis, ...] = ("tp", "cp", "tp_cp", "ep", "etp", "ep_etp")
+    groups: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     return Pricing(Context(found, software, groups, tiers, p.tp), dp_tiers, n_dcs)
 
@@ -89,6 +93,9 @@ class PartTimes:
         if recompute.granularity == "selective":
             return [(float(count), part, self.of[part].replay) for part, count in chunk.runs]
         size = recompute.n_layers[chunk.depth]
+        if recompute.method == "every":
+            ones = [layers[0][0] for times, layers in groups_of(chunk.runs, 1) for _ in range(times)][size - 1 :: size]
+            return [(float(ones.count(part)), part, self.whole_replays[part]) for part in dict.fromkeys(ones)]
         runs = take(chunk.runs, size)[0] if recompute.method == "block" else chunk.runs
         if not job.software.activations.recompute_stops_early or recompute.method == "block":
             size = 1
@@ -110,7 +117,7 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     gap_s = layer_gap_s(job, context)
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
-        segments = find_segments(part.ops, job.recompute.modules)
+        segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
         of[part] = part_time(part.ops, part.sizes, context, segments, gap_s)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
@@ -121,7 +128,8 @@ def layer_gap_s(job: Job, context: Context) -> float:
     """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter from CUDA graphs [s]."""
     recipe = efficiency().recipe_gap if job.software.recipe else 1.0
     graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
-    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs)
+    compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
+    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
@@ -152,12 +160,17 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     def of(chunk: Chunk) -> ChunkTime:
         key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
         if key not in known:
-            works = [(n, times.of[part]) for n, part in times.works(chunk)]
-            forward = sum([n * part.forward.seconds for n, part in works])
-            backward = sum([n * part.backward.seconds for n, part in works])
-            replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
-            weight_s = sum([n * part.backward.weight_s for n, part in works])
-            known[key] = ChunkTime(forward, backward + replayed_s, weight_s)
+            known[key] = chunk_time(times, chunk)
         return known[key]
 
     return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]
+
+
+def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk."""
+    works = [(n, times.of[part]) for n, part in times.works(chunk)]
+    forward = sum([n * part.forward.seconds for n, part in works])
+    backward = sum([n * part.backward.seconds for n, part in works])
+    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
+    weight_s = sum([n * part.backward.weight_s for n, part in works])
+    return ChunkTime(forward, backward + replayed_s, weight_s)

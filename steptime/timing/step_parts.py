@@ -63,10 +63,14 @@ def add_work(parts: dict[str, float], hidden: dict[str, float], work: Work, time
     add_comm(parts, hidden, work, times)
 
 
+EXPERTS: dict[str, str] = {"etp": "ep", "ep_etp": "ep", "tp_cp": "ep"}
+"""Axes that stand under another one's name."""
+
+
 def add_comm(parts: dict[str, float], hidden: dict[str, float], work: Work, times: float) -> None:
-    """Add its tensor- and context-parallel communication."""
+    """Add its communication by axis; all that experts need is one part."""
     for call in work.calls:
-        name = f"{call.axis}_comm"
+        name = f"{EXPERTS.get(call.axis, call.axis)}_comm"
         parts[name] = parts.get(name, 0.0) + times * call.exposed_s
         hidden[name] = hidden.get(name, 0.0) + times * call.hidden_s
 

@@ -23,12 +23,22 @@ from steptime.validation.row_machine import hardware_of, machine
 
 PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
 """Kind of test -> what it launches; the others pretrain_gpt.py."""
-NODE = 8
+PER_NODE = {"GB200-NVL72": 4}
+"""Devices of a node by GPU; 8 of the others."""
 REASONS = (
     "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction", "activation offloading",
     "another optimizer",
 )  # fmt: skip
 """What is told first of a job that lacks several things, as far as their words begin so."""
+HOLD_MEMORY = frozenset(
+    f"--{name}"
+    for name in (
+        "optimizer", "delay-wgrad-compute", "first-last-layers-bf16", "nccl-ub", "fp16-lm-cross-entropy",
+        "use-transformer-engine-op-fuser", "reuse-grad-buf-for-mxfp8-param-ag", "no-bias-dropout-fusion",
+        "overlap-param-gather-with-optimizer-step",
+    )
+)  # fmt: skip
+"""Flags that are approximated for the step time and change what is held."""
 RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
 
@@ -51,8 +61,9 @@ class CiPlan(NamedTuple):
     assumed: tuple[str, ...]
 
 
-def launch_script(env: dict[str, Any], args: dict[str, Any], devices: int, kind: str) -> str:
+def launch_script(config: dict[str, Any], devices: int, per_node: int, kind: str) -> str:
     """The shell script that starts a test: its environment, and torchrun with its flags."""
+    env, args = config["env"], config["args"]
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in env.items()]
     words: list[str] = []
     for flag, value in args.items():
@@ -60,7 +71,7 @@ def launch_script(env: dict[str, Any], args: dict[str, Any], devices: int, kind:
             continue
         said = [] if value is True else value if isinstance(value, list) else str(value).split()
         words += [flag, *(shlex.quote(str(item)) for item in said)]
-    nodes = -(-devices // NODE)
+    nodes = -(-devices // per_node)
     start = f"torchrun --nnodes {nodes} --nproc-per-node {devices // nodes} {PROGRAMS.get(kind, 'pretrain_gpt.py')}"
     return "\n".join([*lines, f"{start} {' '.join(words)}", ""])
 
@@ -88,7 +99,7 @@ def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
     place = (key, kind, devices, row.text("gpu"), _image(row)["image"])
     if place not in _PLANS:
         try:
-            reading = read_ci(key, kind, devices)
+            reading = read_ci(key, kind, devices, PER_NODE.get(row.text("gpu"), 8))
             _PLANS[place] = reading if isinstance(reading, str) else _on_image(reading, row)
         except ConfigError as error:
             _PLANS[place] = _without_name(error.problems[0])
@@ -101,15 +112,16 @@ def _without_name(problem: str) -> str:
 
 
 @cache
-def read_ci(key: str, kind: str, devices: int) -> Reading | str:
+def read_ci(key: str, kind: str, devices: int, per_node: int) -> Reading | str:
     """Flags, environment and script of a configuration as a reading, or the reason why it is not judged.
 
     Raises:
         ConfigError: the job cannot be read.
     """
-    config = configurations()[key]
-    reading = read_megatron(key, launch_script(config["env"], config["args"], devices, kind), {}, {})
-    lacking = [flag for flag in reading.of("unmodelled") if not flag.time_only]
+    script = launch_script(configurations()[key], devices, per_node, kind)
+    reading = read_megatron(key, script, {}, {})
+    approximated = [flag for flag in reading.of("approximated") if flag.name in HOLD_MEMORY]
+    lacking = [*reading.of("unmodelled"), *approximated]
     return f"not modelled yet: {first_reason(lacking)}" if lacking else reading
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from steptime.validation.ci_jobs import is_ci
 from steptime.validation.measurements import MeasuredRow
 
@@ -18,6 +20,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"
+    if row.file == "native" and re.search(r"deterministic(?! off)", row.text("overlap_notes")):
+        return "deterministic debug mode: uninitialized memory is filled"
     if is_ci(row):
         return CI_ROWS
     if row.id in DOUBTFUL and row.published:

@@ -15,7 +15,7 @@ from steptime.base.config import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
 CI_FILE = "megatron_ci"
-FILES = ("nvidia", "other", CI_FILE, "out_of_memory")
+FILES = ("nvidia", "other", "native", CI_FILE, "out_of_memory")
 """The shipped collection; data/measurements/README.md says what each holds."""
 
 REQUIRED = (

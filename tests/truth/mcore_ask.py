@@ -10,13 +10,17 @@ import forked
 from steptime.model.model import Model
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
+from steptime.software.settings import MoeSettings
 
 WORLD = Path(__file__).with_name("mcore_world.py")
 
 
-def ask(configs, tp=1, pp=1, dp=1, rank=0):
-    """Answers of Megatron-Core on rank `rank` of tp*dp*pp ranks, one for each configuration; `checked` reads one."""
-    request = json.dumps({"tp": tp, "pp": pp, "dp": dp, "rank": rank, "configs": configs})
+def ask(configs, **world):
+    """Answers of Megatron-Core on rank `rank` of tp*dp*pp ranks, one for each configuration; `checked` reads one.
+
+    `world`: tp, pp, dp, ep = 1, etp = tp, rank = 0.
+    """
+    request = json.dumps({**world, "configs": configs})
     return json.loads(megatron(WORLD, request))
 
 
@@ -54,10 +58,31 @@ def model(c):
         bias=c.get("bias", False),
         norm_bias=c.get("norm", "RMSNorm") == "LayerNorm",
         qk_norm=c.get("qk_norm", False),
+        moe=experts(c["moe"]) if "moe" in c else None,
     )
 
 
-def shard(c, tp):
+def experts(said):
+    """Megatron's keys of a mixture of experts in ours."""
+    shared = said.get("moe_shared_expert_intermediate_size") or 0
+    return {
+        "n_experts": said["num_moe_experts"],
+        "expert_inter_sz": said["moe_ffn_hidden_size"],
+        "experts_per_token": said["moe_router_topk"],
+        "n_shared_experts": 1 if shared else 0,
+        "shared_expert_inter_sz": shared,
+        "shared_expert_gate": said.get("moe_shared_expert_gate", False),
+        "score_function": said.get("moe_router_score_function", "softmax"),
+        "pre_softmax": said.get("moe_router_pre_softmax", False),
+        "expert_bias": said.get("moe_router_enable_expert_bias", False),
+        "load_balancing": said.get("moe_router_load_balancing_type", "none"),
+        "z_loss": bool(said.get("moe_z_loss_coeff")),
+        "capacity_factor": said.get("moe_expert_capacity_factor"),
+        "pad_to_capacity": said.get("moe_pad_expert_input_to_capacity", False),
+    }
+
+
+def shard(c, tp, ep=1, etp=None):
     """What our op lists see of it: the megatron-core profile with the kernels of Megatron's local spec."""
     software = load_software("megatron-core").replace(
         precision=c.get("dtype", "bf16"),
@@ -70,8 +95,17 @@ def shard(c, tp):
         loss_impl="composite",
         grad_accumulation_fusion=c.get("grad_accumulation_fusion", False),
     )
-    b, s = float(c["b"]), float(c["s"])
-    return Shard(b, s, s, float(tp), sp=c.get("sp", False), vocab=c["vocab"], software=software)
+    b, s, said = float(c["b"]), float(c["s"]), c.get("moe", {})
+    how = MoeSettings(
+        dispatcher=said.get("moe_token_dispatcher_type", "alltoall"),
+        permute_fusion=said.get("moe_permute_fusion", False),
+        router_dtype=said.get("moe_router_dtype") or "compute",
+        grouped_gemm=c.get("grouped", True),
+        shared_expert_overlap=said.get("moe_shared_expert_overlap", False),
+    )
+    software = software.model_copy(update={"moe": how})
+    spread = {"ep": float(ep), "etp": float(etp or tp)}
+    return Shard(b, s, s, float(tp), sp=c.get("sp", False), vocab=c["vocab"], software=software, **spread)
 
 
 def part(module):

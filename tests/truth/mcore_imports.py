@@ -6,9 +6,11 @@ import warnings
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's jit_fuser is torch.compile: run it eagerly
 warnings.filterwarnings("ignore")
 
+import mcore_moe  # noqa: E402
 import mcore_patches  # noqa: E402
 
 mcore_patches.extensions()
+mcore_moe.extensions()
 
 import megatron.core.distributed  # noqa: E402
 import megatron.core.models.gpt.gpt_model  # noqa: E402

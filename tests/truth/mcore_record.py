@@ -19,7 +19,10 @@ COLLECTIVES = {
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "broadcast_": "broadcast",
+    "alltoall_base_": "all_to_all",
 }
+UNEVEN = {"allgather_": "all_gather", "reduce_scatter_": "reduce_scatter"}
+"""Collectives of a tensor and a list of its parts, of any sizes."""
 
 
 class Collectives(TorchDispatchMode):
@@ -38,6 +41,10 @@ class Collectives(TorchDispatchMode):
         objects = [a for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())]
         ranks = dist.ProcessGroup.unbox(objects[0]).size()
         lists = [tensors(a) for a in args if tensors(a)]
+        if name in UNEVEN:
+            full = max(sum(t.nbytes for t in found) for found in lists)
+            self.calls.append([UNEVEN[name], ranks, full, str(lists[0][0].dtype).removeprefix("torch.")])
+            return
         # one coalesced call carries several collectives: position k of its inputs and outputs belong together
         for call in zip(*lists, strict=True):
             full = max(call, key=torch.Tensor.numel)
@@ -86,6 +93,10 @@ class Saved:
                 row = [kept.module, list(t.shape), str(t.dtype).removeprefix("torch."), storage.nbytes(), []]
                 rows.setdefault(storage._cdata, row)[4].append(kept.saver)
         return list(rows.values())
+
+    def storages(self):
+        """Those that autograd still holds."""
+        return {kept.tensor.untyped_storage()._cdata for kept in filter(None, (r() for r in self.kept))}
 
     @contextlib.contextmanager
     def watch(self):

@@ -15,6 +15,7 @@ import traceback
 import types
 
 import mcore_imports  # noqa: F401  (Megatron itself, after what stands in for its extensions)
+import mcore_moe
 import mcore_patches as patches
 import torch
 import torch.distributed as dist
@@ -38,15 +39,20 @@ def squared_relu(x):
 ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu, "relu2": squared_relu}
 
 
-def start(tp, pp, dp, rank):
+def start(tp, pp, dp, rank, ep, etp):
     """Pretend to be `rank` of tp*dp*pp (tp fastest, pp slowest) and set Megatron's parallel state."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tp * pp * dp)
     from megatron.core import parallel_state
 
     patches.device_and_random()
     patches.norms()
+    mcore_moe.install()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, create_gloo_process_groups=False
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
+        create_gloo_process_groups=False,
     )
 
 
@@ -84,21 +90,29 @@ def config_of(c, world):
         gradient_accumulation_fusion=c.get("grad_accumulation_fusion", False),
         cross_entropy_loss_fusion=c.get("fused_loss", False),
         **recompute,
+        **expert_config(c, world),
     )
+
+
+def expert_config(c, world):
+    """Megatron's own keys of a mixture of experts, with even routing."""
+    said = c.get("moe")
+    if not said:
+        return {}
+    mcore_moe.Even.topk, mcore_moe.Even.stride = said["moe_router_topk"], c.get("stride", 1)
+    degrees = {"expert_model_parallel_size": world["ep"], "expert_tensor_parallel_size": world["etp"]}
+    return said | degrees | {"moe_router_force_load_balancing": True, "moe_grouped_gemm": c.get("grouped", True)}
 
 
 def model_of(c, world):
     """Megatron's GPTModel with its local layer spec: this rank's pipeline stage."""
     from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     config = config_of(c, world)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(
-            normalization=config.normalization, qk_layernorm=config.qk_layernorm
-        ),
+        transformer_layer_spec=layers_of(c, config),
         vocab_size=c["vocab"],
         max_sequence_length=c["s"],
         position_embedding_type="learned_absolute" if c.get("learned_positions") else "rope",
@@ -108,6 +122,23 @@ def model_of(c, world):
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     return model.to(config.params_dtype).train()
+
+
+def layers_of(c, config):
+    """The spec of all layers, or of each where only some have experts."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    said = {"normalization": config.normalization, "qk_layernorm": config.qk_layernorm}
+    spec = get_gpt_layer_local_spec(**said, num_experts=config.num_moe_experts)
+    if config.num_moe_experts and c.get("grouped", True):
+        mcore_moe.grouped(spec)
+    if not isinstance(config.moe_layer_freq, list):
+        return spec
+    dense = get_gpt_layer_local_spec(**said)
+    specs = [spec if has_experts else dense for has_experts in config.moe_layer_freq]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=WrappedTorchNorm)
 
 
 def forward(model, core, c, world):
@@ -125,9 +156,16 @@ def forward(model, core, c, world):
 
 def run(c, world):
     """One forward and backward of a model: its parameters, saved storages, collectives, and Megatron's shared buffer."""
+    mode = patches.CudaIsCpu if "moe" in c else contextlib.nullcontext  # fused permutation keeps its indices on "cuda"
+    mcore_moe.Buffer.sent.clear()
+    with mode():
+        return pass_through(model_of(c, world), c, world)
+
+
+def pass_through(model, c, world):
+    """One forward and backward of a model."""
     from megatron.core import parallel_state
 
-    model = model_of(c, world)
     if c.get("grad_accumulation_fusion"):
         for p in model.parameters():
             p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape), False
@@ -138,6 +176,7 @@ def run(c, world):
         with saved.watch(), ahead:
             out = forward(model, model, c, world)
         rows = saved.rows()
+        holds = mcore_moe.held(model, saved.storages())
         with back:
             out.sum().backward()
     params = [[name, list(p.shape)] for name, p in model.named_parameters()]
@@ -146,6 +185,8 @@ def run(c, world):
         "saved": rows,
         "forward": ahead.calls,
         "backward": back.calls,
+        "exchanges": list(mcore_moe.Buffer.sent),
+        "held_bytes": holds,
         "buffer_bytes": sum(t.nbytes for t in shared.values()),
     }
 
@@ -205,8 +246,9 @@ def train(c, world):
                 "param_bytes": 0 if b.param_data is None else b.param_data.nbytes,
                 "grad_bytes": b.grad_data.nbytes,
                 "buckets": [k.grad_data.numel() for k in b.buckets],
+                "ranks": b.data_parallel_group.size(),
             }
-            for b in model.buffers
+            for b in (*model.buffers, *model.expert_parallel_buffers)
         ],
         "master_bytes": sum(p.nbytes for p in masters),
         "moment_bytes": sum(t.nbytes for t in states if torch.is_tensor(t) and t.dim()),
@@ -255,7 +297,7 @@ def main():
     """Answer one request."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     request = json.load(sys.stdin)
-    world = {k: request.get(k, v) for k, v in (("tp", 1), ("pp", 1), ("dp", 1), ("rank", 0))}
+    world = {k: request.get(k, v) for k, v in (("tp", 1), ("pp", 1), ("dp", 1), ("rank", 0), ("ep", 1), ("etp", None))}
     start(**world)
     torch.set_num_threads(1)
     tasks = {"run": run, "peak": peak, "train": train, "buckets": buckets}

@@ -17,7 +17,7 @@ from mcore_ask import ask, checked, model
 from steptime.answer.tables import part_rows
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buffers import comm_buffer_bytes
+from steptime.memory.kept_buffers import comm_buffer_bytes
 from steptime.memory.part_memories import PartMemories
 from steptime.timing.step_time import step_time
 

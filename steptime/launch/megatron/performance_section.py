@@ -18,7 +18,9 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
         section["vocab_multiple"] = multiple
     section |= _precision(keys) | _recompute(keys) | _states(keys)
     fused = keys.on("gradient_accumulation_fusion")
-    if software == "megatron-2021":
+    if software in {"megatron-2021", "megatron-deepspeed"}:
+        if keys.on("use_flash_attn"):
+            section["attention_impl"] = "flash"
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
             section[key] = "fused" if keys.on(argument) else "composite"
         # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)

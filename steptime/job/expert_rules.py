@@ -1,0 +1,120 @@
+"""What the rules know of a mixture of experts, and what must hold of it and of how it is spread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.job.limits import Rule
+from steptime.model.model import Moe
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.software.performance import Software
+
+_NONE = Moe(n_experts=1, expert_inter_sz=1, experts_per_token=1)
+
+
+def expert_facts(model: Model, software: Software) -> dict[str, Any]:
+    """The facts of a model's experts and of how they run."""
+    moe = model.moe or _NONE
+    return {
+        "moe": model.moe is not None,
+        "n_experts": moe.n_experts,
+        "experts_per_token": moe.experts_per_token,
+        "expert_inter_sz": moe.expert_inter_sz,
+        "shared_inter_sz": moe.shared_expert_inter_sz,
+        "dense_layers": moe.n_dense_layers,
+        "expert_tp_degree": moe.expert_tp_degree or 0,
+        "capacity": moe.capacity_factor is not None,
+        "padded": moe.pad_to_capacity,
+        "dispatcher": software.moe.dispatcher,
+        "expert_layers_listed": any(run.kind == "moe" for run in model.layers or []),
+    }
+
+
+EXPERT_RULES = [
+    Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
+    Rule(
+        "listed experts need moe",
+        "model.layers",
+        "lists layers of kind moe, but model.moe does not say what they are",
+        lambda f: f.moe | (not f.expert_layers_listed),
+    ),
+    # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
+    Rule(
+        "moe without sp",
+        "parallelism.sp",
+        "Megatron-Core trains experts with tp > 1 only under sequence parallelism (got tp {f.tp}); set sp, or use tp 1",
+        lambda f: (not f.moe) | f.sp | (f.tp == 1),
+    ),
+    # megatron/core/parallel_state.py, initialize_model_parallel: world_size % (etp * ep * pp) == 0
+    Rule(
+        "experts over ranks",
+        "parallelism.ep",
+        "dp*cp*tp = ep*etp*edp: the {f.stage_ranks} devices of a stage (dp {f.dp} * cp {f.cp} * tp {f.tp}) "
+        "are no multiple of ep {f.ep} * etp {f.etp} = {f.expert_ranks}",
+        lambda f: (not f.moe) | (f.stage_ranks % f.expert_ranks == 0),
+    ),
+    Rule(
+        "experts over centres",
+        "cross_dc.n_dcs",
+        "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got {f.n_dcs})",
+        lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
+    ),
+    Rule(
+        "ep divides experts",
+        "parallelism.ep",
+        "must divide n_experts {f.n_experts} (got {f.ep}); possible: {f.ep_choices}",
+        lambda f: (not f.moe) | (f.n_experts % f.ep == 0),
+    ),
+    Rule(
+        "etp divides expert_inter_sz",
+        "parallelism.etp",
+        "must divide expert_inter_sz {f.expert_inter_sz} (got {f.etp})",
+        lambda f: (not f.moe) | (f.expert_inter_sz % f.etp == 0),
+    ),
+    # transformer_engine.py, TEGroupedLinear: without ep > 1 experts' gradients go with the dense ones, over dp*cp
+    Rule(
+        "etp with ep 1",
+        "parallelism.etp",
+        "must be tp {f.tp} where ep is 1 (got {f.etp}): Megatron-Core reduces such experts over dp alone; remove it, or raise ep",
+        lambda f: (not f.moe) | (f.ep > 1) | (f.etp == f.tp),
+    ),
+    # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
+    Rule(
+        "flex with one rank",
+        "performance.moe.dispatcher",
+        "flex wants ep*etp > 1; raise ep, or use alltoall",
+        lambda f: (not f.moe) | (f.dispatcher != "flex") | (f.expert_ranks > 1),
+    ),
+    Rule(
+        "expert_tp_degree",
+        "model.moe.expert_tp_degree",
+        "must equal parallelism.etp {f.etp} (got {f.expert_tp_degree}); set one of them",
+        lambda f: (f.expert_tp_degree == 0) | (f.expert_tp_degree == f.etp),
+    ),
+    Rule(
+        "tp divides shared experts",
+        "parallelism.tp",
+        "must divide shared_expert_inter_sz {f.shared_inter_sz} (got {f.tp})",
+        lambda f: f.shared_inter_sz % f.tp == 0,
+    ),
+    Rule(
+        "top k",
+        "model.moe.experts_per_token",
+        "must be at most n_experts {f.n_experts} (got {f.experts_per_token})",
+        lambda f: f.experts_per_token <= f.n_experts,
+    ),
+    Rule(
+        "dense layers",
+        "model.moe.n_dense_layers",
+        "must be at most n_layers {f.n_layers} (got {f.dense_layers})",
+        lambda f: f.dense_layers <= f.n_layers,
+    ),
+    Rule(
+        "padding needs capacity",
+        "model.moe.pad_to_capacity",
+        "needs model.moe.capacity_factor; set it, or remove pad_to_capacity",
+        lambda f: f.capacity or not f.padded,
+    ),
+]

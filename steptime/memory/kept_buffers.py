@@ -1,0 +1,41 @@
+"""What a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight gradients, routing maps."""
+
+from __future__ import annotations
+
+from steptime.base.num import Num, maximum
+from steptime.job.assembly import Assembly
+from steptime.memory.states import pieces_of
+from steptime.model.ops import Move
+
+
+def pooled_bytes(assembly: Assembly) -> list[Num]:
+    """Bytes of the tensors that lie in Megatron's grow-only buffer."""
+    parts = (*assembly.kinds, assembly.head)
+    return [t.bytes for part in parts for op in part.ops for t in op.allocates if t.pooled]
+
+
+def comm_buffer_bytes(assembly: Assembly) -> Num:
+    """Megatron's grow-only buffer: the largest sequence-parallel gather, or unfused attention's scores [B].
+
+    megatron/core/utils.py, GlobalMemoryBuffer; megatron/core/transformer/dot_product_attention.py, matmul_input_buffer.
+    """
+    largest: Num = 0.0
+    for bytes_ in pooled_bytes(assembly) if assembly.job.software.activations.comm_buffer else []:
+        largest = maximum(largest, bytes_)
+    return largest
+
+
+def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
+    """One dummy weight gradient per shape of a stage's projections, made at the first backward and kept [B]."""
+    software, chunks = assembly.job.software, assembly.stages[stage]
+    if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
+        return 0.0
+    parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
+    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) > 1}
+    return software.itemsize * sum([pieces_of(assembly, p)[0] for p in weights.values()])
+
+
+def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
+    """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
+    runs = [run for chunk in assembly.stages[stage] for run in chunk.runs]
+    return sum([count * op.stays_bytes for part, count in runs for op in part.ops if isinstance(op, Move)])

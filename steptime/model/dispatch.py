@@ -1,0 +1,247 @@
+"""How rows reach their experts and come back: permutation, exchange between ranks, order by expert; three dispatchers.
+
+Source: megatron/core/transformer/moe/token_dispatcher.py and moe_utils.py (0.16.1). Letters: T tokens of this device, E experts,
+k per token, N rows in this device's experts, R rows that DeepEP delivers, p bytes of a probability.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.base.num import same
+from steptime.model.ops import Comm, Move, Op, Tensor
+from steptime.model.routing import BOOL, INT32, INT64, Rows
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+    from steptime.model.ops import Axis
+
+INDEX_KERNELS = 6.0
+"""Kernels of an unfused permutation: masks and indices of map and probabilities, then the copies (moe_utils.py, permute)."""
+
+
+class Sent(NamedTuple):
+    """What lies before the experts: the rows, and their probabilities."""
+
+    x: str
+    probs: str
+
+
+def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+    """From tokens and probabilities to the rows of this device's experts, in their order."""
+    made = {"alltoall": _to_all, "allgather": _gathered, "flex": _exchanged}[rows.shard.software.moe.dispatcher]
+    return made(rows, x, probs)
+
+
+def combine(rows: Rows, x: str) -> tuple[list[Op], str]:
+    """From the experts' rows back to tokens, summed."""
+    made = {"alltoall": _from_all, "allgather": _scattered, "flex": _returned}[rows.shard.software.moe.dispatcher]
+    return made(rows, x)
+
+
+def permute(
+    rows: Rows, name: str, sources: tuple[str, ...], count: Num, kept: tuple[Tensor, ...], stays: Num = 0.0
+) -> tuple[Op, Sent]:
+    """Copy rows into the order of their experts, with their probabilities; `stays` bytes are the dispatcher's own."""
+    shard = rows.shard
+    out = Tensor(f"{name}.out", count * rows.hidden, shard.itemsize)
+    probs = Tensor(f"{name}.probs", count, rows.prob)
+    kernels = 1.0 if shard.software.moe.permute_fusion else INDEX_KERNELS
+    moved = 2.0 * out.bytes + 2.0 * probs.bytes + sum([t.bytes for t in kept])
+    names = tuple(t.name for t in kept)
+    op = Move(name, sources, (out, probs), names, kept, (), moved, moved, kernels, stays_bytes=stays, role="moe")
+    return op, Sent(out.name, probs.name)
+
+
+def unpermute(rows: Rows, name: str, x: str, read: Num, made: Num, saves: tuple[str, ...] = ()) -> tuple[Op, str]:
+    """Sum rows back into `made` tokens by the indices that `permute` kept."""
+    out = Tensor(f"{name}.out", made * rows.hidden, rows.shard.itemsize)
+    moved = (read + made) * rows.hidden * rows.shard.itemsize
+    kernels = 1.0 if rows.shard.software.moe.permute_fusion else 3.0
+    return Move(name, (x,), (out,), saves, (), (), moved, moved, kernels, role="moe"), out.name
+
+
+def exchange(
+    name: str, x: str, out: Tensor, kind: Any, backward: Any, axis: Axis, bytes_: Num, **more: Any
+) -> tuple[Op, str]:
+    """One collective that carries rows or probabilities."""
+    comm = Comm(name, (x,), (out,), kind=kind, backward=backward, axis=axis, bytes=bytes_, role="moe", **more)
+    return comm, out.name
+
+
+def maps(rows: Rows, tokens: Num, experts: Num, count: Num) -> tuple[Tensor, ...]:
+    """What permuting `tokens` for `experts` into `count` rows keeps.
+
+    Fused: TransformerEngine's row map, int32, 2E + 1 columns. Else masks of map and probabilities and the sorted indices; padded
+    to capacity, indices of both alone.
+    """
+    if rows.shard.software.moe.permute_fusion:
+        return (Tensor("moe.row_map", tokens * (2.0 * experts + 1.0), INT32),)
+    if rows.moe.pad_to_capacity:
+        return (Tensor("moe.sorted", 2.0 * count, INT64),)
+    mask = Tensor("moe.mask", tokens * experts, BOOL)
+    return (mask, Tensor("moe.mask.probs", tokens * experts, rows.prob), Tensor("moe.sorted", count, INT64))
+
+
+# --- all-to-all ----------------------------------------------------------------------------------------------------------
+
+
+def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+    shard, size, p, h = rows.shard, rows.shard.itemsize, rows.prob, rows.hidden
+    ops: list[Op] = []
+    if rows.spread and not rows.moe.pad_to_capacity:
+        counts = INT64 * rows.moe.n_experts * rows.ranks
+        ops.append(Comm("moe.counts", kind="all_gather", axis="ep_etp", bytes=counts, role="moe"))
+    kept = maps(rows, rows.tokens, rows.moe.n_experts, rows.sent)
+    # self.probs and self.routing_map; the map of a bounded capacity is the mask that the router keeps
+    held = (p if rows.moe.capacity_factor else BOOL + p) * rows.tokens * rows.moe.n_experts
+    op, sent = permute(rows, "moe.permute", (x, probs), rows.sent, kept, held)
+    ops.append(op)
+    if same(shard.ep != 1):
+        n = rows.received
+        out, out_probs = Tensor("moe.arrived", n * h, size), Tensor("moe.arrived.probs", n, p)
+        a, x_in = exchange("moe.dispatch", sent.x, out, "all_to_all", "all_to_all", "ep", out.bytes)
+        b, p_in = exchange(
+            "moe.dispatch.probs", sent.probs, out_probs, "all_to_all", "all_to_all", "ep", out_probs.bytes
+        )
+        ops, sent = [*ops, a, b], Sent(x_in, p_in)
+    if same(shard.etp != 1):
+        out, out_probs = Tensor("moe.gathered", rows.here * h, size), Tensor("moe.gathered.probs", rows.here, p)
+        a, x_in = exchange("moe.gather", sent.x, out, "all_gather", "reduce_scatter", "etp", out.bytes)
+        b, p_in = exchange(
+            "moe.gather.probs", sent.probs, out_probs, "all_gather", "reduce_scatter", "etp", out_probs.bytes
+        )
+        ops, sent = [*ops, a, b], Sent(x_in, p_in)
+    if rows.several:
+        op, sent = permute(rows, "moe.sort", (sent.x, sent.probs), rows.here, sort_map(rows, "moe.sort.map"))
+        ops.append(op)
+    return ops, sent
+
+
+def sort_map(rows: Rows, name: str) -> tuple[Tensor, ...]:
+    """The row map of a fused sort by expert; unfused chunks are cut and joined."""
+    return (Tensor(name, rows.here, INT32),) if rows.shard.software.moe.permute_fusion else ()
+
+
+def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
+    shard, size, h = rows.shard, rows.shard.itemsize, rows.hidden
+    ops: list[Op] = []
+    if rows.several:
+        kept = sort_map(rows, "moe.unsort.map")
+        out = Tensor("moe.unsort.out", rows.here * h, size)
+        kernels = 1.0 if kept else 2.0
+        ops.append(Move("moe.unsort", (x,), (out,), tuple(t.name for t in kept), kept, kernels=kernels, role="moe"))
+        x = out.name
+    if same(shard.etp != 1):
+        made, x = reduce_rows(rows, x, rows.here, shard.etp, "etp")
+        ops += made
+    if same(shard.ep != 1):
+        out = Tensor("moe.returned", rows.sent * h, size)
+        op, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep", rows.received * h * size)
+        ops.append(op)
+    op, x = unpermute(rows, "moe.unpermute", x, rows.sent, rows.tokens, index_of(rows))
+    return [*ops, op], x
+
+
+def index_of(rows: Rows) -> tuple[str, ...]:
+    """The kept tensor that says where rows came from."""
+    return ("moe.row_map",) if rows.shard.software.moe.permute_fusion else ("moe.sorted",)
+
+
+def reduce_rows(rows: Rows, x: str, count: Num, ranks: Num, axis: Axis) -> tuple[list[Op], str]:
+    """Partial sums of `count` rows reduced and scattered over `ranks`, in the router's dtype, with a cast before and after."""
+    size, p = rows.shard.itemsize, rows.prob
+    ops: list[Op] = []
+    elements = count * rows.hidden
+    if p != size:
+        wide = Tensor("moe.wide", elements, p)
+        ops.append(Move("moe.widen", (x,), (wide,), role="moe"))
+        x = wide.name
+    out = Tensor("moe.summed", elements / ranks, p)
+    op, x = exchange("moe.reduce", x, out, "reduce_scatter", "all_gather", axis, elements * p)
+    ops.append(op)
+    if p != size:
+        narrow = Tensor("moe.narrow", elements / ranks, size)
+        ops.append(Move("moe.narrow", (x,), (narrow,), role="moe"))
+        x = narrow.name
+    return ops, x
+
+
+# --- all-gather ----------------------------------------------------------------------------------------------------------
+
+
+def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+    size, p, experts = rows.shard.itemsize, rows.prob, rows.moe.n_experts
+    every = rows.tokens * rows.ranks
+    ops: list[Op] = []
+    if rows.spread:
+        ops.append(Comm("moe.map", kind="all_gather", axis="ep_etp", bytes=every * experts * BOOL, role="moe"))
+        out = Tensor("moe.every.probs", every * experts, p)
+        op, probs = exchange("moe.gather.probs", probs, out, "all_gather", "reduce_scatter", "ep_etp", out.bytes)
+        ops.append(op)
+        out = Tensor("moe.every", every * rows.hidden, size)
+        op, x = exchange("moe.gather", x, out, "all_gather", "reduce_scatter", "ep_etp", out.bytes)
+        ops.append(op)
+    local = rows.local_experts
+    kept = maps(rows, every, local, rows.here)
+    if (
+        rows.shard.software.moe.permute_fusion
+    ):  # the masks of the local experts are cut out by index operations all the same
+        kept += (Tensor("moe.mask", every * local, BOOL), Tensor("moe.mask.probs", every * local, p))
+    # self.local_map; that of one expert, or of one rank with a bounded capacity, is kept for backward anyway
+    kept_anyway = not rows.several or (rows.moe.capacity_factor and not rows.spread)
+    held = 0.0 if kept_anyway else BOOL * every * local
+    op, sent = permute(rows, "moe.permute", (x, probs), rows.here, kept, held)
+    return [*ops, op], sent
+
+
+def _scattered(rows: Rows, x: str) -> tuple[list[Op], str]:
+    every = rows.tokens * rows.ranks
+    op, x = unpermute(rows, "moe.unpermute", x, rows.here, every, index_of(rows))
+    if not rows.spread:
+        return [op], x
+    made, x = reduce_rows(rows, x, every, rows.ranks, "ep_etp")
+    return [op, *made], x
+
+
+# --- DeepEP, HybridEP ----------------------------------------------------------------------------------------------------
+
+
+def arriving(rows: Rows) -> Num:
+    """R: rows that arrive, one for each token that any local expert wants, from all ranks."""
+    return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.shard.etp * rows.load
+
+
+def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
+    shard, k = rows.shard, rows.moe.experts_per_token
+    count = arriving(rows)
+    indices = Tensor("moe.flex.indices", rows.tokens * k * shard.etp, INT64)
+    valid = Tensor("moe.flex.valid", count * k * shard.etp, BOOL)
+    back = Tensor("moe.flex.rows", 2.0 * rows.here, INT64)
+    out = Tensor("moe.arrived", count * rows.hidden, shard.itemsize)
+    local = Tensor("moe.arrived.probs", count * rows.local_experts, rows.prob)
+    get = Comm(
+        "moe.dispatch",
+        (x, probs),
+        (out, local),
+        (indices.name, valid.name, back.name),
+        (indices, valid, back),
+        kind="all_to_all",
+        backward="all_to_all",
+        axis="ep_etp",
+        bytes=out.bytes,
+        routing=rows.routing,
+        role="moe",
+    )
+    kept = maps(rows, count, rows.local_experts, rows.here)
+    op, sent = permute(rows, "moe.permute", (out.name, local.name), rows.here, kept)
+    return [get, op], sent
+
+
+def _returned(rows: Rows, x: str) -> tuple[list[Op], str]:
+    count, size = arriving(rows), rows.shard.itemsize
+    op, x = unpermute(rows, "moe.unpermute", x, rows.here, count, index_of(rows))
+    out = Tensor("moe.returned", rows.tokens * rows.hidden, size)
+    bytes_ = count * rows.hidden * size
+    back, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep_etp", bytes_, routing=rows.routing)
+    return [op, back], x

@@ -1,0 +1,150 @@
+"""A layer with a mixture of experts as ops: attention, norm, shared experts, router, dispatch, experts, combine, sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.num import same
+from steptime.model.attention import attention_ops
+from steptime.model.dispatch import combine, dispatch
+from steptime.model.mlp import Words, activate, feed_forward, gated
+from steptime.model.ops import Gemm, Move, Op, Param, Tensor
+from steptime.model.quantize import Operand, backward_casts, cast
+from steptime.model.routing import Rows, router_ops
+from steptime.model.sublayers import Sublayer, dropout, norm, residual
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+    from steptime.model.dispatch import Sent
+    from steptime.model.model import Model, Moe
+    from steptime.model.shard import Shard
+
+SHARED = Words("shared", "shared_experts", "shared_experts")
+EXPERTS = Words("experts", "moe", "moe_act")
+
+
+def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
+    """One transformer layer with experts in place of the MLP, from tensor "x" to "y"."""
+    return [*attention_ops(model, shard), *moe_ops(model, shard)]
+
+
+def moe_ops(model: Model, shard: Shard) -> list[Op]:
+    """The experts' half of a block, from "x2" to "y" (megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
+
+    Raises:
+        ValueError: the model has no experts.
+    """
+    moe, hidden = model.moe, model.hidden_sz
+    if moe is None:
+        raise ValueError("model.moe: unsaid, so there are no experts")
+    rows = Rows(moe, hidden, shard)
+    elements = rows.tokens * hidden
+    normed, x = norm("mlp.norm", "x2", rows.tokens, hidden, model, shard)
+    shared, extra = shared_experts(model, moe, shard, x) if moe.shared_expert_inter_sz else ([], "")
+    routed, probs = router_ops(model, rows, x)
+    out, sent = dispatch(rows, x, probs)
+    inner, y = experts(model, rows, sent)
+    back, branch = combine(rows, y)
+    ops = [*normed, *shared, *routed, *out, *inner, *back]
+    if extra:
+        ops.append(
+            Move("moe.add", (branch, extra), (Tensor("moe.sum", elements, shard.itemsize),), same_grad=True, role="moe")
+        )
+        branch = "moe.sum"
+    dropped, branch = dropout("mlp.dropout", branch, elements, model, shard)
+    return [*ops, *dropped, residual("mlp.residual", "x2", branch, "y", elements, shard)]
+
+
+def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
+    """The experts that every token passes, as one MLP, gated where the model says so (shared_experts.py, SharedExpertMLP)."""
+    tokens, hidden = shard.sequence_tokens, model.hidden_sz
+    own = model.model_copy(update={"inter_sz": moe.shared_expert_inter_sz, "bias": False})
+    quantized, operand = cast("shared", x, tokens * hidden, shard, role="shared_experts")
+    if shard.software.moe.shared_expert_overlap and shard.sp and shard.split:
+        # pre_forward_comm keeps the gathered input; the projection then gathers nothing again
+        shard = replace(shard, software=shard.software.replace(sp_regather=False))
+    ops, branch = feed_forward(own, shard, operand, SHARED)
+    ops = [*quantized, *ops]
+    if not moe.shared_expert_gate:
+        return ops, branch
+    weight = Param("mlp.shared_experts.gate_weight", (1, hidden))
+    score = Tensor("shared.score", tokens, shard.itemsize)
+    out = Tensor("shared.gated", tokens * hidden, shard.itemsize)
+    gate = Move("shared.gate", (x,), (score,), (x, score.name), (), (weight,), kernels=2.0, role="shared_experts")
+    scale = Move("shared.scale", (branch, score.name), (out,), (branch, score.name), role="shared_experts")
+    return [*ops, gate, scale], out.name
+
+
+def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
+    """Up, activation times probability, down, for the rows of each local expert (experts.py, TEGroupedMLP)."""
+    moe, shard, size = rows.moe, rows.shard, rows.shard.itemsize
+    width, gates = moe.expert_inter_sz, 2 if model.glu else 1
+    local = width / shard.etp
+    up = Tensor("experts.up", rows.here * local * gates, size)
+    act = Tensor("experts.act.out", rows.here * local, size)
+    quantized, operand = cast("experts", sent.x, rows.here * rows.hidden, shard, role="moe")
+    ops: list[Op] = [*quantized, grouped(rows, operand, up, rows.hidden, local * gates, "up", bias=model.bias)]
+    ops += weighted(model, shard, up, act, sent.probs)
+    quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
+    out = Tensor("experts.out", rows.here * rows.hidden, size)
+    down = grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)
+    return [*ops, *quantized, down], out.name
+
+
+def weighted(model: Model, shard: Shard, up: Tensor, out: Tensor, probs: str) -> list[Op]:
+    """The activation times the probability.
+
+    Fused: one kernel that keeps its input and the probabilities (fused_bias_swiglu.py, WeightedSwiGLUFunction;
+    fused_weighted_squared_relu.py). Else the product follows the activation, and keeps what it multiplies.
+    """
+    both = (up.name, probs)
+    if shard.software.kernels.activation_impl == "fused" and (model.glu or model.activation == "relu2"):
+        return [Move("experts.act", both, (out,), both, role="moe_act")]
+    plain = out._replace(name="experts.act.plain")
+    if model.glu:
+        ops, activated = gated(model, shard, up.name, up.name, plain, EXPERTS), plain.name
+    else:
+        ops, activated = activate(model, shard, up.name, plain, EXPERTS)
+    return [*ops, Move("experts.act.weigh", (activated, probs), (out,), (activated, probs), role="moe_act")]
+
+
+def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, bias: bool) -> Gemm:
+    """The product of each local expert's rows with its weight, which is split over ep, and over etp as a dense one over tp."""
+    moe, shard = rows.moe, rows.shard
+    own = (n * shard.etp, k) if which == "up" else (n, k * shard.etp)
+    group: Any = "expert" if same(shard.ep != 1) else "dense"
+    shape = (moe.n_experts, *own)
+    weight = Param(
+        f"mlp.experts.{which}.weight",
+        shape,
+        0,
+        group=group,
+        n_experts=moe.n_experts,
+        top_k=moe.experts_per_token,
+    )
+    params: tuple[Param, ...] = (weight,)
+    if bias:  # whole on every etp rank of the second product
+        wide = (moe.n_experts, own[0])
+        params += (weight._replace(name=f"mlp.experts.{which}.bias", shape=wide),)
+    back = backward_casts(shard, rows.here, n, k)
+    return Gemm(
+        f"experts.{which}",
+        (x.read,),
+        (out,),
+        (x.kept,),
+        (),
+        params,
+        m=rows.here / rows.local_experts,
+        n=n,
+        k=k,
+        count=rows.local_experts,
+        itemsize=shard.itemsize,
+        recipe=shard.software.recipe,
+        cast_bytes=back.bytes,
+        cast_kernels=back.kernels,
+        keeps_columns=x.columns,
+        grouped=shard.software.moe.grouped_gemm,
+        load=rows.load,
+        role="moe",
+    )

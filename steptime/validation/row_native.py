@@ -1,0 +1,124 @@
+"""From the words of a measured row of the PyTorch-native stack (torchtitan, FSDP, torch.compile) to settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.validation.measurements import MeasuredRow
+
+TORCHAO_WORDS = (
+    ("gw_hp", "fp8_rowwise_gw_hp"),
+    ("rowwise", "fp8_rowwise"),
+    ("mxfp8", "mxfp8_torchao"),
+    ("tensorwise", "fp8_tensorwise"),
+    ("dynamic", "fp8_tensorwise"),
+    ("fp8 all-gather", "fp8_tensorwise"),
+)
+"""First match wins."""
+RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
+"""Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
+
+
+def torchtitan_release(row: MeasuredRow) -> str:
+    """The release of the profile that a row of torchtitan ran, by its pull request or date; "" for today's."""
+    source = row.text("source")
+    pull, month = re.search(r"PR #(\d+)", source), re.search(r"\b(20\d\d)-(\d\d)", source)
+    if pull is None and month is None:
+        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else ""
+    for release, number, date in RELEASES:
+        if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
+            return release
+    return ""
+
+
+def compile_of(release: str, notes: str) -> dict[str, Any]:
+    """What torch.compile made kernels of, where the notes say `compile=`.
+
+    torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
+    (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels.
+    """
+    found = re.search(r"\bcompile=([a-z_]*)([^;]*)", notes)
+    if not found or (found[1] != "on" and "inductor" not in notes):
+        return {}
+    if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
+        return {}
+    loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
+    return {"compile": "all" if loss else "blocks"}
+
+
+def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
+    """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
+    section = compile_of(release, notes)
+    if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
+        section["loss_chunks"] = int(found[1] or 8)
+    elif re.search(r"full[- ]logits", notes):
+        section["loss_chunks"] = 1
+    if "foak-fast-kernels" in notes:
+        section |= {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": "fused"}
+    if "liger" in notes:
+        section["loss_chunks"] = liger_chunks(row.needed("hidden"), row.whole("vocab") or row.needed("hidden"))
+    if "flexflash" in notes:
+        section["attention_kernel"] = "best"
+    elif "flexattention" in notes or "flex_attention" in notes:
+        section["attention_kernel"] = "flex"
+    elif re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
+        section["attention_kernel"] = "best"
+    if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
+        section["cuda_graphs"] = True
+    return section
+
+
+def liger_chunks(hidden: int, vocab: int) -> int:
+    """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
+
+    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens.
+    """
+    return 1 << (-(-vocab // hidden) - 1).bit_length()
+
+
+def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """Dtype of the gradients where the source names it."""
+    said = row.text("precision").lower()
+    section: dict[str, Any] = {}
+    if "fp32 grad" in said:
+        section["main_grad_dtype"] = "fp32"
+    if "bf16 grad" in said or "bf16 grad reduce" in notes:
+        section["main_grad_dtype"] = "bf16"
+    return section
+
+
+def native_states(row: MeasuredRow) -> dict[str, Any]:
+    """Dtypes of the parameters, gradients and optimizer states, where the precision's text says more than its first word."""
+    said = row.text("precision").lower()
+    if "pure" in said or "bf16 params" in said or "params/grads/adam bf16" in said:
+        return {"param_dtype": "bf16", "main_grad_dtype": "bf16", "moment_dtype": "bf16"}
+    if re.search(r"bf16 (adam|optimizer)", said):
+        return {"moment_dtype": "bf16"}
+    return {}
+
+
+def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """The recipe of torchao that the precision names; nothing where it names none."""
+    said = row.text("precision").lower()
+    found = next((recipe for word, recipe in TORCHAO_WORDS if word in said), "")
+    if not found:
+        return {}
+    gathered = found == "fp8_tensorwise" and re.search(r"(fp8|float8)( fsdp)? all-gather", f"{said} {notes}")
+    return {"precision": found, "fp8_params": bool(gathered)}
+
+
+def recomputed_per_op(said: str) -> dict[str, Any]:
+    """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
+    if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
+        return {"activation_checkpointing_type": "per-op"}
+    if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
+        return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
+    if said == "selective (every other layer)":
+        return {"recompute": {"granularity": "full", "method": "every", "n_layers": 2}}
+    return {}
+
+
+def resharded(said: str) -> bool:
+    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`."""
+    return not re.search(r"\bzero-?2|reshard never", said)
