@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from steptime.software.performance import EAGER_TORCH, load_software, software_names
 from steptime.software.profiles import profile_releases
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.recipes import recipe_of
+from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_native import (
     native_kernels,
     native_states,
@@ -131,10 +131,6 @@ def _title(word: str) -> str:
     return "XLA (Levanter, T5X)" if word in {"levanter", "t5x"} else word
 
 
-SIMUMAX = {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}
-"""MooreThreads/SimuMax's launch scripts: --no-create-attention-mask-in-dataloader; torch's workspace on Blackwell before 2026."""
-
-
 def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dict[str, Any]:
     """The `performance` section of a row; what was unsaid is added to `assumed`.
 
@@ -157,10 +153,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
-    if row.group == "simumax":
-        section |= SIMUMAX
-        assumed += [f"{key}: {value}, as its scripts and torch of 2025 have it" for key, value in SIMUMAX.items()]
-    return section
+    return section | of_scripts(row.group, assumed)
 
 
 def _before_flash(row: MeasuredRow) -> bool:
