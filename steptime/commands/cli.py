@@ -168,7 +168,8 @@ def _report(made: argparse.ArgumentParser) -> None:
         "--from",
         dest="kind",
         metavar="KIND",
-        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
+        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus; or auto",
     )
     made.add_argument(
         "--with",
