@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options, view_options
+from steptime.commands import log_options, search_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
+    "search": "the best of all layouts on a number of devices",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
+    "serve": "a page on this machine that changes a plan and shows its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "machines": "the machines that ship with steptime",
@@ -288,10 +290,12 @@ def _show(made: argparse.ArgumentParser) -> None:
 
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
+    "search": search_options.add,
     "scale": _scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
+    "serve": view_options.add_to_serve,
     "validate": _validate,
     "show": _show,
 }

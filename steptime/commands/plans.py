@@ -71,6 +71,13 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
     return {"launch": launch_flags.document(reading)}
 
 
+def search(options: Namespace, out: Printer) -> int:
+    """The best layouts of a plan."""
+    from steptime.commands.search_command import search as run
+
+    return run(options, out)
+
+
 def scale(options: Namespace, out: Printer) -> int:
     """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
     from steptime.answer.result import estimate
@@ -115,6 +122,13 @@ def _labels(a: str, b: str) -> tuple[str, str]:
 def explain(options: Namespace, out: Printer) -> int:
     """One name's working, a measured row's whole way, or a trace beside the estimate."""
     from steptime.commands.explain_command import explain as run
+
+    return run(options, out)
+
+
+def serve(options: Namespace, out: Printer) -> int:
+    """The what-if page, until it is interrupted."""
+    from steptime.commands.serve_command import serve as run
 
     return run(options, out)
 

@@ -154,6 +154,12 @@ def normalise(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").split())
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a machine of this name or alias comes with the package, so that no file of the user's is read for it."""
+    key = normalise(name)
+    return key in machine_names() or key in _shipped(_DATA / "machine_aliases.yaml")
+
+
 def _find(name: str) -> Path:
     """The file of a machine: shipped under this name, under this alias, or a user's own."""
     key = normalise(name)

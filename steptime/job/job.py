@@ -225,8 +225,7 @@ def facts(job: Job) -> Facts:
     """The facts of one job."""
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
     software, machine = job.software, job.machine
-    split = layout.layers_per_stage
-    fsdp = layout.fsdp
+    split, fsdp = layout.layers_per_stage, layout.fsdp
     numbers: dict[str, Any] = {
         name: getattr(section, name)
         for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
@@ -241,6 +240,7 @@ def facts(job: Job) -> Facts:
         layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,
+        compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
         mtp=model.mtp,
