@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options, search_options, view_options
+from steptime.commands import launch_options, log_options, search_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -166,25 +166,7 @@ def _report(made: argparse.ArgumentParser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="stop after the answer, the step breakdown and the memory")
-    made.add_argument(
-        "--from",
-        dest="kind",
-        metavar="KIND",
-        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
-        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus; or auto",
-    )
-    made.add_argument(
-        "--with",
-        dest="added",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="with --from, a file that CONFIG sources or names and that is not beside it; may be repeated",
-    )
-    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
-    made.add_argument(
-        "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
-    )
+    launch_options.add(made)
     made.add_argument(
         "--calibrate", metavar="FILE", help="your own measured step times: a YAML list of {config, step_s}"
     )

@@ -8,6 +8,7 @@ from steptime.launch.keys import load_table
 from steptime.launch.named_models import preset_of
 from steptime.launch.read import TABLES, kind_of, read
 from steptime.launch.reading import to_job
+from steptime.validation.logged import compare, read_run
 
 FOLDER = DATA / "trainers"
 
@@ -98,3 +99,47 @@ def test_every_table_names_its_source_and_its_marks():
 def test_a_text_without_marks_is_no_kind():
     with pytest.raises(ConfigError, match="which framework's it is cannot be told"):
         kind_of("x.yaml", "a: 1")
+
+
+TQDM = """\
+  0%|          | 0/100 [00:00<?, ?it/s]
+Loading checkpoint shards: 100%|####| 4/4 [00:10<00:00,  2.50s/it]
+  1%|1         | 1/100 [00:05<08:15,  5.00s/it]
+  2%|2         | 2/100 [00:07<06:00,  3.60s/it]
+  3%|3         | 3/100 [00:10<05:00,  3.00s/it]
+{'loss': 1.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}
+  4%|4         | 4/100 [00:13<04:50,  2.00s/it]
+"""
+TIMER = "[INFO] [timer.py:260:stop] epoch=0/micro_step={micro}/global_step={step}, RunningAvgSamplesPerSec=9.1, "
+SAMPLES = [
+    TIMER.format(micro=8 * step, step=step) + f"CurrSamplesPerSec={rate}, MemAllocated=1.2GB, MaxMemAllocated=40.5GB"
+    for step, rate in ((10, 9.0), (20, 16.0), (30, 32.0))
+]
+LOGS = [
+    (TQDM, 2.5, None),  # the median of steps 3 and 4: the first two are warm-up
+    ("Epoch 0:   1%|  | 5/900 [00:05<08:15,  5.00s/it]\nEpoch 0:   1%|  | 8/900 [00:05<08:15,  2.00it/s, loss=1.0]\n", 0.5, None),
+    # 128 sequences: 8 s at 16 a second and 4 s at 32; the first line is warm-up
+    ("\n".join(SAMPLES), 6.0, 40.5 * 2**30),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "step_s", "peak"), LOGS)
+def test_a_log_without_a_config_takes_one_beside_it(tmp_path, text, step_s, peak):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    sets = ["hardware.node_type=dgx-h100"]
+    with pytest.raises(ConfigError, match="with --plan FILE"):
+        read_run([str(path)], sets)
+    run = read_run([str(path)], sets, plan=str(FOLDER / "accelerate.sh"))
+    assert run.steady.step_s == pytest.approx(step_s)
+    assert run.job.parallelism.dp == 16
+    assert [row.allocated_bytes for row in compare(run).memory] == ([] if peak is None else [peak])
+
+
+def test_a_plan_beside_a_log_may_be_a_plan(tmp_path):
+    (tmp_path / "train.log").write_text(TQDM)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "model: gpt2-xl\nparallelism: {tp: 1, pp: 1, dp: 8}\ndata: {gbs: 8, seqlen: 1024, microbatch_sz: 1}\nhardware: dgx-h100\n"
+    )
+    assert read_run([str(tmp_path / "train.log")], plan=str(plan)).job.parallelism.dp == 8
