@@ -234,7 +234,7 @@ BROKEN = {
     ),
     "enough layers": (
         {"model.n_layers": 1, "parallelism.layers_per_stage": "auto"},
-        ["parallelism.layers_per_stage: 1 layers cannot fill pp*vpp = 2 chunks; lower pp or vpp"],
+        ["parallelism.pp: pp*vpp = 2 is more than n_layers 1; lower pp or vpp (got pp 2, vpp 1)"],
     ),
     "layers_per_stage has a count per chunk": (
         {"parallelism.layers_per_stage": [20, 40, 20]},
