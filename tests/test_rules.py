@@ -387,7 +387,9 @@ BROKEN = {
             "data.gbs": 1920,
             "cross_dc": {"n_dcs": 2, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.005},
         },
-        ["cross_dc.n_dcs: must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got 2)"],
+        [
+            "cross_dc.n_dcs: must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got 2)"
+        ],
     ),
     "n_dcs divides dp": (
         {"cross_dc": {"n_dcs": 3, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.005}},

@@ -19,6 +19,10 @@ OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
 version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
 
+SCAN_SHARE = 0.132
+"""Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
+H800, 1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -48,6 +52,8 @@ class Rates:
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantized operands."""
+    scan_flops: float = 0.0
+    """Rate of the matrix products inside a state-space scan."""
     attention_ramp_tokens: float = 450.0
     gemm_overhead_k: float | None = None
 
@@ -93,6 +99,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
+        scan_flops=peak * SCAN_SHARE,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )

@@ -113,6 +113,8 @@ class Candidates:
         kv = [layer.model.n_kv_heads for layer, _ in layers(self.job.model)]
         degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches, 1.0 * p.ep, 1.0 * p.etp]
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (p.dp * p.cp == 1)]
+        if self.job.model.mamba is not None:
+            ones.append(1.0 * (self.data.microbatch_sz == 1))  # more sequences than one are put in another order
         return [*degrees, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in kv)]
 
 

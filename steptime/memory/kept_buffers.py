@@ -1,5 +1,6 @@
 """Buffers that a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight
-gradients, and what token dispatchers hold."""
+gradients, and what token dispatchers hold.
+"""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
         ops += made
     if same(shard.ep != 1):
         out = Tensor("moe.returned", rows.sent * h, size)
-        op, x = exchange(
-            "moe.combine", x, out, "all_to_all", "all_to_all", "ep", rows.received * h * size
-        )
+        op, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep", rows.received * h * size)
         ops.append(op)
     op, x = unpermute(rows, "moe.unpermute", x, rows.sent, rows.tokens, index_of(rows))
     return [*ops, op], x
@@ -186,7 +184,9 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         ops.append(op)
     local = rows.local_experts
     kept = maps(rows, every, local, rows.here)
-    if rows.shard.software.moe.permute_fusion:  # the masks of the local experts are cut out by index operations all the same
+    if (
+        rows.shard.software.moe.permute_fusion
+    ):  # the masks of the local experts are cut out by index operations all the same
         kept += (Tensor("moe.mask", every * local, BOOL), Tensor("moe.mask.probs", every * local, p))
     # self.local_map; that of one expert, or of one rank with a bounded capacity, is kept for backward anyway
     kept_anyway = not rows.several or (rows.moe.capacity_factor and not rows.spread)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from steptime.model.ops import Move, Op, Role
 
-
 MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
 """Roles of the ops of a mixture of experts."""
 

@@ -33,7 +33,9 @@ FRAMEWORKS = {
     # num_distributed_optimizer_instances divides dp * cp (megatron/core/parallel_state.py, initialize_model_parallel);
     # torchtitan's dp_replicate stands beside cp, which is sharded over (torchtitan/distributed/parallel_dims.py)
     # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
-    "megatron-core": Framework((0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True, experts=True),
+    "megatron-core": Framework(
+        (0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True, experts=True
+    ),
     "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
