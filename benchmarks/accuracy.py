@@ -26,20 +26,21 @@ from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, effici
 from steptime.validation.error_summary import fitting, summarise
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
-from steptime.validation.slices import SLICES, headline, leads, memory_errors, sliced, step_errors
+from steptime.validation.slices import SLICES, headline, leads, memory_errors, native, others, sliced, step_errors
 from steptime.validation.stats import Errors, Stats, stats
 
 PAGE = Path(__file__).parent / "accuracy.md"
 WORST = 12
 SPLITS = ("fit", "test", "all")
+TOLD = {"PyTorch-native stack": native, "other trainers": others}
 INTRODUCTION = """# How accurate, and what that figure is worth
 
 Made by `python benchmarks/accuracy.py` from the shipped measured runs; a test keeps it true. Every error is
 predicted / measured - 1; rows marked `test` were in no fit. [docs/validation.md](../docs/validation.md) says how rows become
 plans, what is left out and why, and where the model is weak.
 
-The headline is NVIDIA's frameworks: the rows of `nvidia.csv` and the dense Megatron-LM runs on 8 x B200 of SimuMax. Other
-trainers are told by source, because one source can have hundreds of rows.
+The headline is NVIDIA's frameworks: the rows of `nvidia.csv` and the dense Megatron-LM runs on 8 x B200 of SimuMax. The
+PyTorch-native stack (`native.csv`) and other trainers are told by source, because one source can have hundreds of rows.
 """
 
 
@@ -61,7 +62,8 @@ def main() -> None:
     print(step("the same in bf16 or fp16", lambda j: leads(j) and j.precision in {"bf16", "fp16"}), end="")
     print(step("the same in fp8, MXFP8 or NVFP4", lambda j: leads(j) and j.precision not in {"bf16", "fp16"}), end="")
     print(step("NeMo on H100", lambda j: j.framework == "NeMo" and "h100" in j.accelerator), end="")
-    print(step("other trainers", lambda j: not leads(j)), end="")
+    print(step("PyTorch-native stack", native), end="")
+    print(step("other trainers", others), end="")
     name = "step time, NVIDIA's frameworks"
     print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
     print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
@@ -85,8 +87,9 @@ def page() -> str:
         cross_validation(),
         best_shape_alone(),
         *(by(name, "NVIDIA's frameworks", leads) for name in SLICES if name != "split"),
-        *(by(name, "other trainers", lambda j: not leads(j)) for name in ("accelerator", "source", "framework")),
+        *(by(name, who, wanted) for who, wanted in TOLD.items() for name in ("accelerator", "source", "framework")),
         *worst("worst rows of NVIDIA's frameworks", found["headline"]["worst"]),
+        *worst("worst rows of the PyTorch-native stack", found["native"]["worst"]),
         *worst("worst rows of other trainers", found["other"]["worst"]),
         table("judged, but not counted above", found["apart"]),
         *analyses.all_tables(found),

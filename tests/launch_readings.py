@@ -12,6 +12,7 @@ from steptime.job.job import Job
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"
+REFUSED = "; not modeled; --allow-unmodelled ignores it"
 HARDWARE = {"hardware.node_type": "dgx-h100"}
 
 
@@ -46,8 +47,9 @@ def saved_and_read_back(reading, sets=None):
 
 def one_line(reader, text, name="job", sets=None, env=None):
     """The one error line of a bad text."""
+    machine = HARDWARE | (sets or {})
     with pytest.raises(ConfigError) as error:
-        reader(name, text, env or {}, sets)
+        to_job(reader(name, text, env or {}, machine if sets else None), machine)
     assert len(error.value.problems) == 1
     assert "\n" not in error.value.problems[0]
     return error.value.problems[0]

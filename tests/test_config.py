@@ -84,7 +84,7 @@ def test_the_plan_itself_is_sound():
         (
             "performance.activation_checkpointing_type=selctive",
             (
-                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, per-op, full "
                 "(got 'selctive'); "
                 "did you mean 'selective'?"
             ),
@@ -92,7 +92,7 @@ def test_the_plan_itself_is_sound():
         (
             "performance.activation_checkpointing_type=everything",
             (
-                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, full "
+                "performance.activation_checkpointing_type: expected one of none, selective, super-selective, per-op, full "
                 "(got 'everything')"
             ),
         ),
@@ -101,7 +101,7 @@ def test_the_plan_itself_is_sound():
             (
                 "performance.recompute.modules[0]: expected one of core_attn, layernorm, mlp, act, dropout, after_qkv, "
                 "moe_act, mla_up_proj, moe, "
-                "shared_experts (got 'core_atn'); did you mean 'core_attn'?"
+                "shared_experts, per_op (got 'core_atn'); did you mean 'core_attn'?"
             ),
         ),
         (

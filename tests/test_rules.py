@@ -27,7 +27,7 @@ BROKEN = {
         [
             (
                 "performance.software: a mixture of experts is modeled for Megatron-Core alone (got torch); "
-                "use megatron-core or a profile of its family"
+                "use megatron-core or a profile of its kind"
             )
         ],
     ),

@@ -183,7 +183,9 @@ def test_empty_cells_take_usual_values_and_are_listed():
         ("Megatron-LM + DeepSpeed 3D (Megatron-DeepSpeed), Jun-Jul 2021", "megatron-deepspeed-2021"),
         ("DeepSpeedExamples Megatron-LM v1.1.5-ZeRO3", "deepspeed-2021"),
         ("Megatron-LM (May-Jul 2021)", "megatron-deepspeed"),
-        ("torchtitan+torchao", "fsdp2"),
+        ("torchtitan+torchao", "torchtitan"),
+        ("accelerate 1.13 FSDP2", "accelerate"),
+        ("torchtune", "fsdp2"),
         ("llm-foundry v0.0.4", "llm-foundry"),
         ("our trainer", "megatron-core"),
         ("torch", "torch"),
@@ -234,7 +236,7 @@ def test_a_machine_file_is_an_accelerator_too(tmp_path, run_validate):
 
 SKIPPED = [
     ({"precision": "int8"}, "not modeled yet: int8"),
-    ({"precision": "fp8 rowwise", "framework": "torchtitan"}, "not modeled yet: fp8 with fsdp2"),
+    ({"precision": "fp8 rowwise", "framework": "torchtitan"}, "not modeled yet: fp8 with torchtitan"),
     (
         {"cp": 2, "n_gpus": 8, "model_name": "gpt_cp2_a2a_p2p"},
         "not modeled yet: context parallelism by a2a and p2p at once",

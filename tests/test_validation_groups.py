@@ -18,6 +18,9 @@ def test_who_leads():
     assert slices.leads(judged("c", file="other", source_group="simumax"))
     assert not slices.leads(judged("d", file="other", source_group="hagemann"))
     assert not slices.leads(judged("e", file="out_of_memory", source_group="hagemann"))
+    titan, hagemann = judged("f", file="native"), judged("g", file="other", source_group="hagemann")
+    assert (slices.native(titan), slices.leads(titan), slices.others(titan)) == (True, False, False)
+    assert (slices.native(hagemann), slices.leads(hagemann), slices.others(hagemann)) == (False, False, True)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +47,8 @@ def other(name, error, source, **cells):
 def test_every_source_has_one_voice():
     """a: .1 .2 .3, median .2; b: .5; c (fit only): .02. Over sources .2; over test sources (.2, .5) .35."""
     rows = [other(f"a{i}", e, "a") for i, e in enumerate((0.1, -0.2, 0.3))]
-    rows += [other("b", 0.5, "b"), other("c", 0.02, "c", split="fit"), judged("lead", 1.0, 9.0)]
-    found = slices.other_trainers(rows)
+    rows += [other("b", 0.5, "b"), other("c", 0.02, "c", split="fit")]
+    found = slices.told_by_source(rows)
     assert list(found["sources"]) == ["a", "b", "c"]
     assert found["sources"]["a"]["median"] == pytest.approx(0.2)
     assert found["median_over_sources"] == pytest.approx(0.2)
@@ -57,8 +60,8 @@ def test_a_bad_source_is_named_from_ten_rows_on():
     nine = [other(f"a{i}", 0.2, "a") for i in range(9)]
     vague = [other("z", 0.2, "a", quality="C")]
     good = [other(f"b{i}", 0.15, "b") for i in range(10)]
-    assert slices.other_trainers([*nine, *vague, *good])["worse_than_15_percent"] == []
-    assert slices.other_trainers([*nine, *good, other("a9", 0.2, "a")])["worse_than_15_percent"] == ["a"]
+    assert slices.told_by_source([*nine, *vague, *good])["worse_than_15_percent"] == []
+    assert slices.told_by_source([*nine, *good, other("a9", 0.2, "a")])["worse_than_15_percent"] == ["a"]
 
 
 def test_tokens_per_second():

@@ -16,7 +16,7 @@ from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.model.ops import Gemm, Param
-from steptime.model.segments import find_segments, replayed
+from steptime.model.segments import find_segments, replayed, rerun
 from steptime.schedule import placement
 from steptime.timing.data_parallel import DataParallel, Reduction
 from steptime.timing.step_time import StepTime
@@ -123,8 +123,8 @@ def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     if job.recompute.granularity == "full":
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)
-    segments = find_segments(ops, job.recompute.modules)
-    return any(ops[i] is op for s in segments for i in replayed(ops, s.first, s.last, stops_early=early))
+    segments = find_segments(ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
+    return any(ops[i] is op for s in segments for i in rerun(ops, s, stops_early=early))
 
 
 def gemm_rows(op: Gemm, stage: int, times: float, replayed: float, timing: StepTime) -> list[GemmRow]:

@@ -170,6 +170,14 @@ def _report(made: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
     )
+    made.add_argument(
+        "--with",
+        dest="added",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --from, a file that CONFIG sources or names and that is not beside it; may be repeated",
+    )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(
         "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"

@@ -9,7 +9,7 @@ from steptime.base.config import ConfigError
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
-from steptime.launch.reading import to_job
+from steptime.launch.reading import LEAVE_OUT, to_job
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,7 +25,11 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
     sets = dict(map(read_setting, options.sets))
-    reading = read(options.kind, options.config, sets)
+    try:
+        reading = read(options.kind, options.config, sets, options.added)
+    except ConfigError as error:
+        lines = [line for line in error.problems if not (options.allow_unmodelled and line.endswith(LEAVE_OUT))]
+        raise ConfigError(lines) from None
     job = to_job(reading, sets, allow_unmodelled=options.allow_unmodelled)
     if options.save is not None:
         save(options.save, job)

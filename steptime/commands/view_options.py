@@ -1,4 +1,4 @@
-"""Options that show an estimate elsewhere than in the terminal: `--trace`."""
+"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def add_to_report(made: ArgumentParser) -> None:
     """The options of the bare `3dtrn CONFIG`."""
+    made.add_argument("--html", metavar="FILE", help="the report as a page: one file, opened in any browser")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
 
 
@@ -21,6 +22,11 @@ def check(options: Namespace) -> None:
     Raises:
         ConfigError: a suffix of no known format, or no such folder.
     """
+    if options.html is not None:
+        from steptime.report.page import document
+        from steptime.report.written import check_path
+
+        check_path("--html", options.html, document.SUFFIXES)
     if options.trace is not None:
         from steptime.report import trace
         from steptime.report.written import check_path
@@ -34,6 +40,10 @@ def write(options: Namespace, estimate: Estimate) -> None:
     Raises:
         ConfigError: a file cannot be written.
     """
+    if options.html is not None:
+        from steptime.report.page import document
+
+        document.write(estimate, options.html)
     if options.trace is not None:
         from steptime.report import trace
 

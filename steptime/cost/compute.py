@@ -24,9 +24,9 @@ WGRAD_RATE = 0.95
 """wgrad's rate over forward's: medians .681 (NT, fp32 accumulation) and .718 (TN) over 183 A100 shapes
 (MooreThreads/SimuMax@4dcaae5 configs/system/a100_pcie.json)."""
 GROUP_ROWS = 120.0
-"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346, 1233,
-1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223, 1107 and
-930. Half a tile of 128 rows an expert is padding in the mean."""
+"""Grouped products of m rows an expert run at m / (m + 120) of a dense one's rate: fp8 on H800, n 4096, k 7168, reaches 1346,
+1233, 1040 and 932 TFLOP/s at 8192, 1024, 512 and 256 rows (deepseek-ai/DeepGEMM@55ab91f README), of which this gives 1346, 1223,
+1107 and 930. Half a tile of 128 rows an expert is padding in the mean."""
 RATED_LENGTH = 4096.0
 """Tokens at which a machine file states its attention rates: the figures of arXiv 2407.08608 and its like are read there."""
 HEAD_64 = 0.87
@@ -37,8 +37,8 @@ section "Tensor Core Requirements": 8 elements of 16 bits)."""
 SCAN_KERNELS = 6.0
 """The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (mamba_ssm/ops/triton/ssd_combined.py)."""
 SCAN_BACKWARD = 2.8
-"""Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention 3.1
-to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
+"""Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
+3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
 """Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 

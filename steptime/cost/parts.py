@@ -15,7 +15,7 @@ from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
-from steptime.model.segments import Segment, replayed
+from steptime.model.segments import Segment, rerun
 from steptime.software.performance import Software
 
 
@@ -130,7 +130,7 @@ def part_time(
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
     early = context.software.activations.recompute_stops_early
-    again = [i for s in segments for i in replayed(ops, s.first, s.last, stops_early=early)]
+    again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay.launch_s = forward.launch_s * len(again) / len(ops)

@@ -1,8 +1,36 @@
-"""What must hold of a mixture of experts and of how it is spread."""
+"""What the rules know of a mixture of experts, and what must hold of it and of how it is spread."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from steptime.job.limits import Rule
+from steptime.model.model import Moe
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.software.performance import Software
+
+_NONE = Moe(n_experts=1, expert_inter_sz=1, experts_per_token=1)
+
+
+def expert_facts(model: Model, software: Software) -> dict[str, Any]:
+    """The facts of a model's experts and of how they run."""
+    moe = model.moe or _NONE
+    return {
+        "moe": model.moe is not None,
+        "n_experts": moe.n_experts,
+        "experts_per_token": moe.experts_per_token,
+        "expert_inter_sz": moe.expert_inter_sz,
+        "shared_inter_sz": moe.shared_expert_inter_sz,
+        "dense_layers": moe.n_dense_layers,
+        "expert_tp_degree": moe.expert_tp_degree or 0,
+        "capacity": moe.capacity_factor is not None,
+        "padded": moe.pad_to_capacity,
+        "dispatcher": software.moe.dispatcher,
+        "expert_layers_listed": any(run.kind == "moe" for run in model.layers or []),
+    }
+
 
 EXPERT_RULES = [
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from steptime.base.num import Num
-from steptime.model.model import Moe
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 from steptime.software.precision import RECIPES
 
 if TYPE_CHECKING:
-    from steptime.model.model import Model
-    from steptime.software.performance import Recompute, Software
+    from steptime.software.performance import Recompute
 
 
 class Facts(NamedTuple):
@@ -261,27 +259,6 @@ class Facts(NamedTuple):
     def bad_shares(self) -> str:
         """Overlap shares outside 0..1."""
         return ", ".join(f"{axis} {share:g}" for axis, share in self.overlap if not 0 <= share <= 1)
-
-
-_NONE = Moe(n_experts=1, expert_inter_sz=1, experts_per_token=1)
-
-
-def expert_facts(model: Model, software: Software) -> dict[str, Any]:
-    """The facts of a model's experts and of how they run."""
-    moe = model.moe or _NONE
-    return {
-        "moe": model.moe is not None,
-        "n_experts": moe.n_experts,
-        "experts_per_token": moe.experts_per_token,
-        "expert_inter_sz": moe.expert_inter_sz,
-        "shared_inter_sz": moe.shared_expert_inter_sz,
-        "dense_layers": moe.n_dense_layers,
-        "expert_tp_degree": moe.expert_tp_degree or 0,
-        "capacity": moe.capacity_factor is not None,
-        "padded": moe.pad_to_capacity,
-        "dispatcher": software.moe.dispatcher,
-        "expert_layers_listed": any(run.kind == "moe" for run in model.layers or []),
-    }
 
 
 def layers_per_chunk(facts: Facts) -> list[int]:

@@ -19,7 +19,8 @@ from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
 from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
-from steptime.job.facts import Facts, expert_facts, layers_per_chunk
+from steptime.job.expert_rules import expert_facts
+from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.limits import NOT_MODELLED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.sections import CrossDc, Data, Hardware, Run

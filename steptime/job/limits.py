@@ -82,7 +82,7 @@ MODELLED = [
     Rule(
         "moe framework",
         "performance.software",
-        "a mixture of experts is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        "a mixture of experts is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its kind",
         lambda f: (not f.moe) | f.framework.experts,
     ),
     Rule(

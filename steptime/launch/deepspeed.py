@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.config import ConfigError, show
+from steptime.launch.beside import Beside
 from steptime.launch.devices import data_parallel, devices_in, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
@@ -29,7 +30,11 @@ _TOLD = {
 
 
 def read_deepspeed(
-    path: str, text: str, env: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+    path: str,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+    beside: Beside | None = None,  # noqa: ARG001
 ) -> Reading:
     """A ds_config.json as a config.
 
@@ -45,7 +50,7 @@ def read_deepspeed(
     zero = tree.get("zero_optimization")
     if isinstance(zero, bool):
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
-    keys = JobKeys(path, table, read_keys(flatten(tree), table, path), sets=sets)
+    keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
     _check_told(keys)
     performance = {"software": "deepspeed"} | _precision(keys)
     parallelism, data = _layout(keys, devices_in("", env))
@@ -68,6 +73,22 @@ def read_deepspeed(
         keys.beside_flags.append(LaunchFlag("activation checkpointing", "none", "default", note))
     model = told(sets, "model")
     return keys.reading({"model": model, "parallelism": parallelism, "performance": performance, "data": data})
+
+
+def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
+    """What a Megatron job's ds_config says, where it lies beside the script: it goes over the flags of the same meaning."""
+    name = keys.get("deepspeed_config")
+    text = beside.text(str(name)) if beside and name else None
+    if text is None or not keys.on("deepspeed"):
+        return
+    table = load_table("deepspeed")
+    inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
+    if inner.get("zero_optimization.stage") not in {None, "auto"}:
+        keys.put(
+            "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
+        )
+    weighty = [flag for flag in inner.flags() if flag.status in {"unmodelled", "approximated"}]
+    keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
 
 
 def _json(path: str, text: str) -> dict[str, Any]:

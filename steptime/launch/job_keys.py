@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from copy import deepcopy
 from typing import Any
 
 from steptime.base.config import ConfigError, show
-from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, rule_of
-from steptime.launch.reading import LaunchFlag, Reading, Status
+from steptime.job.edit import put
+from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
+from steptime.launch.reading import LaunchFlag, Reading, Status, is_other_model, refusals, still_open
 
 MOST = 10**12
 """The largest whole number taken: more than any size, count or buffer."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
+_OFF_WORDS = frozenset({"0", "0.0", "none", "null", "false", "off", "no"})
+UNKNOWN = "not an option"
+"""How the note begins of a key that is taken to change no cost by its name alone."""
 
 
 class JobKeys:
@@ -52,6 +56,9 @@ class JobKeys:
         """What the job rests on beside the source's keys."""
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.left_open: dict[str, str] = {}
+        """Config keys that the file leaves open, and why."""
+        self.devices_per_node: int | None = None
 
     # --- values ---
 
@@ -154,6 +161,10 @@ class JobKeys:
         """Note that what a key says changes cost and is not in the config."""
         self.fates[key] = ("unmodelled", why)
 
+    def approximate(self, key: str, what: str) -> None:
+        """Note what is counted in place of what a key says."""
+        self.fates[key] = ("approximated", what)
+
     def without_effect(self, key: str, why: str) -> None:
         """Note that what a key says changes nothing in this job."""
         self.fates[key] = ("irrelevant", why)
@@ -183,22 +194,36 @@ class JobKeys:
     def _fate(self, given: GivenKey) -> tuple[Status, str]:
         """What the table says of a key and its value."""
         key, value = given.key, given.value
-        rule, framework = rule_of(key, self.table), self.table.framework
+        rule = rule_of(key, self.table)
         if rule is None:
-            if value in (*_NOTHING, False):
-                return "irrelevant", f"off; not an option of {framework}"
-            close = get_close_matches(key, [known for known in self.table.rules if "*" not in known], n=1, cutoff=0.8)
-            hint = f"; did you mean {self.spell(close[0])}?" if close else ""
-            return "unmodelled", f"not an option of {framework}{hint}"
+            return self._unknown(key, value)
         if rule.status == "irrelevant":
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:
             return "irrelevant", f"unset: {rule.note}"
-        if rule.status == "unmodelled" and _is_off(value, rule):
+        if rule.status in {"unmodelled", "approximated"} and _is_off(value, rule):
             return "irrelevant", f"off: {rule.note}"
         if not self._matters(rule):
             return "irrelevant", f"only with {self.name(rule.beside)}"
         return rule.status, rule.note
+
+    def _open(self, reading: Reading) -> list[str]:
+        """What neither the file nor the user says; nothing where it is not known yet what the user sets."""
+        over = deepcopy(reading.config)
+        for path, value in (self.sets or {}).items():
+            put(over, path, value)
+        return still_open(reading, over) if self.sets is not None else []
+
+    def _unknown(self, key: str, value: Any) -> tuple[Status, str]:
+        """A key that the table does not have: only its name and its value tell what it may cost."""
+        framework = self.table.framework
+        if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
+            return "irrelevant", f"off; not an option of {framework}"
+        if near := near_key(key, self.table):
+            return "unmodelled", f"not an option of {framework}; did you mean {self.spell(near)}?"
+        if speaks_of_cost(key):
+            return "unmodelled", f"not an option of {framework}, and its name speaks of cost"
+        return "irrelevant", f"{UNKNOWN} of {framework}; its name speaks of no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
         """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""
@@ -212,11 +237,20 @@ class JobKeys:
         Raises:
             ConfigError: the problems gathered, one line each.
         """
+        flags = [*self.flags(), *self.beside_flags]
+        unknown = [flag.name for flag in flags if flag.status == "irrelevant" and flag.note.startswith(UNKNOWN)]
+        notes = list(self.notes)
+        if unknown:
+            notes.append(f"not options of {self.table.framework}, taken to change no cost: {', '.join(unknown)}")
+        config = config | ({"notes": notes} if notes else {})
+        open_keys = {**(left_open or {}), **self.left_open}
+        reading = Reading(self.source, self.table.framework, config, flags, open_keys, self.devices_per_node)
         if self.problems:
-            raise ConfigError(dict.fromkeys(self.problems))
-        if self.notes:
-            config = config | {"notes": self.notes}
-        return Reading(self.source, self.table.framework, config, [*self.flags(), *self.beside_flags], left_open)
+            refused = refusals(self.source, flags)
+            if any(map(is_other_model, flags)):
+                raise ConfigError(refused)
+            raise ConfigError(dict.fromkeys([*self.problems, *refused, *self._open(reading)]))
+        return reading
 
 
 def _is_off(value: Any, rule: KeyRule) -> bool:
@@ -241,5 +275,5 @@ def text_of(value: Any) -> str:
     >>> text_of(True), text_of("full"), text_of([1, None])
     ('true', 'full', '[1, null]')
     """
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(value.split()) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,20 +1,21 @@
 """A framework's config keys: a table of what each means for cost (data/launch/*.yaml).
 
-A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), or
-that it changes cost and no config expresses it (`unmodelled`, but for the values that switch it off). `section.*` stands for
+A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), that
+it changes cost a little and something near is counted (`approximated`), or that it changes cost and no config expresses it
+(`unmodelled`); the last two but for the values that switch them off. `section.*` stands for
 all keys of a section that are not named themselves; `with` names the key beside which alone another one matters, `words` what the
 words mean that a key takes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steptime.base.config import ConfigError, show
 from steptime.base.document import parse_mapping, read_source
 from steptime.launch.reading import Status
 
@@ -74,8 +75,10 @@ def load_table(name: str) -> KeyTable:
         said |= {key: entry["default"]} if "default" in entry else {}
     for note, keys in (raw.get("irrelevant") or {}).items():
         rules |= dict.fromkeys(keys, KeyRule("irrelevant", note))
-    for key, entry in (raw.get("unmodelled") or {}).items():
-        rules[key] = KeyRule("unmodelled", entry["why"], tuple(entry["off"]), entry.get("with", ""))
+    statuses: tuple[Status, ...] = ("approximated", "unmodelled")
+    for status in statuses:
+        for key, entry in (raw.get(status) or {}).items():
+            rules[key] = KeyRule(status, entry["why"], tuple(entry["off"]), entry.get("with", ""))
     listed, unlisted = base.defaults, base.unlisted
     if raw.get("only_these_defaults"):
         listed, unlisted = {}, {key: value for key, (_, value) in listed.items()}
@@ -134,32 +137,47 @@ def spelled(name: str, table: KeyTable) -> str:
     return found if found in table.rules or not _section_rule(name, table) else name
 
 
-def read_keys(said: Mapping[str, Any], table: KeyTable, source: str, *, dump: bool = False) -> list[GivenKey]:
-    """The dotted keys of a file as the table spells them, those of its upper `layers` last: they are put over the others.
-
-    `dump`: written by the framework, maybe of a later release: keys that are unknown but switched off (null, false, empty) pass.
-
-    Raises:
-        ConfigError: keys that the framework does not have, one line each, with the near match.
-    """
+def read_keys(said: Mapping[str, Any], table: KeyTable) -> list[GivenKey]:
+    """The dotted keys of a file as the table spells them, those of its upper `layers` last: they are put over the others."""
     layers = table.raw.get("layers") or []
     height = {name: max((i for i, layer in enumerate(layers, 1) if name.startswith(layer)), default=0) for name in said}
-    found = [GivenKey(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
-    problems = [
-        f"{source}: {name}: unknown key of {table.framework} (got {show(value)}){_near(name, table)}"
-        for name, key, value, _ in found
-        if rule_of(key, table) is None and not (dump and value in (None, False, "", [], {}))
+    return [GivenKey(name, spelled(name, table), said[name]) for name in sorted(said, key=height.__getitem__)]
+
+
+_COST = re.compile(
+    r"(?:^|_)(?:n_?layers?|num_\w*(?:layers?|heads?|groups?|stages?)|layers?|hidden|ffn|inter(?:mediate)?|heads?|(?:head_)?dims?"
+    r"|(?:micro_|global_)?batch(?:_?size)?|gbs|mbs|seq(?:uence|len)?(?:_len(?:gth)?)?|n?experts?|moe|mamba|mla|mtp|lora|peft"
+    r"|adapters?|window|sparse|kv|rank|ranks|attention|attn|mlp|swiglu|geglu|glu|activation|norm|layernorm|rmsnorm|rope|rotary"
+    r"|bias|tied?|untie|tying|embeddings?|parallel(?:ism)?|tp|pp|dp|cp|ep|vpp|sp|ulysses|zero|fsdp|shard(?:ing|s|ed)?|pipeline|stages?"
+    r"|microbatch(?:es)?|schedule|replicas?|fp8|fp16|bf16|fp32|fp4|nvfp4|mxfp8|int8|amp|dtype|precision|quant\w*|recompute\w*"
+    r"|remat\w*|checkpointing|checkpoint_activations|offload\w*|optim(?:izer)?|adam\w*|muon|master|moments?|overlap\w*|async_tp"
+    r"|compile|graphs?|freeze\w*|frozen|packing|packed)(?:_|$)"
+)
+"""Words of a key that speak of dimensions, parallelism, precision, recomputation, the optimizer or overlap."""
+_NO_COST = re.compile(
+    r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
+    r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
+    r"|prompt|rollout|loss|std|scale|alpha|temperature)(?:_|$)"
+)
+"""Words of a key that is about something else, whatever it goes on to name."""
+
+
+def speaks_of_cost(key: str) -> bool:
+    """Whether the name of an unknown key speaks of what changes cost.
+
+    >>> speaks_of_cost("model.n_dense_layers"), speaks_of_cost("codecarbon_dir"), speaks_of_cost("log_layer_norms")
+    (True, False, False)
+    """
+    name = key.rpartition(".")[2].lower().replace("-", "_")
+    return bool(_COST.search(name)) and not _NO_COST.search(name)
+
+
+def near_key(key: str, table: KeyTable) -> str:
+    """The key of the table that an unknown one is a slip of the pen from, where that one changes cost; "" where there is none."""
+    telling = [name for name, rule in table.rules.items() if rule.status != "irrelevant" and "*" not in name]
+    section, _, field = key.rpartition(".")
+    close = get_close_matches(key, telling, n=1, cutoff=0.9)
+    fields = [
+        name.rpartition(".")[2] for name in [*telling, *table.renamed] if name.rpartition(".")[0] in {section, ""}
     ]
-    if problems:
-        raise ConfigError(problems)
-    return found
-
-
-def _near(name: str, table: KeyTable) -> str:
-    """The near match of an unknown name among those of its section, else among all: keys of a section begin alike."""
-    section, dot, field = name.rpartition(".")
-    known = [key for key in [*table.rules, *table.renamed] if not key.endswith(("*", "."))]
-    fields = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] in {section, ""}]
-    close = [section + dot + found for found in get_close_matches(field, fields, n=1, cutoff=0.8)]
-    close = close or get_close_matches(name, known, n=1, cutoff=0.8)
-    return f"; did you mean {close[0]!r}?" if close else "; remove it"
+    return next(iter(close or get_close_matches(field, fields, n=1, cutoff=0.88)), "")

@@ -6,14 +6,19 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
+from steptime.hardware.machine import Machine
+from steptime.launch.beside import Beside
+from steptime.launch.devices import told
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading
+from steptime.launch.shell.expansion import DEVICES_ON_NODE
 from steptime.launch.torchtitan.config_functions import split_path
 
 KINDS = {
@@ -45,11 +50,12 @@ _MARKS = {
 """Kind -> what a file of it holds, for a word on a file that another kind's reader cannot read."""
 
 
-def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading:
+def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Iterable[str] = ()) -> Reading:
     """The launch file at `path` ("-" is standard input) as a config, its variables filled in from the environment.
 
     A script that takes words is named with them, as one would run it: "run.sh 8B 16"; a config function as FILE.py:FUNCTION.
-    `sets`: dotted keys that the user sets, for what no file tells (a model, data-parallel ranks).
+    `sets`: dotted keys that the user sets, for what no file tells (a model, data-parallel ranks). `added`: files that it sources
+    or names, where they do not lie beside it.
 
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
@@ -57,16 +63,33 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None) -> Reading
     if kind not in KINDS:
         raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
     path, words = named(path)
-    text = read_text(split_path(path)[0])
+    file = split_path(path)[0]
+    text = read_text(file)
+    beside = Beside(None if path == "-" else Path(file).parent, added)
     path = "standard input" if path == "-" else path
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
-    return read_as(
-        kind, path, text, {**os.environ, **{str(number): word for number, word in enumerate(words, 1)}}, sets
-    )
+    numbered = {str(number): word for number, word in enumerate(words, 1)}
+    return read_as(kind, path, text, {**os.environ, **numbered, **_on_node(sets)}, sets, beside)
 
 
-def read_as(kind: str, path: str, text: str, env: Mapping[str, str], sets: Mapping[str, Any] | None) -> Reading:
+def _on_node(sets: Mapping[str, Any] | None) -> dict[str, str]:
+    """How many devices a node of the machine has that the user names: what a script counts there."""
+    name = told(sets, "hardware.node_type") or told(sets, "hardware")
+    try:
+        return {DEVICES_ON_NODE: str(Machine.load(name).devices_per_node)} if isinstance(name, str) else {}
+    except ConfigError:  # told with the whole plan
+        return {}
+
+
+def read_as(
+    kind: str,
+    path: str,
+    text: str,
+    env: Mapping[str, str],
+    sets: Mapping[str, Any] | None,
+    beside: Beside | None = None,
+) -> Reading:
     """A text by the reader of its kind, one of KINDS; `path` is for messages.
 
     Raises:
@@ -74,7 +97,7 @@ def read_as(kind: str, path: str, text: str, env: Mapping[str, str], sets: Mappi
     """
     module, function = KINDS[kind]
     try:
-        found: Reading = getattr(import_module(module), function)(path, text, env, sets)
+        found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
     except ConfigError:
         if other := another(kind, text):
             raise ConfigError(f"{path}: {other}") from None

@@ -10,7 +10,11 @@ from steptime.base.config import ConfigError, build
 from steptime.job.edit import put
 from steptime.job.job import Job
 
-Status = Literal["used", "irrelevant", "default", "unmodelled"]
+Status = Literal["used", "irrelevant", "default", "approximated", "unmodelled"]
+LEAVE_OUT = "not modeled; --allow-unmodelled ignores it"
+"""How the line of a flag ends that is refused."""
+OTHER_MODEL = "another kind of model"
+"""In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
 
 
 class LaunchFlag(NamedTuple):
@@ -21,6 +25,7 @@ class LaunchFlag(NamedTuple):
     value: str
     status: Status
     """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
+    approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""
     """The config key it became, why it is irrelevant, or the release whose default it is."""
@@ -38,37 +43,76 @@ class Reading(NamedTuple):
     flags: list[LaunchFlag]
     left_open: Mapping[str, str] | None = None
     """Config keys that the file leaves open, and why, as an error says it: for where no setting gives them."""
+    devices_per_node: int | None = None
+    """Processes that the file starts on each node, which take one device each."""
 
     def of(self, status: Status) -> list[LaunchFlag]:
         """The flags of one status."""
         return [flag for flag in self.flags if flag.status == status]
 
 
+def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
+    """A line for each flag that is not modelled; of a model of another kind, which refuses by itself, that line alone."""
+    refused = [flag for flag in flags if flag.status == "unmodelled"]
+    alone = [flag for flag in refused if is_other_model(flag)][:1]
+    return [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or refused]
+
+
+def is_other_model(flag: LaunchFlag) -> bool:
+    """Whether a flag is refused for the kind of model that it names, whatever else there is."""
+    return flag.status == "unmodelled" and (OTHER_MODEL in flag.note or "mixture of experts" in flag.note)
+
+
+def told(flag: LaunchFlag) -> str:
+    """A flag, its value and its note in one text."""
+    return f"{flag.name} {flag.value}: {flag.note}".replace(" :", ":")
+
+
+def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
+    """A line for each key that nothing gives: those that the file leaves open, and the machine."""
+    missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
+    if "hardware" not in config:
+        missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
+    return [f"{reading.source}: {why}" for why in missing]
+
+
 def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodelled: bool = False) -> Job:
     """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
-        ConfigError: the layout cannot run, or a flag changes cost and is not modeled, one line each; with `allow_unmodelled`
-            such a flag becomes one of the job's notes.
+        ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modelled, one line each;
+            with `allow_unmodelled` such a flag becomes one of the job's notes.
     """
-    left_out = [f"{flag.name} {flag.value}: {flag.note}".strip() for flag in reading.of("unmodelled")]
-    if left_out and not allow_unmodelled:
-        fix = "not modeled; --allow-unmodelled ignores it"
-        raise ConfigError(f"{reading.source}: {line}; {fix}" for line in left_out)
     config = deepcopy(reading.config)
-    if left_out:
-        config["notes"] = [*config.get("notes", []), *(f"ignored (not modeled): {line}" for line in left_out)]
+    notes = [f"approximated: {told(flag)}" for flag in reading.of("approximated")]
+    notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodelled")]
+    if notes:
+        config["notes"] = [*config.get("notes", []), *notes]
     for path, value in (sets or {}).items():
         put(config, path, value)
-    missing = [why for path, why in (reading.left_open or {}).items() if not _said(config, path)]
-    if "hardware" not in config:
-        missing.append("machine unknown; add --set hardware.node_type=NAME (3dtrn machines)")
-    if missing:
-        raise ConfigError(f"{reading.source}: {why}" for why in missing)
+    refused = [] if allow_unmodelled else refusals(reading.source, reading.flags)
+    if refused and any(map(is_other_model, reading.flags)):
+        raise ConfigError(refused)
+    if problems := [*refused, *still_open(reading, config)]:
+        raise ConfigError(problems)
     try:
-        return build(Job, config)
+        job = build(Job, config)
+        fits_machine(reading, job)
     except ConfigError as error:
         raise ConfigError(f"{reading.source}: {problem}" for problem in error.problems) from None
+    return job
+
+
+def fits_machine(reading: Reading, job: Job) -> None:
+    """Raise where the file starts more processes on a node than the machine has devices.
+
+    Raises:
+        ConfigError: one line.
+    """
+    per_node, machine = reading.devices_per_node, job.machine
+    if per_node is not None and per_node > machine.devices_per_node:
+        had = f"{machine.name} has {machine.devices_per_node} devices"
+        raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:

@@ -1,6 +1,4 @@
-"""Buffers that a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight
-gradients, and what token dispatchers hold.
-"""
+"""What a stage makes in its first micro-batch and keeps: Megatron's grow-only buffer, dummy weight gradients, routing maps."""
 
 from __future__ import annotations
 

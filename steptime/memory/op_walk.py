@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Scan, Tensor, tensor_bytes
-from steptime.model.segments import Segment, find_segments, kept_names, replayed
+from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
 class Peak(NamedTuple):
@@ -79,6 +79,8 @@ class Autograd(NamedTuple):
     """Replays end when the last saved tensor is back."""
     pool: bool = False
     """Pooled tensors lie in a permanent buffer, counted elsewhere."""
+    compiled: bool = False
+    """torch.compile sees forward and backward of a part."""
 
 
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
@@ -86,7 +88,7 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autog
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
-    segments = find_segments(ops, modules) if modules else []
+    segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
     kept = kept_names(ops, segments)
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
@@ -158,7 +160,7 @@ class BackwardWalk:
 
     def replay(self, segment: Segment) -> None:
         """Run a segment's forward again; what backward will read stays."""
-        for i in replayed(self.ops, segment.first, segment.last, stops_early=self.autograd.stops_early):
+        for i in rerun(self.ops, segment, stops_early=self.autograd.stops_early):
             op = self.ops[i]
             fresh = [t.name for t in op.allocates if t.name not in self.saved]
             self.ledger.bytes = self.ledger.bytes + sum([self.sizes[name] for name in fresh])
@@ -166,6 +168,9 @@ class BackwardWalk:
             stay = {name for name in fresh if name in self.first_need}
             self.saved |= stay
             self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in fresh if name not in stay])
+        unread = [name for name in segment.keeps if name not in self.first_need]
+        self.saved -= set(unread)
+        self.ledger.bytes = self.ledger.bytes - sum([self.sizes[name] for name in unread])
 
     def step(self, i: int) -> None:
         """One op's backward."""

@@ -24,6 +24,7 @@ class PartMemories:
             weight_grads_stay,
             software.activations.recompute_stops_early,
             software.activations.comm_buffer,
+            software.kernels.compile != "none",
         )
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
@@ -82,6 +83,10 @@ class PartMemories:
         if self.recompute.granularity != "full":
             return [(count, ((part, 1),), self.selective[part]) for part, count in chunk.runs]
         size = self.recompute.n_layers[chunk.depth]
+        if self.recompute.method == "every":
+            single = [group for times, group in groups_of(chunk.runs, 1) for _ in range(times)]
+            chosen = [(group, i % size == size - 1) for i, group in enumerate(single)]
+            return [(1, of, self.checkpointed(of) if replays else self.plain[of[0][0]]) for of, replays in chosen]
         if self.recompute.method == "block":
             first, rest = take(chunk.runs, size)
             ones = groups_of(first, 1)

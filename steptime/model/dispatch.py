@@ -72,8 +72,8 @@ def exchange(
 def maps(rows: Rows, tokens: Num, experts: Num, count: Num) -> tuple[Tensor, ...]:
     """What permuting `tokens` for `experts` into `count` rows keeps.
 
-    Fused: TransformerEngine's row map, int32, 2E + 1 columns. Else masks of map and probabilities and the sorted indices; padded to
-    capacity, indices of both alone.
+    Fused: TransformerEngine's row map, int32, 2E + 1 columns. Else masks of map and probabilities and the sorted indices; padded
+    to capacity, indices of both alone.
     """
     if rows.shard.software.moe.permute_fusion:
         return (Tensor("moe.row_map", tokens * (2.0 * experts + 1.0), INT32),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Kind, Move, Op, Param, Tensor
@@ -84,16 +85,29 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
 
     Loss, composite: logits upcast to fp32 and one fp32 copy kept (megatron/core/tensor_parallel/cross_entropy.py; torch's
     cross_entropy of logits.float()). fused: one copy in the compute dtype (TransformerEngine's parallel_cross_entropy; torch's
-    cross_entropy of bf16 logits).
+    cross_entropy of bf16 logits). compiled: the logits themselves (see `compiled_loss`).
+    With loss_chunks the logits of one part of the tokens are there at a time: each part runs backward before the next one starts
+    (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss).
     """
     hidden, size = model.hidden_sz, shard.itemsize
     normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
     entered, x = enter_tp("head", Operand(read, read), hidden, shard)
     columns = shard.vocab / shard.tp
-    logits = Tensor("head.logits", shard.tokens * columns, size)
+    chunks = float(shard.software.kernels.loss_chunks)
+    logits = Tensor("head.logits", shard.tokens * columns / chunks, size)
     weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True)
     gemm = Gemm(
-        "head.proj", (x.read,), (logits,), (x.kept,), (), (weight,), m=shard.tokens, n=columns, k=hidden, itemsize=size
+        "head.proj",
+        (x.read,),
+        (logits,),
+        (x.kept,),
+        (),
+        (weight,),
+        m=shard.tokens / chunks,
+        n=columns,
+        k=hidden,
+        count=chunks,
+        itemsize=size,
     )
     return [*normed, *entered, gemm, *loss_ops(shard, logits)]
 
@@ -122,18 +136,43 @@ def torch_loss(shard: Shard, logits: Tensor, *, logits_kept: bool = False) -> li
     cross_entropy; aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss). `logits_kept`: the trainer keeps the logits beside them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
+    chunks = float(shard.software.kernels.loss_chunks)
+    if shard.software.kernels.loss_impl == "compiled":
+        return [compiled_loss(shard, logits, ids, chunks)]
     x, logits_bytes, ops = logits, 0.0, list[Op]()
     if shard.software.kernels.loss_impl == "composite" and logits.itemsize < FP32:
         x = Tensor("loss.upcast", logits.elements, FP32)
         logits_bytes = logits.bytes  # a training loop holds the logits until it has the loss
-        ops.append(Move("loss.cast", (logits.name,), (x,), (logits.name,) if logits_kept else ()))
+        moved = chunks * (logits.bytes + x.bytes)
+        kept = (logits.name,) if logits_kept else ()
+        ops.append(
+            Move("loss.cast", (logits.name,), (x,), kept, (), (), moved, moved + kept_bytes(kept, logits), chunks)
+        )
     log_probs = Tensor("loss.log_probs", logits.elements, x.itemsize)
-    ops.append(Move("loss.log_softmax", (x.name,), (log_probs,), (log_probs.name,), forward_temp_bytes=logits_bytes))
+    forward, back = chunks * (x.bytes + log_probs.bytes), chunks * (2.0 * log_probs.bytes + x.bytes)
+    kept, made = (log_probs.name,), (log_probs,)
+    softmax = Move("loss.log_softmax", (x.name,), made, kept, (), (), forward, back, chunks)
+    ops.append(replace(softmax, forward_temp_bytes=logits_bytes))
     picked = shard.tokens * (TOKEN_ID + x.itemsize)
-    nll = Move(
-        "loss.nll", (log_probs.name,), (), (ids.name,), (ids,), forward_bytes=picked, backward_bytes=log_probs.bytes
-    )
+    nll = Move("loss.nll", kept, (), (ids.name,), (ids,), (), picked, chunks * log_probs.bytes, chunks)
     return [*ops, nll]
+
+
+def kept_bytes(kept: tuple[str, ...], logits: Tensor) -> Num:
+    """Bytes of the logits where they are `kept` for backward."""
+    return logits.bytes if kept else 0.0
+
+
+def compiled_loss(shard: Shard, logits: Tensor, ids: Tensor, chunks: float) -> Op:
+    """Cross entropy of upcast logits as inductor compiles it: they are read once, and once more to make their gradient.
+
+    AOTAutograd keeps the logits in their own dtype, the targets, and of each token the maximum and the logarithm of the sum
+    in fp32: the partitioner recomputes all that is element-wise (tests/truth/test_torch_compile.py).
+    """
+    rows = (Tensor("loss.max", shard.tokens / chunks, FP32), Tensor("loss.log_sum", shard.tokens / chunks, FP32))
+    saves = (logits.name, ids.name, *(t.name for t in rows))
+    moved = chunks * logits.bytes
+    return Move("loss", (logits.name,), (), saves, (ids, *rows), (), moved, 2.0 * moved, chunks)
 
 
 def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:

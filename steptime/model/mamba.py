@@ -1,8 +1,8 @@
 """A Mamba-2 layer as a list of ops: norm, input projection, convolution and scan, gated norm, output projection, residual.
 
 megatron/core/ssm/mamba_layer.py and mamba_mixer.py (0.16.1), whose scan is mamba_ssm's mamba_split_conv1d_scan_combined
-(mamba_ssm/ops/triton/ssd_combined.py, state-spaces/mamba@e9594ce). Letters: S tokens, d inner width, H heads, P head_dim, G groups,
-N state, C chunk; widths on this device.
+(mamba_ssm/ops/triton/ssd_combined.py, state-spaces/mamba@e9594ce). Letters: S tokens, d inner width, H heads, P head_dim,
+G groups, N state, C chunk; widths on this device.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def exchange(name: str, x: str, width: Num, calls: float, shard: Shard) -> tuple
 def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], str]:
     """Convolution and scan as one autograd function, with the copies around it that put the batch first and back.
 
-    It keeps zxBCdt, its output before the gate, and per head exp(A_log), A and dt_bias in fp32; convolution, states and decays are
-    made again in backward (MambaSplitConv1dScanCombinedFn).
+    It keeps zxBCdt, its output before the gate, and per head exp(A_log), A and dt_bias in fp32; convolution, states and decays
+    are made again in backward (MambaSplitConv1dScanCombinedFn).
     """
     size, mamba, heads = shard.itemsize, w.mamba, int(whole_inner // w.mamba.head_dim)
     channels = whole_inner + 2 * mamba.n_groups * mamba.state_dim

@@ -44,9 +44,9 @@ class Moe(Config):
     pad_to_capacity: bool = False
     """Every expert gets as many rows as its capacity, empty ones included."""
     imbalance_factor: float = Field(1.0, ge=1)
-    """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all published
-    throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss have 1.04 to 1.22
-    (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
+    """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
+    published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
+    have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
     expert_tp_degree: int | None = Field(None, ge=1)
     """The same as `parallelism.etp`, which it must equal."""
 
@@ -135,7 +135,7 @@ class Model(Config):
     layers: list[Section[LayerRun]] | None = None
     """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
     hybrid_pattern: str | None = Field(None, pattern=r"^[M*E-]+$")
-    """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with a norm of its own."""
+    """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
     mamba: Section[Mamba] | None = Field(
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
     )

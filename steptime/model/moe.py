@@ -1,4 +1,4 @@
-"""A layer with a mixture of experts as a list of ops: attention, norm, shared experts, router, dispatch, experts, combine, sum."""
+"""A layer with a mixture of experts as ops: attention, norm, shared experts, router, dispatch, experts, combine, sum."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
 
 
 def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:
-    """The experts that every token passes, as one MLP, with a gate where the model has one (shared_experts.py, SharedExpertMLP)."""
+    """The experts that every token passes, as one MLP, gated where the model says so (shared_experts.py, SharedExpertMLP)."""
     tokens, hidden = shard.sequence_tokens, model.hidden_sz
     own = model.model_copy(update={"inter_sz": moe.shared_expert_inter_sz, "bias": False})
     quantized, operand = cast("shared", x, tokens * hidden, shard, role="shared_experts")
@@ -110,7 +110,7 @@ def weighted(model: Model, shard: Shard, up: Tensor, out: Tensor, probs: str) ->
 
 
 def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, bias: bool) -> Gemm:
-    """The product of each local expert's rows with its weight; the weight is split over ep, and over etp as a dense one over tp."""
+    """The product of each local expert's rows with its weight, which is split over ep, and over etp as a dense one over tp."""
     moe, shard = rows.moe, rows.shard
     own = (n * shard.etp, k) if which == "up" else (n, k * shard.etp)
     group: Any = "expert" if same(shard.ep != 1) else "dense"
@@ -123,7 +123,7 @@ def grouped(rows: Rows, x: Operand, out: Tensor, k: Num, n: Num, which: str, *, 
         n_experts=moe.n_experts,
         top_k=moe.experts_per_token,
     )
-    params = (weight,)
+    params: tuple[Param, ...] = (weight,)
     if bias:  # whole on every etp rank of the second product
         wide = (moe.n_experts, own[0])
         params += (weight._replace(name=f"mlp.experts.{which}.bias", shape=wide),)

@@ -219,8 +219,8 @@ class Scan(Op):
     def forward_bytes(self) -> Num:
         """Bytes that its memory-bound kernels move in forward.
 
-        The convolution reads and writes x, B and C; the states are read in fp32 and written in the compute dtype where they are passed
-        from chunk to chunk; dt is read, and written twice in fp32.
+        The convolution reads and writes x, B and C; the states are read in fp32 and written in the compute dtype where they
+        are passed from chunk to chunk; dt is read, and written twice in fp32.
         """
         inner = self.n_heads * self.head_dim
         channels = 2.0 * self.itemsize * (inner + 2.0 * self.n_groups * self.state_dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from steptime.model.ops import Move, Op, Role
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
 
 MOE: frozenset[Role] = frozenset[Role](("moe", "router", "moe_act", "shared_experts"))
 """Roles of the ops of a mixture of experts."""
@@ -25,15 +25,23 @@ class Segment(NamedTuple):
     reads: tuple[str, ...]
     drops: frozenset[str]
     """Tensors made inside that forward does not keep."""
+    skips: frozenset[int] = frozenset()
+    """Ops inside that do not run again: their outputs are kept."""
+    keeps: tuple[str, ...] = ()
+    """Those outputs."""
 
 
-def find_segments(ops: list[Op], modules: frozenset[str]) -> list[Segment]:
+def find_segments(ops: list[Op], modules: frozenset[str], *, compiled: bool = False) -> list[Segment]:
     """The segments of a layer for the named modules, in op order; none of a module that it has not.
 
+    `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
+
     core_attn, mlp, moe, shared_experts and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
-    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v
-    and its input stay.
+    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
+    k, v and its input stay.
     """
+    if "per_op" in modules:
+        return [per_op(ops, compiled=compiled)]
     segments: list[Segment] = []
     for module in sorted(modules):
         if module == "core_attn":
@@ -59,6 +67,26 @@ def find_segments(ops: list[Op], modules: frozenset[str]) -> list[Segment]:
             masks = [i for i, op in enumerate(ops) if isinstance(op, Move) and op.draws_mask]
             segments += [mask_segment(ops[i], i) for i in masks if not covered(i, segments)]
     return sorted(segments)
+
+
+def per_op(ops: list[Op], *, compiled: bool) -> Segment:
+    """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
+
+    Kept are attention, reduce-scatters, and every other matrix product, the first one of the layer included
+    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps
+    the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled,
+    it is not kept.
+    """
+    products = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params]
+    skips = set(products[::2])
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind == "reduce_scatter"}
+    if compiled and products:
+        skips -= {i for i in skips if i >= products[-1]}
+    keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
+    every = range(len(ops))
+    drops = allocated_names(ops, every) - set(keeps)
+    return Segment(0, len(ops) - 1, len(ops) - 1, reads(ops, every), frozenset(drops), frozenset(skips), keeps)
 
 
 def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
@@ -110,8 +138,14 @@ def kept_names(ops: list[Op], segments: list[Segment]) -> list[str]:
     dropped = frozenset[str]().union(*(s.drops for s in segments))
     inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
     kept = [name for i, op in enumerate(ops) if i not in inside for name in op.saves]
-    kept += [name for s in segments for name in s.reads]
+    kept += [name for s in segments for name in (*s.reads, *s.keeps)]
     return [name for name in dict.fromkeys(kept) if name not in dropped]
+
+
+def rerun(ops: list[Op], segment: Segment, *, stops_early: bool) -> list[int]:
+    """The ops of a segment that its replay runs."""
+    again = replayed(ops, segment.first, segment.last, stops_early=stops_early)
+    return [i for i in again if i not in segment.skips]
 
 
 def replayed(ops: list[Op], first: int, last: int, *, stops_early: bool) -> range:

@@ -40,11 +40,12 @@ def sections(summary: Summary) -> list[ReportSection]:
 def tables(summary: Summary) -> list[Table]:
     """The tables of the report, summary first."""
     found = step_time(summary)
-    leading, others = summary["headline"], summary["other"]
-    mine = leading if leading["step_time"]["rows"] else others
+    leading, others, native = summary["headline"], summary["other"], summary["native"]
+    mine = next((group for group in (leading, native, others) if group["step_time"]["rows"]), leading)
     found += [table(title, mine["by"][name]) for name, title in BY.items() if mine["by"][name]]
     found += worst("worst rows", mine["worst"])
-    found += worst("worst rows, other trainers", others["worst"] if mine is leading else [])
+    found += worst("worst rows, PyTorch-native", native["worst"] if mine is not native else [])
+    found += worst("worst rows, other trainers", others["worst"] if mine is not others else [])
     if summary["apart"]:
         found.append(table("judged, but not in the figures above", summary["apart"]))
     found += analyses.all_tables(summary)
@@ -79,8 +80,9 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def step_time(summary: Summary) -> list[Table]:
-    """The errors of step time: the headline by split, then the other trainers by split and by source."""
-    leading, others = summary["headline"], summary["other"]
+    """The errors of step time: the headline by split, then the other groups by split and by source."""
+    leading = summary["headline"]
+    told = {"PyTorch-native stack": summary["native"], "other trainers": summary["other"]}
     notes: tuple[str, ...] = (
         f"{summary['rows']:,} measured rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
         "error = predicted / measured - 1; median, mean and p90 of its size",
@@ -88,13 +90,15 @@ def step_time(summary: Summary) -> list[Table]:
     )
     named = "step time" if leading["name"] == "own runs" else f"step time: {leading['name']}"
     found = []
-    if leading["step_time"]["rows"] or not others["step_time"]["rows"]:
+    if leading["step_time"]["rows"] or not any(group["step_time"]["rows"] for group in told.values()):
         found.append(table(named, by_split(leading), (*notes, *intervals(leading))))
         notes = ()
-    if others["step_time"]["rows"]:
-        told = (*notes, *intervals(others), *_over_sources(others))
-        rows = [*rows_of(by_split(others)), ["by source"], *rows_of(others["sources"])]
-        found.append(Table("step time: other trainers", ["", *HEADER], rows, told))
+    for name, group in told.items():
+        if group["step_time"]["rows"]:
+            said = (*notes, *intervals(group), *_over_sources(group))
+            rows = [*rows_of(by_split(group)), ["by source"], *rows_of(group["sources"])]
+            found.append(Table(f"step time: {name}", ["", *HEADER], rows, said))
+            notes = ()
     return found
 
 

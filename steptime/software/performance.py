@@ -21,10 +21,12 @@ from steptime.software.settings import (
     AttentionImpl,
     AttentionKernel,
     CommSettings,
+    Compile,
     Dtype,
     Impl,
     KernelSettings,
     LayoutSettings,
+    LossImpl,
     Master,
     MoeSettings,
     Overlap,
@@ -41,9 +43,20 @@ Precision: TypeAlias = Annotated[
 ]
 """What the projections of the blocks are computed in: a dtype, or a recipe of `precision.py` over bf16."""
 
-CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "full"]
+CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
+"""selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 Module: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts"
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "act",
+    "dropout",
+    "after_qkv",
+    "moe_act",
+    "mla_up_proj",
+    "moe",
+    "shared_experts",
+    "per_op",
 ]
 
 
@@ -51,7 +64,8 @@ class Recompute(Config):
     """Megatron's recompute_granularity, _method, _num_layers, _modules (megatron/core/transformer/transformer_config.py)."""
 
     granularity: Literal["selective", "full"]
-    method: Literal["uniform", "block"] | None = None
+    method: Literal["uniform", "block", "every"] | None = None
+    """every: each n_layers-th layer is checkpointed (torchtitan's selective_ac_option as a number)."""
     n_layers: int | list[int] | None = None
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
@@ -66,7 +80,9 @@ class Options(Config):
     attention_kernel: AttentionKernel | None = None
     norm_impl: Impl | None = None
     activation_impl: Impl | None = None
-    loss_impl: Impl | None = None
+    loss_impl: LossImpl | None = None
+    loss_chunks: int | None = Field(default=None, ge=1)
+    compile: Compile | None = None
     softmax_impl: Impl | None = None
     rope_impl: RopeImpl | None = None
     sp_regather: bool | None = None
@@ -185,6 +201,12 @@ _GROUP_OF: dict[str, str] = {
     "overlap": "",
 }
 """Switch -> the group that holds it; "": `Software` itself."""
+_BLOCK = {"norm_impl": "fused", "activation_impl": "fused", "rope_impl": "fused"}
+COMPILED: dict[str, dict[str, str]] = {"none": {}, "blocks": _BLOCK, "all": _BLOCK | {"loss_impl": "compiled"}}
+"""What inductor makes of a block and of the loss: element-wise operations in a row, with the sums beside them, are one kernel.
+
+The tensors that are kept for backward then are those of AOTAutograd's min-cut partitioner, byte for byte (tests/truth/
+test_torch_compile.py): what a matrix product or attention reads and cannot be fused with, and the sums of each row."""
 EAGER_TORCH = frozenset({"torch", "fsdp2"})
 """Profiles that launch torch's own kernels one by one, as the microbenchmark does."""
 _UNSAID: frozenset[str] = frozenset(Performance.model_fields) - frozenset(Options.model_fields)
@@ -228,6 +250,7 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     """
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
+    said = COMPILED[said.get("compile", profile.kernels.compile)] | said
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile.states, key)) == "compute":

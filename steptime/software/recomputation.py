@@ -11,17 +11,25 @@ SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
 SUPER_SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn", "layernorm", "act", "dropout"))
 
 
+MODULES_OF: dict[str, frozenset[Module]] = {
+    "selective": SELECTIVE,
+    "super-selective": SUPER_SELECTIVE,
+    "per-op": frozenset[Module](("per_op",)),
+}
+"""By the word of activation_checkpointing_type."""
+
+
 class Recomputation(NamedTuple):
     """Recomputation in its one normal form: what both ways of saying it mean.
 
     `selective` recomputes `modules` in every layer. `full` recomputes whole layers: "uniform" checkpoints the input of every
-    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others. `n_layers`
-    has one entry per model chunk, in the order of `Job.layers_per_chunk`.
+    group of `n_layers` layers; "block" checkpoints the first `n_layers` layers one by one and keeps the others; "every"
+    checkpoints each `n_layers`-th. `n_layers` has one entry per model chunk, in the order of `Job.layers_per_chunk`.
     Source: megatron/core/transformer/transformer_block.py, TransformerBlock._checkpointed_forward.
     """
 
     granularity: Literal["none", "selective", "full"] = "none"
-    method: Literal["uniform", "block"] | None = None
+    method: Literal["uniform", "block", "every"] | None = None
     n_layers: tuple[int, ...] = ()
     modules: frozenset[Module] = frozenset()
 
@@ -45,7 +53,7 @@ def resolve_recompute(performance: Performance, pp: int, vpp: int) -> Recomputat
         if word in {None, "none"}:
             return Recomputation()
         if word != "full":
-            return Recomputation("selective", modules=SELECTIVE if word == "selective" else SUPER_SELECTIVE)
+            return Recomputation("selective", modules=MODULES_OF[word])
         said = Recompute(granularity="full")
     if said.granularity == "selective":
         return Recomputation("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))

@@ -16,8 +16,12 @@ StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
+LossImpl: TypeAlias = Literal["fused", "composite", "compiled"]
+"""One kernel and a copy of the logits, one per operation and fp32 copies, or one that keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
-AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton"]
+AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
+Compile: TypeAlias = Literal["none", "blocks", "all"]
+"""What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
 RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables"]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
@@ -44,10 +48,13 @@ class KernelSettings(Config):
     attention_impl: AttentionImpl
     attention_kernel: AttentionKernel
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
-    it: FlashAttention-1, and its Triton version, which takes a bias."""
+    it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
     norm_impl: Impl
     activation_impl: Impl
-    loss_impl: Impl
+    loss_impl: LossImpl
+    loss_chunks: int
+    """Parts of the tokens that head and loss take in turn, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
+    compile: Compile
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
     rope_impl: RopeImpl
@@ -145,8 +152,8 @@ class MoeSettings(Config):
     """
 
     dispatcher: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or DeepEP's and HybridEP's
-    exchange, which sends one copy to each rank and, over the network, to each node."""
+    """How rows reach their experts: one all-to-all of a copy per expert; all tokens gathered everywhere; or the exchange of
+    DeepEP and HybridEP, which sends one copy to each rank and, over the network, to each node."""
     permute_fusion: bool = True
     """Rows are put in the order of their experts by one kernel (TransformerEngine's), not by index operations."""
     router_dtype: Literal["compute", "fp32"] = "fp32"

@@ -23,6 +23,9 @@ from steptime.software.efficiency import efficiency
 GRAPHED_GAP = 0.5
 """What is left of a layer's launch gaps when its kernels are launched from CUDA graphs (assumed: the host no longer holds the
 device up, the pauses between dependent kernels stay)."""
+COMPILED_GAP = 0.5
+"""What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
+Llama block, forward and backward, some 30 remain)."""
 
 
 class Pricing(NamedTuple):
@@ -90,6 +93,9 @@ class PartTimes:
         if recompute.granularity == "selective":
             return [(float(count), part, self.of[part].replay) for part, count in chunk.runs]
         size = recompute.n_layers[chunk.depth]
+        if recompute.method == "every":
+            ones = [layers[0][0] for times, layers in groups_of(chunk.runs, 1) for _ in range(times)][size - 1 :: size]
+            return [(float(ones.count(part)), part, self.whole_replays[part]) for part in dict.fromkeys(ones)]
         runs = take(chunk.runs, size)[0] if recompute.method == "block" else chunk.runs
         if not job.software.activations.recompute_stops_early or recompute.method == "block":
             size = 1
@@ -111,7 +117,7 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     gap_s = layer_gap_s(job, context)
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
-        segments = find_segments(part.ops, job.recompute.modules)
+        segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
         of[part] = part_time(part.ops, part.sizes, context, segments, gap_s)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
@@ -122,7 +128,8 @@ def layer_gap_s(job: Job, context: Context) -> float:
     """Launch gaps of a layer, forward and backward: the profile's, longer in a recipe, shorter from CUDA graphs [s]."""
     recipe = efficiency().recipe_gap if job.software.recipe else 1.0
     graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
-    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs)
+    compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
+    return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:

@@ -21,10 +21,12 @@ from steptime.validation.slices import (
     headline,
     leads,
     memory_errors,
-    other_trainers,
+    native,
+    others,
     sliced,
     split_of,
     step_errors,
+    told_by_source,
 )
 from steptime.validation.stats import Stats, interval, plain, stats
 
@@ -67,7 +69,7 @@ def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
 def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
 
-    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline` and `other` are the two groups apart.
+    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native` and `other`: the groups.
     """
     counted = headline(judged)
     excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
@@ -75,14 +77,16 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     everything = group(counted, worst)
     by = everything["by"]
     medians = [figures["median"] for figures in by["source"].values()]
-    leading, others = [j for j in counted if leads(j)], [j for j in counted if not leads(j)]
+    leading = [j for j in counted if leads(j)]
+    natives, rest = [j for j in counted if native(j)], [j for j in counted if others(j)]
     return {
         "rows": len(judged),
         "judged": len(judged) - sum(skipped.values()),
         "skipped": sum(skipped.values()),
         "step_time": everything["step_time"],
         "headline": {"name": name_of(leading)} | group(leading, worst),
-        "other": group(others, worst) | other_trainers(counted),
+        "native": group(natives, worst) | told_by_source(natives),
+        "other": group(rest, worst) | told_by_source(rest),
         "median_over_sources": median(medians) if medians else None,
         "by": by,
         "split_interval_5_95": everything["split_interval_5_95"],

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from steptime.validation.exclusion import exclusion
 from steptime.validation.judgement import Judgement
-from steptime.validation.slices import leads, model_kind, split_of
+from steptime.validation.slices import leads, model_kind, others, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 COLUMNS = (
@@ -96,7 +96,7 @@ def noise(judged: Sequence[Judgement]) -> dict[str, Any]:
     return {
         "same_release": _figures(pairs(dense, same_release=True)),
         "other_release": _figures(pairs(dense, same_release=False)),
-        "other_trainers": _figures(pairs(cells_of(j for j in judged if not leads(j)), same_release=True)),
+        "other_trainers": _figures(pairs(cells_of(j for j in judged if others(j)), same_release=True)),
         "moe_other_release": _figures(pairs(moe, same_release=False)),
         "lookup": _figures(_errors(found)),
         "lookup_on_test": _figures(_errors(test)),

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from steptime.validation.judgement import Judgement
-from steptime.validation.slices import headline, leads, split_of
+from steptime.validation.slices import headline, leads, others, split_of
 from steptime.validation.stats import Errors, plain, stats
 
 MODEL = (
@@ -85,7 +85,7 @@ def ratios(judged: Sequence[Judgement]) -> dict[str, Any]:
     In the stats `rows` are pairs and `cells` are series.
     """
     counted = headline(judged)
-    groups = {"headline": [j for j in counted if leads(j)], "other": [j for j in counted if not leads(j)]}
+    groups = {"headline": [j for j in counted if leads(j)], "other": [j for j in counted if others(j)]}
     found: dict[str, Any] = {}
     for kind in RATIO_KINDS:
         found[kind.name] = {"target": dict(zip(("median", "mean", "p90"), kind.target, strict=True))}

@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple, TypeAlias
 
 from steptime.validation.judgement import Judgement
-from steptime.validation.slices import headline, leads, split_of
+from steptime.validation.slices import headline, leads, others, split_of
 
 JOB = (
     "framework", "model_name", "n_layers", "hidden", "ffn_hidden", "n_heads", "vocab", "gpu", "n_gpus", "seq_len",
@@ -171,7 +171,7 @@ def regret(judged: Sequence[Judgement]) -> dict[str, Any]:
     excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
     return {
         "headline": figures(sweeps(j for j in counted if leads(j))),
-        "other": figures(sweeps(j for j in counted if not leads(j))),
+        "other": figures(sweeps(j for j in counted if others(j))),
         "test": figures(sweeps(j for j in counted if split_of(j) == "test")),
         "apart": figures(sweeps(excluded)),
     }

@@ -11,6 +11,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_machine import hardware_of, machine
+from steptime.validation.row_native import resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
 
 DROPOUT = 0.1
@@ -168,12 +169,12 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
-        fsdp: dict[str, Any] = {"reshard_after_forward": not said.startswith("zero2")}
-        if "bf16 reduce" in notes:
+        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said)}
+        if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}
     found = re.match(r"zero-?([0-3])", said)
-    if not found and said not in {"none", "ddp"}:
+    if not found and not re.fullmatch(r"none( \(1 gpu\))?|ddp", said):
         raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")
     return {"zero_level": int(found[1]) if found else 0}
 

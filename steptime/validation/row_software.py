@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from steptime.software.performance import load_software, software_names
+from steptime.software.performance import EAGER_TORCH, load_software, software_names
 from steptime.software.profiles import profile_releases
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import recipe_of
+from steptime.validation.row_native import (
+    native_kernels,
+    native_states,
+    recomputed_per_op,
+    said_dtypes,
+    torchtitan_release,
+)
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -65,7 +72,9 @@ ROW_FRAMEWORKS = (
     RowFramework(r"aleph alpha", "Aleph Alpha", "aleph-alpha"),
     RowFramework(r"megatron|primus", "Megatron-LM", "megatron-core"),
     RowFramework(r"llm-foundry|composer", "llm-foundry", "llm-foundry"),
-    RowFramework(r"torchtitan|torchtune|fsdp", "torch FSDP", "fsdp2"),
+    RowFramework(r"torchtitan", "torchtitan", "torchtitan"),
+    RowFramework(r"accelerate.*fsdp|accelerate fsdp|transformers \+ fsdp", "Hugging Face accelerate", "accelerate"),
+    RowFramework(r"torchtune|fsdp", "torch FSDP", "fsdp2"),
     RowFramework(r"litgpt", "LitGPT", "torch"),
     RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
     RowFramework(r"internevo", "InternEvo", "internevo"),
@@ -85,7 +94,10 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
         SkipRowError: no profile describes it.
     """
     found = _framework(row)
-    return found._replace(release=release_of(found, row.text("framework"))) if known else found
+    if not known:
+        return found
+    native = found.profile == "torchtitan"
+    return found._replace(release=torchtitan_release(row) if native else release_of(found, row.text("framework")))
 
 
 def _framework(row: MeasuredRow) -> RowFramework:
@@ -100,8 +112,11 @@ def _framework(row: MeasuredRow) -> RowFramework:
         return RowFramework("", said or "not stated", profile, own=False)
     if found_one.family == "Megatron-LM" and row.text("precision").lower().startswith("fp16"):
         return RowFramework("", "Megatron-LM 2020-2022", "megatron-2021", own=False)
-    if not found_one.sharded and row.text("zero_or_fsdp").lower().startswith("fsdp"):
+    sharded = re.search(r"\bfsdp", row.text("zero_or_fsdp").lower())
+    if not found_one.sharded and sharded and not found_one.base.startswith("megatron"):
         return found_one._replace(profile="fsdp2", own=False)
+    if found_one.sharded and not sharded and row.whole("n_gpus") == 1:
+        return found_one._replace(profile="torch", own=False)
     return found_one
 
 
@@ -128,7 +143,9 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
-    section |= recompute_of(row, framework, assumed) | _dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework, assumed) | said_dtypes(row, notes) | _kernels(row, notes)
+    if framework.base in EAGER_TORCH:
+        section |= native_kernels(row, framework.release, notes) | native_states(row)
     overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
@@ -204,6 +221,8 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
+    if framework.base in EAGER_TORCH and (per_op := recomputed_per_op(said)):
+        return per_op
     if said == "selective" and framework.base.startswith("megatron"):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
@@ -228,17 +247,6 @@ def xla_policy(said: str) -> list[str]:
     if re.fullmatch(r"custom remat: save q,k,v,qkv,out_proj(,mlpwo)?|save_qkv_out_proj", said):
         return ["layernorm", "mlp"]
     return ["act", "core_attn", "layernorm"] if said in {"minimal", "save_dot_only"} else []
-
-
-def _dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
-    """Dtypes of gradients and states where the source names them."""
-    said = row.text("precision").lower()
-    section: dict[str, Any] = {}
-    if "fp32 grad" in said:
-        section["main_grad_dtype"] = "fp32"
-    if "bf16 grad" in said or "bf16 grad reduce" in notes:
-        section["main_grad_dtype"] = "bf16"
-    return section
 
 
 def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:

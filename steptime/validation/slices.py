@@ -1,7 +1,8 @@
 """Which judged rows count, which of them lead, and errors by slice.
 
 The leading rows are the headline: runs of NVIDIA's own frameworks (nvidia.csv) with the dense 8 x B200 runs of SimuMax, which are
-Megatron-LM's; a user's own rows always lead. Everything else of the shipped collection is another trainer, told by source.
+Megatron-LM's; a user's own rows always lead. The PyTorch-native stack (native.csv) is a group of its own. Everything else of the
+shipped collection is another trainer. Both are told by source.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ def headline(judged: Iterable[Judgement]) -> list[Judgement]:
 def leads(j: Judgement) -> bool:
     """Whether a row belongs to the headline group."""
     return j.row.file in {"", "nvidia"} or j.row.group == "simumax"
+
+
+def native(j: Judgement) -> bool:
+    """Whether a row is of the PyTorch-native collection."""
+    return j.row.file == "native"
+
+
+def others(j: Judgement) -> bool:
+    """Whether a row is of another trainer of the shipped collection."""
+    return not leads(j) and not native(j)
 
 
 def split_of(j: Judgement) -> str:
@@ -84,21 +95,20 @@ def sliced(
     return dict(sorted(kept.items(), key=lambda item: (-item[1].rows, item[0])))
 
 
-def other_trainers(counted: Sequence[Judgement]) -> dict[str, Any]:
-    """Rows outside the headline group by source, so that a source with many rows has one voice.
+def told_by_source(counted: Sequence[Judgement]) -> dict[str, Any]:
+    """Rows of a group by source, so that a source with many rows has one voice.
 
     Returns: `sources` (stats of each), `median_over_sources` (of each source's median), the same of test rows alone
     (`test_sources`, `test_median_over_sources`), and `worse_than_15_percent`: sources with `ENOUGH` rows of quality A or B whose
     median is above `WORSE_THAN`.
     """
     found: dict[str, Any] = {}
-    others = [j for j in counted if not leads(j)]
-    for prefix, rows in (("", others), ("test_", unfitted(others))):
+    for prefix, rows in (("", counted), ("test_", unfitted(counted))):
         by_source = sliced(rows, SLICES["source"])
         medians = [figures.median for figures in by_source.values()]
         found[f"{prefix}sources"] = {name: plain(figures) for name, figures in by_source.items()}
         found[f"{prefix}median_over_sources"] = median(medians) if medians else None
-    stated = sliced((j for j in others if j.row.text("quality").upper() in {"A", "B"}), SLICES["source"])
+    stated = sliced((j for j in counted if j.row.text("quality").upper() in {"A", "B"}), SLICES["source"])
     found["worse_than_15_percent"] = [
         name for name, figures in stated.items() if figures.rows >= ENOUGH and figures.median > WORSE_THAN
     ]

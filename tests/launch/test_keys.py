@@ -26,8 +26,8 @@ TABLE = KeyTable(
 )
 
 
-def settings(dump=False, **said):
-    given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE, "job", dump=dump)
+def settings(**said):
+    given = read_keys({key.replace("__", "."): value for key, value in said.items()}, TABLE)
     return JobKeys("job", TABLE, given)
 
 
@@ -61,15 +61,17 @@ def test_switched_off_keys_change_nothing(key, value, status):
     assert statuses(**{key: value})[key.replace("__", ".")] == status
 
 
-def test_unknown_keys_are_told_together():
-    with pytest.raises(ConfigError) as error:
-        settings(b__ofload=True, c=1)
-    assert error.value.problems == [
-        "job: b.ofload: unknown key of Frame 1.0 (got true); did you mean 'b.offload'?",
-        "job: c: unknown key of Frame 1.0 (got 1); remove it",
-    ]
-    flags = settings(dump=True, c=None, d__e=[]).flags()
-    assert [flag.status for flag in flags[:2]] == ["irrelevant", "irrelevant"]
+def test_an_unknown_key_is_refused_where_its_name_speaks_of_cost():
+    found = {
+        flag.name: (flag.status, flag.note)
+        for flag in settings(b__ofload=True, c__hidden_size=1, c__dir=2, d=0).flags()
+    }
+    assert found["b.ofload"] == ("unmodelled", "not an option of Frame 1.0; did you mean b.offload?")
+    assert found["c.hidden_size"] == ("unmodelled", "not an option of Frame 1.0, and its name speaks of cost")
+    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name speaks of no cost")
+    assert found["d"] == ("irrelevant", "off; not an option of Frame 1.0")
+    notes = settings(c__dir=2).reading({}).config["notes"]
+    assert notes == ["not options of Frame 1.0, taken to change no cost: c.dir"]
 
 
 def test_what_a_job_makes_of_its_keys_goes_over_the_table():
@@ -128,6 +130,7 @@ def test_words_and_switches():
     assert error.value.problems == [
         "job: a.kind: expected true or false (got 'Adam')",
         "job: a.kind: expected one of sgd (got 'Adam')",
+        "job: b.mode True: a mode; not modeled; --allow-unmodelled ignores it",
     ]
 
 

@@ -179,7 +179,7 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("flags", "arguments", "fields", "key"), LEFT_OUT)
 def test_three_sources_leave_the_same_out(flags, arguments, fields, key):
     notes = [
-        [flag.note for flag in reading.of("unmodelled")]
+        [flag.note for flag in [*reading.of("unmodelled"), *reading.of("approximated")]]
         for reading in (of_flags(flags), of_dump(arguments), of_fields(fields))
     ]
     assert len(notes[0]) == 1, key
@@ -241,6 +241,7 @@ def test_problems_are_told_together_and_by_the_name_of_their_source():
         "job.yaml: model.bf16 and model.fp16 are both set; use one",
         "job.yaml: model.recompute_granularity: expected full or selective (got 'some')",
         "job.yaml: model.hidden_size: expected a whole number of at least 1 (got 'wide')",
+        "job.yaml: machine unknown; add --set hardware.node_type=NAME (3dtrn machines)",
     ]
 
 

@@ -6,7 +6,20 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "steptime"
 ORDER = [
-    *("reading", "keys", "job_keys", "devices", "shell", "logs", "megatron", "nemo", "torchtitan", "deepspeed"),
+    *(
+        "reading",
+        "keys",
+        "job_keys",
+        "devices",
+        "beside",
+        "vocabulary",
+        "shell",
+        "logs",
+        "deepspeed",
+        "megatron",
+        "nemo",
+    ),
+    "torchtitan",
     *("read", "plan_yaml"),
 ]
 """Folders and modules, bottom to top."""

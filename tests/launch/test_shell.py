@@ -34,6 +34,7 @@ def bash(text: str, **env: str) -> list[str]:
     return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
 
 
+PUT = "put it beside, or add --with FILE"
 OPTIONS = """
 set -- --tp 8 --name 'a b'
 while [[ $# -gt 0 ]]; do
@@ -191,10 +192,10 @@ def launch(text, **env):
         ("mpirun -np 16 --npernode 8 python train.py", ["mpirun"], None, 8, 16, "train.py"),
         ("deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed", ["deepspeed"], 2, 8, 16, "train.py"),
         ("accelerate launch --num_processes 16 --num_machines 2 train.py", ["accelerate"], 2, 8, 16, "train.py"),
-        ("python train.py --x", [], 1, 1, 1, "train.py"),
+        ("export CUDA_VISIBLE_DEVICES=0,1\npython train.py --x", [], 1, 2, 2, "train.py"),
         ("numactl -m 0 nsys profile -o out torchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
         ("python tool.py -x\npip install train.py\ntorchrun --nproc_per_node 8 train.py", ["torchrun"], 1, 8, 8, "train.py"),
-        ("python prepare.py\npython train.py", [], 1, 1, 1, "train.py"),
+        ("python prepare.py\npython train.py", [], None, None, None, "train.py"),
     ],
 )  # fmt: skip
 def test_launchers_say_how_many_devices(text, launchers, nodes, per_node, devices, program):
@@ -229,7 +230,8 @@ def test_lines_are_where_the_words_stand():
         ("for f in $(ls); do A=$f; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
         ("while read l; do A=$l; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
         ("case $M in a) A=1 ;; b) A=2 ;; esac\ntorchrun t.py --a $A", "$A depends on the case in line 1 ($M has no value)"),
-        ("source env.sh\ntorchrun t.py --a $X", "$X has no value (line 1 sources env.sh, which is not read)"),
+        ("source env.sh\ntorchrun t.py --a $X",
+         f"$X has no value (line 1 sources env.sh, which is not there; {PUT})"),
         ("torchrun t.py --a $1", "$1 has no value"),
         ("while true; do A+=x; done\ntorchrun t.py --a $A", f"$A depends on the loop in line 1 ({OFTEN})"),
     ],

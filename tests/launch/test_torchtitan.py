@@ -1,7 +1,7 @@
 """torchtitan's TOML files, logs and config functions as plans."""
 
 import pytest
-from launch_readings import DATA, HARDWARE, golden_text, one_line, read, saved_and_read_back, status
+from launch_readings import DATA, HARDWARE, REFUSED, golden_text, one_line, read, saved_and_read_back, status
 
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table, rule_of, spelled
@@ -155,10 +155,8 @@ def test_the_environment_and_the_user_tell_the_devices():
         ),
         (
             [("[parallelism]", "tensor_paralel_degree = 2")],
-            (
-                "job: parallelism.tensor_paralel_degree: unknown key of torchtitan 0.1 (got 2); "
-                "did you mean 'parallelism.tensor_parallel_degree'?"
-            ),
+            "job: parallelism.tensor_paralel_degree 2: not an option of torchtitan 0.1; did you mean "
+            "parallelism.tensor_parallel_degree?" + REFUSED,
         ),
         (
             [("[training]", "global_batch_size = 24")],

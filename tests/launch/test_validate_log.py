@@ -362,7 +362,7 @@ def test_no_accelerator_and_a_flag_that_is_not_modelled(capsys, tmp_path):
     code, _, err = run(capsys, "--log", MEGATRON)
     assert code == 2
     assert "add --set hardware.node_type=NAME" in err
-    path = write(tmp_path / "z.log", [*head(deterministic_mode=True), *BODY])
+    path = write(tmp_path / "z.log", [*head(cpu_offloading=True), *BODY])
     assert [line.rpartition("; ")[2].split()[0] for line in run(capsys, "--log", path)[2].splitlines()] == [
         "add",
         "--allow-unmodelled",
@@ -370,12 +370,12 @@ def test_no_accelerator_and_a_flag_that_is_not_modelled(capsys, tmp_path):
     path = write(tmp_path / "x.log", [*head(num_experts=8), *BODY])
     code, _, err = run(capsys, "--log", path, *H100)
     assert code == 2
-    path = write(tmp_path / "y.log", [*head(deterministic_mode=True), *BODY])
+    path = write(tmp_path / "y.log", [*head(cpu_offloading=True), *BODY])
     code, _, err = run(capsys, "--log", path, *H100)
     assert code == 2
     assert "--allow-unmodelled" in err
     found = document(capsys, "--log", path, *H100, "--allow-unmodelled")
-    assert any("deterministic_mode" in text for text in found["assumptions"])
+    assert any("cpu_offloading" in text for text in found["assumptions"])
 
 
 def test_options_that_do_not_go_together(capsys):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from typing import ClassVar
 
 import torch
 
@@ -140,7 +141,7 @@ class Sort(torch.autograd.Function):
 class Buffer:
     """deep_ep.Buffer between twins: a rank gets each token once, whatever the number of its experts there; `sent` tells of it."""
 
-    sent: list = []
+    sent: ClassVar[list] = []
 
     def __init__(self, group, *_):
         self.group, self.num_nvl_bytes, self.num_rdma_bytes = group, 0, 0
@@ -229,7 +230,7 @@ def held(model, kept):
     """Bytes of the matrices that token dispatchers refer to after a forward and autograd does not keep."""
     found = 0
     for layer in model.decoder.layers:
-        dispatcher = getattr(layer.mlp, "token_dispatcher", None)
+        dispatcher = getattr(getattr(layer, "mlp", None), "token_dispatcher", None)
         for t in vars(dispatcher).values() if dispatcher else ():
             matrix = torch.is_tensor(t) and t.dim() == 2 and t.dtype != torch.long
             if matrix and t.untyped_storage()._cdata not in kept:

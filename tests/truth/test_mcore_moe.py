@@ -181,7 +181,7 @@ def test_saved_bytes_collectives_and_parameters(layout, variant, monkeypatch):
     ours, seen, ops = our_layer(layout, c)
     modules = frozenset(c.get("recompute", {}).get("modules", ()))
     sizes = tensor_bytes(ops, Tensor("x", seen.sequence_tokens * ours.hidden_sz, seen.itemsize))
-    half = [i for i, op in enumerate(ops) if op.name == "attn.residual"][0] + 1
+    half = next(i for i, op in enumerate(ops) if op.name == "attn.residual") + 1
     kept = kept_names(ops, find_segments(ops, modules))
     norm = {name for op in ops[half:] if op.name == "mlp.norm" for name in (*op.inputs, *(t.name for t in op.stats))}
     mine = {t.name for op in ops[half:] for t in op.allocates} - norm

@@ -27,14 +27,9 @@ def object_keys(
     *,
     defaults: Mapping[str, Any] | None = None,
     defaults_of: str = "",
-    dump: bool = False,
 ) -> JobKeys:
-    """Fields by their dotted names as settings; `defaults` (whose?) go over the table's own, `dump` as in `read_keys`.
-
-    Raises:
-        ConfigError: keys that the framework does not have, one line each.
-    """
-    given = [item._replace(value=plain(item.value)) for item in read_keys(said, table, source, dump=dump)]
+    """Fields by their dotted names as settings; `defaults` (whose?) go over the table's own."""
+    given = [item._replace(value=plain(item.value)) for item in read_keys(said, table)]
     keys = JobKeys(source, table, given, defaults=defaults, defaults_of=defaults_of, sets=sets)
     groups = "num_query_groups"  # the parser's default is no field's
     grouped = groups in keys.values or groups in keys.defaults

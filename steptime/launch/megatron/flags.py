@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import GivenKey, load_table, spelled
-from steptime.launch.shell.script import Word
+from steptime.launch.keys import FOLDER, GivenKey, load_table, spelled
+from steptime.launch.shell.processes import Word
+from steptime.launch.shell.scope import Unknown
 
 OLD_RELEASE = "Megatron-LM (2021 and 2022)"
+DEEPSPEED_FORK = "Megatron-DeepSpeed (2021 and 2022)"
+_FILES = {"vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"}
+"""Arguments that name files: without a value they are as good as unsaid."""
 _FLAG = re.compile(r"--[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _WORDS = {"": None, "None": None, "[]": None, "{}": None, "()": None, "True": True, "False": False}
 _DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "uint8": "fp8"}
@@ -26,11 +32,13 @@ class CommandLine(NamedTuple):
     problems: list[str]
     notes: list[str]
     """Words without a value that stand where a flag may: taken as empty, as the shell does."""
+    unset: dict[tuple[int, Unknown], list[str]]
+    """Line, and why a value has none -> the flags that take it."""
 
 
 def arguments_of(words: Iterable[Word]) -> CommandLine:
     """The arguments that the words after the program stand for; the last one of several wins, as in argparse."""
-    line = CommandLine({}, {}, [], [])
+    line = CommandLine({}, {}, [], [], {})
     groups: list[list[Word]] = []
     for word in words:
         if _FLAG.fullmatch(word.text):
@@ -42,7 +50,28 @@ def arguments_of(words: Iterable[Word]) -> CommandLine:
             _stray(word, line)
     for flag, *values in groups:
         _add(flag, values, line)
+    line.problems.extend(_unset(line.unset))
     return line
+
+
+def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
+    """A line for all variables that nothing sets, one for all words that the script expects, and one for each other reason."""
+    groups: dict[str, list[tuple[int, Unknown, list[str]]]] = {}
+    for (number, unknown), flags in unset.items():
+        kind = "" if not unknown.variable else "words" if unknown.variable.isdigit() else "variables"
+        groups.setdefault(kind or unknown.why, []).append((number, unknown, flags))
+    for kind, found in groups.items():
+        number, unknown, flags = found[0]
+        named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
+        if kind in {"words", "variables"} and len(named) > 1:
+            what = f"{', '.join(named)} have no value"
+            fix = "name the script with its words, in one: 'SCRIPT WORD ...'"
+            if kind == "variables":
+                fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
+            yield f"line {number}: {what}; {fix}"
+        else:
+            told = unknown.told("write the value into the script")
+            yield f"line {number}: {', '.join(dict.fromkeys(flags))}: {told}"
 
 
 def _stray(word: Word, line: CommandLine) -> None:
@@ -55,10 +84,14 @@ def _stray(word: Word, line: CommandLine) -> None:
 def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
     """Add a flag with its values."""
     table, bare = load_table("megatron"), flag.text[2:]
-    off = table.raw["negations"].get(bare)
-    argument = off or table.raw["flag_names"].get(bare) or bare.replace("-", "_")
+    dashed = bare.replace("_", "-")  # Megatron-LLM and ms-swift write --num_layers
+    off = table.raw["negations"].get(dashed)
+    argument = off or table.raw["flag_names"].get(dashed) or bare.replace("-", "_")
     rule = table.rules.get(spelled(argument, table))
-    switch = off is not None or argument in table.raw["switches"]
+    key = spelled(argument, table)
+    on_or_off = rule is not None and (False in rule.off or isinstance(table.defaults.get(key, ("", 0))[1], bool))
+    said = len(values) == 1 and values[0].text.lower() in {"true", "false"}  # ms-swift's switches take a value
+    switch = (off is not None or argument in table.raw["switches"] or (on_or_off and not values)) and not said
     if switch or rule is None:
         kept = [] if switch else values
         for word in values[len(kept) :]:
@@ -69,13 +102,13 @@ def _add(flag: Word, values: list[Word], line: CommandLine) -> None:
         values = values[:-1]
     line.names[argument] = flag.text
     line.arguments[argument] = "False" if off else " ".join(word.text for word in values) if values else "True"
-    if rule is None or rule.status == "irrelevant":
+    if rule is None or rule.status == "irrelevant" or argument in _FILES:
         return
     if not switch and not values:
         line.problems.append(f"line {flag.line}: {flag.text}: a value is missing")
     for word in values:
         for unknown in word.unresolved:
-            line.problems.append(f"line {word.line}: {flag.text}: {unknown.told('write the value into the script')}")
+            line.unset.setdefault((word.line, unknown), []).append(flag.text)
 
 
 def read_words(text: str) -> list[Word]:
@@ -109,10 +142,42 @@ def plain(value: Any) -> Any:
     return text
 
 
+def fitting_release(arguments: Collection[str], *, dump: bool = False) -> str:
+    """The releases whose parsers have all of the arguments, from first to last; of a dump the one whose parser is nearest.
+
+    "" where no release has them all, or, of a dump, nearly all.
+
+    >>> fitting_release(["DDP_impl", "num_layers"]), fitting_release(["num_layers", "muon_momentum"])
+    ('2.0 to 23.06', 'core 0.16 to core 0.19')
+    """
+    names: set[str] = set()
+    apart: dict[str, int] = {}
+    parsed = {name for change in releases().values() for name in change.get("adds") or []}
+    derived = {key for key, rule in load_table("megatron").rules.items() if rule.note.startswith("derived")}
+    said = set(arguments) - (derived - parsed) - {"world_size", "rank"}
+    for release, change in releases().items():
+        names = (names | set(change.get("adds") or [])) - set(change.get("drops") or [])
+        apart[release] = len(said - names) + (len(names - said) if dump else 0)
+    if dump:
+        nearest = min(apart, key=lambda release: apart[release])
+        return nearest if apart[nearest] <= len(said) // 5 else ""
+    fits = [release for release, count in apart.items() if not count]
+    return "" if not fits else fits[0] if len(fits) == 1 else f"{fits[0]} to {fits[-1]}"
+
+
+@cache
+def releases() -> dict[str, dict[str, list[str]]]:
+    """What each release adds to and takes from the parser of the one before."""
+    found: dict[str, dict[str, list[str]]] = parse_mapping(*read_source(FOLDER / "megatron_releases.yaml"))["releases"]
+    return {str(name): change for name, change in found.items()}
+
+
 def is_legacy(arguments: Mapping[str, str]) -> bool:
     """Whether the arguments are of Megatron-LM before Megatron-Core and TransformerEngine: those of 2021 and 2022."""
     if "transformer_impl" in arguments or "recompute_granularity" in arguments:
         return False
+    if plain(arguments.get("deepspeed")) is True:
+        return True
     alone = {"DDP_impl", "activations_checkpoint_method", "data_impl"}
     return plain(arguments.get("checkpoint_activations")) is True or bool(alone & arguments.keys())
 
@@ -126,7 +191,8 @@ def keys_of(
     if is_legacy(arguments):
         listed = {key: table.defaults[key] for key in table.raw["of_2021"]}
         unlisted = {key: value for key, (_, value) in table.defaults.items() if key not in listed}
-        table = table._replace(framework=OLD_RELEASE, defaults=listed, unlisted=unlisted)
+        fork = DEEPSPEED_FORK if plain(arguments.get("deepspeed")) is True else OLD_RELEASE
+        table = table._replace(framework=fork, defaults=listed, unlisted=unlisted)
 
     def spell(argument: str) -> str:
         plain_name = not names or argument in negations.values()  # a flag only turns it off

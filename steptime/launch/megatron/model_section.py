@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import load_table
+from steptime.launch.vocabulary import entries_of
 
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit")
-    norm = keys.word("normalization")
+    named = keys.get("glu_activation") is not None
+    glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
+    norm = "rmsnorm" if keys.on("use_rms_norm") else keys.word("normalization")
     tied = not keys.on("untie_embeddings_and_output_weights")
     tied = keys.on("share_embeddings_and_output_weights", default=tied)
     section: dict[str, Any] = {
@@ -22,7 +22,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "hidden_sz": hidden,
         "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
         "n_q_heads": heads,
-        "n_kv_heads": keys.whole("num_query_groups") if keys.on("group_query_attention") else heads,
+        "n_kv_heads": keys.whole("num_query_groups") if _is_grouped(keys) else heads,
         "head_dim": keys.whole("kv_channels"),
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
@@ -42,6 +42,12 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}
 
 
+def _is_grouped(keys: JobKeys) -> bool:
+    """Whether queries share keys; forks that say --num-key-value-heads have no switch beside it."""
+    alias = not keys.name("num_query_groups").replace("-", "_").endswith("num_query_groups")
+    return keys.on("group_query_attention") or ("num_query_groups" in keys.values and alias)
+
+
 def _ffn(hidden: int, *, swiglu: bool) -> int:
     """4h (TransformerConfig); of the flag --swiglu two thirds of it, down to a multiple of 64 (arguments.py, validate_args)."""
     return int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
@@ -53,6 +59,8 @@ def _activation(keys: JobKeys, *, glu: bool) -> str:
         return str(keys.word("activation_func"))
     if keys.on("squared_relu"):
         return "relu2"
+    if keys.get("glu_activation") is not None:
+        return str(keys.word("glu_activation"))
     return "silu" if glu and not keys.on("quick_geglu") else "gelu"
 
 
@@ -81,30 +89,31 @@ def _positions(keys: JobKeys) -> dict[str, Any]:
     rotary = keys.word(kind)
     if keys.get(kind) == "mrope":
         keys.leave_out(kind, "rotary positions are counted")
-    learned = keys.get(kind) == "learned_absolute" and keys.on("add_position_embedding")
+    learned = keys.get(kind) in {"learned_absolute", "absolute", "learned"} and keys.on("add_position_embedding")
     found: dict[str, Any] = {"learned_positions": learned, "rotary_embeds": rotary}
     return found | ({"max_positions": keys.whole("max_position_embeddings")} if learned else {})
 
 
 def _vocabulary(keys: JobKeys) -> int | None:
-    """Entries before padding, as far as they are said or the tokenizer tells."""
+    """Entries before padding, as far as they are said, or the tokenizer's own name or files tell."""
     if (set_by_user := told(keys.sets, "model.vocab_sz")) is not None:
         return int(set_by_user) if isinstance(set_by_user, int) else None
-    if padded := keys.whole("padded_vocab_size"):
+    if padded := keys.whole("padded_vocab_size") or keys.whole("pad_vocab_size_to"):
         return padded
-    kind = str(keys.get("tokenizer_type") or ("GPT2BPETokenizer" if keys.get("merge_file") else ""))
+    kind = str(keys.get("patch_tokenizer_type") or keys.get("tokenizer_type") or "")
+    kind = kind or ("GPT2BPETokenizer" if keys.get("merge_file") else "")
     size = keys.whole("vocab_size")
     if size is not None and kind == "NullTokenizer":
         size += 1  # core tokenizers/text/libraries/null_tokenizer.py: one more for the end of a document
     if size is None:
-        model = str(keys.get("tokenizer_model") or keys.get("tokenizer_name_or_path") or "")
-        words = f"{kind} {model}".lower()
-        known = (item for item in load_table("megatron").raw["vocabularies"] if re.search(item["pattern"], words))
-        if (found := next(known, None)) is None:
+        files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
+        found = entries_of(kind, [str(name) for name in files if name])
+        if found is None:
             return None
-        size = int(found["entries"])
-        keys.notes.append(f"vocabulary not set, so {found['of']}: {size} ({kind or model})")
-    return size + (keys.whole("vocab_extra_ids", least=0) or 0)
+        size, whose = found
+        keys.notes.append(f"vocabulary not set, so {whose}: {size}")
+    extra = keys.whole("extra_vocab_size", least=0) or 0
+    return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
 
 
 def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from steptime.launch.megatron.performance_section import main_grad_dtype
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     """Degrees, the spread of layers and of states; without a number of devices, dp is left for the Job to ask for."""
     tp, pp, cp = (keys.count(f"{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
+    if ulysses := (keys.whole("ds_sequence_parallel_size") or 1) > 1:  # of Megatron-DeepSpeed
+        cp = keys.count("ds_sequence_parallel_size")
     section: dict[str, Any] = {"tp": tp, "pp": pp}
     fix = "" if keys.get("world_size") is not None else "; for other nodes add --set parallelism.dp=N"
     if (dp := data_parallel(keys, section | ({"cp": cp} if cp > 1 else {}), devices, fix)) is not None:
@@ -22,7 +24,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
         if said is not None and said != dp and devices is not None and devices == dp * tp * pp * cp:
             keys.problem(f"data_parallel_size {said} contradicts world size {devices}, which leaves {dp}")
     if cp > 1:
-        section |= {"cp": cp, "cp_comm_type": _exchange(keys)}
+        section |= {"cp": cp, "cp_comm_type": "a2a" if ulysses else _exchange(keys)}
     vpp = _virtual_stages(keys, pp)
     if vpp > 1:
         section["vpp"] = vpp
@@ -89,6 +91,13 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
             keys.leave_out("pipeline_model_parallel_layout", "embedding first and loss last are counted")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     layers, chunks = keys.whole("num_layers") or 0, pp * vpp
+    if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
+        if (
+            "embed" in str(partition).lower()
+        ):  # deepspeed/runtime/pipe/module.py, _partition_layers: type:transformer|embedding
+            return {"embedding_and_loss_count_as_layers": True}
+        if str(partition).lower() != "type:transformer":
+            keys.approximate("pp_partition_method", "layers are spread evenly")
     embedding, loss = (keys.on(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss"))
     if embedding and loss:
         return {"embedding_and_loss_count_as_layers": True}
@@ -119,6 +128,9 @@ def _states(keys: JobKeys) -> dict[str, Any]:
         level = keys.word("data_parallel_sharding_strategy")
     if keys.on("use_torch_fsdp2"):
         level = 3 if keys.on("torch_fsdp2_reshard_after_forward") else 2
+    if keys.on("deepspeed"):
+        # DeepSpeed's BF16_Optimizer shards its states over data parallelism at stage 0 too (runtime/bf16_optimizer.py)
+        level = max(int(keys.number("zero_stage")), int(keys.on("bf16")))
     section: dict[str, Any] = {"zero_level": level}
     if (copies := keys.whole("num_distributed_optimizer_instances") or 1) > 1:
         section["replicas"] = copies

@@ -18,7 +18,9 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
         section["vocab_multiple"] = multiple
     section |= _precision(keys) | _recompute(keys) | _states(keys)
     fused = keys.on("gradient_accumulation_fusion")
-    if software == "megatron-2021":
+    if software in {"megatron-2021", "megatron-deepspeed"}:
+        if keys.on("use_flash_attn"):
+            section["attention_impl"] = "flash"
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):
             section[key] = "fused" if keys.on(argument) else "composite"
         # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
@@ -107,7 +109,7 @@ def _states(keys: JobKeys) -> dict[str, Any]:
 def _kernels(keys: JobKeys) -> dict[str, Any]:
     local = keys.get("transformer_impl") == "local" and not keys.on("use_flash_attn")
     if keys.get("transformer_impl") != "transformer_engine":
-        keys.leave_out("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
+        keys.approximate("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
     unfused = keys.word("attention_backend") or (local and keys.get("attention_backend") == "auto")
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
     if unfused:

@@ -9,22 +9,34 @@ from typing import Any, TypeVar
 from steptime.base.config import ConfigError
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
-from steptime.launch.devices import told_whole
+from steptime.launch.beside import Beside
+from steptime.launch.deepspeed import put_deepspeed_config
+from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
-from steptime.launch.megatron.flags import arguments_of, is_legacy, keys_of, read_words
+from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.translation import plan_of
-from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.shell.script import Script, Word, read_script
+from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
+from steptime.launch.shell.processes import Word
+from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
-_OTHER_MODELS = re.compile(r"pretrain_(bert|t5|mamba|hybrid|vlm|ict|retro|vision\w*)\b|train_multimodal")
-"""Programs of Megatron-LM beside pretrain_gpt.py."""
+_OTHER_MODELS = {
+    r"bert": "BERT",
+    r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
+    r"mamba|hybrid": "a hybrid Mamba model",
+    r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
+}
+"""Words of the programs that train other models than pretrain_gpt.py -> what those are."""
 
 
 def read_megatron(
-    path: str, text: str, env: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+    path: str,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+    beside: Beside | None = None,
 ) -> Reading:
     """A launch script, a log that begins with a dump of arguments, or a file of flags alone, as a config.
 
@@ -42,7 +54,7 @@ def read_megatron(
         return _from_words(path, _yaml_words(text, path), None, sets)
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
-    return _from_script(path, read_script(text, path, dict(env or {})), sets)
+    return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
 
 
 def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
@@ -71,41 +83,59 @@ def _yaml_words(text: str, path: str) -> list[Word]:
     return words
 
 
-def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None) -> Reading:
-    if not script.program:
-        raise ConfigError(script.problems or [f"{path}: no launch command"])
-    flags = {word.text.partition("=")[0] for word in script.arguments}
-    if not flags & {"--num-layers", "--encoder-num-layers", "--hidden-size", "--micro-batch-size"}:
-        blank = next((unknown.why for word in script.arguments for unknown in word.unresolved), "")
-        what = f"line {script.line} launches {script.program}, which is not a Megatron-LM training script"
-        raise ConfigError(f"{path}: {what}; {blank or 'its flags have no --num-layers'}")
+def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, beside: Beside) -> Reading:
+    if script.problems:
+        raise ConfigError(script.problems)
     if told_whole(sets, "parallelism.dp") is not None:  # a script may leave its nodes to be edited
         script = script._replace(nodes=None, devices=None)
-    return _from_words(path, script.arguments, script, sets)
+    return _from_words(path, script.arguments, script, sets, beside)
 
 
-def _from_words(path: str, words: list[Word], script: Script | None, sets: Mapping[str, Any] | None) -> Reading:
+def _from_words(
+    path: str, words: list[Word], script: Script | None, sets: Mapping[str, Any] | None, beside: Beside | None = None
+) -> Reading:
     said = arguments_of(words)
-    if said.problems:
-        raise ConfigError(f"{path}: {problem}" for problem in said.problems)
-    if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
-        raise ConfigError(f"{path}: --num-layers is missing; not a Megatron-LM training")
     keys = keys_of(said.arguments, said.names, path, sets)
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
+    if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
+        _without_layers(keys, script, words)
+    if said.problems:  # values are missing, so nothing more can be told of the rest but what it is
+        lines = [f"{path}: {problem}" for problem in said.problems]
+        raise ConfigError([*lines, *refusals(path, [*keys.flags(), *keys.beside_flags])])
+    if script is not None:
+        keys.devices_per_node = script.devices_per_node
         if script.devices_per_node and script.nodes:
             nodes = "1 node" if script.nodes == 1 else f"{script.nodes} nodes"
             keys.notes.append(f"launched on {nodes} with {script.devices_per_node} processes each")
         if outside := _from_outside(script.environment):
             keys.notes.append(f"from the environment: {outside}")
+        if script.unclear:
+            keys.left_open["parallelism.dp"] = f"{script.unclear[0]}; add --set parallelism.dp=N"
+    put_deepspeed_config(keys, beside)
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
-    if script is None:
-        return reading
-    if script.unclear:
-        left_open = {**(reading.left_open or {}), "parallelism.dp": f"{script.unclear[0]}; add --set parallelism.dp=N"}
-        reading = reading._replace(left_open=left_open)
-    return _on_machine(reading, script)
+    reading = _of_release(reading, fitting_release(said.arguments.keys()))
+    return reading if script is None else _on_machine(reading, script)
+
+
+def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
+    """Tell what is missing where no flag says how deep the model is: a variable, a file that is sourced, or a checkpoint."""
+    if any(map(is_other_model, keys.beside_flags)):
+        raise ConfigError(refusals(keys.source, keys.beside_flags))
+    blank = next((unknown.told("write it out") for word in words for unknown in word.unresolved), "")
+    if told(keys.sets, "model") is not None:
+        return
+    fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
+    if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
+        why = f" ({blank})" if blank else ""
+        raise ConfigError(
+            [f"{keys.source}: its flags have no --num-layers{why}; {fix}", *refusals(keys.source, keys.flags())]
+        )
+    where = (
+        f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
+    )
+    raise ConfigError(f"{keys.source}: {where}{blank or f'its flags have no --num-layers; {fix}'}")
 
 
 def _from_outside(environment: dict[str, str]) -> str:
@@ -121,11 +151,6 @@ def _on_machine(reading: Reading, script: Script) -> Reading:
         machine = Machine.load(script.gpu.lower())
     except ConfigError:
         return reading
-    if script.devices_per_node and script.devices_per_node > machine.devices_per_node:
-        raise ConfigError(
-            f"{reading.source}: {script.devices_per_node} processes on each node, and {machine.name} has "
-            f"{machine.devices_per_node} devices"
-        )
     flag = LaunchFlag("#SBATCH", script.gpu, "used", f"hardware.node_type: {machine.name}")
     config = reading.config | {"hardware": {"node_type": machine.name}}
     return reading._replace(config=config, flags=[flag, *reading.flags])
@@ -138,11 +163,13 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
-    if _OTHER_MODELS.search(script.program):
-        why = "another model than a decoder-only transformer: one is counted"
-        found.append(LaunchFlag(script.program, "", "unmodelled", why))
+    for words, what in _OTHER_MODELS.items():
+        if re.search(words, script.program.rpartition("/")[2]):
+            found.append(LaunchFlag(script.program, "", "unmodelled", f"{what}, {OTHER_MODEL}"))
+            break
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
-        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "unmodelled", "the host synchronizes after every kernel"))
+        why = "the host synchronizes after every kernel; launch times of the profile are used"
+        found.append(LaunchFlag("CUDA_LAUNCH_BLOCKING", "1", "approximated", why))
 
 
 def from_arguments(
@@ -163,7 +190,15 @@ def from_arguments(
     said = dict(arguments)
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
-    return _plan(keys_of(said, {}, source, sets), is_legacy(arguments), world_size)
+    keys = keys_of(said, {}, source, sets)
+    reading = _plan(keys, is_legacy(arguments), world_size)
+    return _of_release(reading, fitting_release(arguments.keys(), dump=True))
+
+
+def _of_release(reading: Reading, release: str) -> Reading:
+    """The reading with the releases whose parsers have its flags beside the one whose defaults fill in."""
+    told = f"{reading.framework.removesuffix(')')}; flags of {release})"
+    return reading._replace(framework=told) if release and reading.framework.endswith(")") else reading
 
 
 def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
@@ -172,4 +207,5 @@ def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
         keys.problem(
             f"{keys.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
-    return plan_of(keys, "megatron-2021" if legacy else "megatron-core", said or devices)
+    profile = "megatron-deepspeed" if keys.on("deepspeed") else "megatron-2021" if legacy else "megatron-core"
+    return plan_of(keys, profile, said or devices)

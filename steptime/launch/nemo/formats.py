@@ -9,6 +9,7 @@ from typing import Any
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
+from steptime.launch.beside import Beside
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
@@ -29,7 +30,11 @@ _RELEASE = re.compile(r"nemo[:@](\d\d\.\d\d)|NeMo[ -](?:Framework )?(\d\d\.\d\d)
 
 
 def read_nemo(
-    path: str, text: str, env: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+    path: str,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+    beside: Beside | None = None,  # noqa: ARG001
 ) -> Reading:
     """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
 
@@ -118,7 +123,7 @@ def _bridge(config: NemoConfig) -> Reading:
             "Task Configuration, or the run_config.yaml of a checkpoint"
         )
     said = flatten({key: simplify(section) for key, section in tree.items() if key != CLASS and section})
-    keys = object_keys(said, load_table("megatron_bridge"), path, sets, dump=CLASS in tree)
+    keys = object_keys(said, load_table("megatron_bridge"), path, sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     return plan_of(keys, config.profile("megatron-bridge"), devices)

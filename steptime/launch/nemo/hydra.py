@@ -21,7 +21,7 @@ def read_one(config: NemoConfig) -> Reading:
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
     software = config.profile(_in_megatron_words(keys))
-    if isinstance(keys.get("trainer.devices"), int):
+    if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     reading = plan_of(keys, software, devices)
     if apex and keys.get("model.optim.bucket_cap_mb") is not None:

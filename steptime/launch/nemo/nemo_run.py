@@ -28,12 +28,12 @@ def read_two(config: NemoConfig) -> Reading:
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)
     defaults = {f"model.config.{key}": value for key, value in fields.items()}
-    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class, dump=True)
+    keys = object_keys(said, load_table("nemo2"), path, sets, defaults=defaults, defaults_of=config_class)
     _put_over(keys, said)
     precision = str(keys.get("mixed_precision.precision") or "32").lower()
     keys.put("bf16", "bf16" in precision)
     keys.put("fp16", precision.startswith(("16", "fp16")))
-    if keys.get("trainer.devices") is not None:
+    if keys.get("trainer.devices") is not None and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
     return plan_of(keys, config.profile("nemo"), devices)
 

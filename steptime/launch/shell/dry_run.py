@@ -5,17 +5,19 @@ from __future__ import annotations
 import fnmatch
 from typing import NamedTuple
 
+from steptime.launch.beside import Beside
 from steptime.launch.shell import grammar
 from steptime.launch.shell.assignments import LARGEST, assign, let, text_to_read
 from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander, quoted
 from steptime.launch.shell.lexer import Token
-from steptime.launch.shell.scope import Scope, Unknown, Value, merged
+from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
 _MOST_ROUNDS = 100
 _DEEPEST = 20
+_SCRIPTS = (".sh", ".slurm", ".sbatch", ".bash")
 
 
 class Command(NamedTuple):
@@ -34,8 +36,8 @@ class _ExitError(Exception):
 class DryRun:
     """The commands of a script, in order, and the variables they leave."""
 
-    def __init__(self, name: str, scope: Scope) -> None:
-        self.name, self.scope = name, scope
+    def __init__(self, name: str, scope: Scope, beside: Beside) -> None:
+        self.name, self.scope, self.beside = name, scope, beside
         self.commands: list[Command] = []
         self.functions: dict[str, grammar.Function] = {}
         self.doubt: Unknown | None = None
@@ -217,7 +219,11 @@ class DryRun:
         elif first == "set" and rest and rest[0].text == "--":
             self.scope.positional = rest[1:]
         elif first in {"source", "."} and rest:
-            self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
+            if not self.included(rest[0].text, rest[1:]):
+                self.scope.sourced.append(f"line {node.line} sources {self.scope.shown(rest[0].text)}, which")
+        elif first in {"bash", "sh", "zsh"} and rest and rest[0].text.endswith(_SCRIPTS):
+            if not self.included(rest[0].text, rest[1:]):
+                self.commands.append(Command(fields, node.line, self.doubt))
         elif first == "exit" and (not rest or rest[0].text == "0"):
             raise _ExitError
         elif first in self.functions and self.depth < _DEEPEST:
@@ -235,6 +241,20 @@ class DryRun:
         finally:
             self.depth -= 1
             self.scope.positional = before
+
+    def included(self, path: str, words: list[Value]) -> bool:
+        """Walk a script beside this one, with its own words where it is given some; False where it is not there."""
+        text = self.beside.text(path) if self.depth < _DEEPEST else None
+        if text is None:
+            return False
+        before, self.scope.positional = self.scope.positional, words or self.scope.positional
+        self.depth += 1
+        try:
+            self.block(grammar.parse_shell(clean(text), self.scope.shown(path)))
+        finally:
+            self.depth -= 1
+            self.scope.positional = before
+        return True
 
     def inner(self, fields: list[Value], line: int) -> bool:
         """Walk the text that `bash -c` or `eval` is given; what stands before it launches each of its commands."""

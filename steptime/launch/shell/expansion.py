@@ -15,6 +15,12 @@ _BRACED = re.compile(r"(#?)([A-Za-z_]\w*|[0-9]+|[#@*?$!-])(\[[^\]]*\])?(.*)", re
 _DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
 _HERE = re.compile(r"\s*cat\s*<<-?\s*(['\"]?\w+['\"]?)[ \t]*\n(.*)\n\s*\w+\s*", re.DOTALL)
 _DEEPEST = 30
+_COUNTS_DEVICES = re.compile(
+    r"\bdevice_count\(\)|\b(?:nvidia|rocm|xpu)-smi\b.*(?:wc +-l|grep +-c)|\bSLURM_GPUS_ON_NODE\b"
+)
+"""Commands that print how many devices a node has."""
+DEVICES_ON_NODE = "devices on a node"
+"""Under this name, which is no variable's, a scope holds what they print."""
 
 
 class Expander:
@@ -104,6 +110,8 @@ class Expander:
 
     def _variable(self, name: str, line: int) -> list[Value]:
         scope = self.scope
+        if name == "BASH_SOURCE":
+            name = "0"
         if name in {"@", "*"}:
             return list(scope.positional or [])
         if name == "#":
@@ -206,6 +214,8 @@ class Expander:
                         return getattr(posixpath, words[0])(text.rstrip("/")) or "."
         finally:
             self.depth -= 1
+        if _COUNTS_DEVICES.search(inner) and (counted := self.scope.get(DEVICES_ON_NODE)):
+            return counted.text
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
         return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))
 

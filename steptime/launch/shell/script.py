@@ -12,19 +12,12 @@ import posixpath
 import re
 from typing import NamedTuple
 
+from steptime.launch.beside import Beside
 from steptime.launch.shell.dry_run import Command, DryRun
+from steptime.launch.shell.expansion import Expander
 from steptime.launch.shell.grammar import parse_shell
-from steptime.launch.shell.scope import Scope, Unknown, Value, clean
-
-
-class Word(NamedTuple):
-    """One word of the launch command, as the shell would pass it."""
-
-    text: str
-    """What has no value stands as the script wrote it: `$NAME`, `$(...)`."""
-    line: int
-    unresolved: tuple[Unknown, ...] = ()
-    """Why each thing without a value has none: "$X has no value"."""
+from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
+from steptime.launch.shell.scope import Scope, Value, clean
 
 
 class Script(NamedTuple):
@@ -65,29 +58,15 @@ class _Launch(NamedTuple):
     launchers: list[str]
 
 
-class _Launcher(NamedTuple):
-    """Options of a launcher."""
-
-    nodes: tuple[str, ...] = ()
-    per_node: tuple[str, ...] = ()
-    """Processes on a node."""
-    devices: tuple[str, ...] = ()
-    """All processes."""
-
-
-_LAUNCHERS = {
-    "torchrun": _Launcher(("--nnodes",), ("--nproc-per-node", "--nproc_per_node")),
-    "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
-    "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
-    "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
-    "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
-}
-_COMMANDS = {name: name for name in _LAUNCHERS} | {
+_COMMANDS = {name: name for name in LAUNCHERS} | {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "mpiexec": "mpirun",
 }
 """A word of a command -> the launcher that it is."""
+_TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune"})
+_SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
+"""Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
 _USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
 _SBATCH = {
@@ -96,21 +75,25 @@ _SBATCH = {
     "gpus": "SLURM_GPUS", "G": "SLURM_GPUS",
 }  # fmt: skip
 """Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
+_RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
+"""Variables by which a script tells that it is running and no longer to be submitted."""
 
 
-def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Script:
+def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
     """The launch command of a shell script; `env` is the environment it would run in, and its own words: "1", "2" ...
+
+    `beside`: the files that it may source. Without a launch command, the flags that its variables hold are the arguments.
 
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
     text = clean(text)
     headers = _headers(text)
-    scope = Scope(_slurm(headers) | (env or {}))
+    scope = Scope(_slurm(headers, text) | (env or {}))
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
-    walk = DryRun(posixpath.basename(name), scope)
+    walk = DryRun(posixpath.basename(name), scope, beside or Beside())
     walk.script(parse_shell(text, name))
     launch, problems = _the_launch(walk, name)
     if walk.full:
@@ -120,23 +103,30 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None) -> Scri
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
+    nothing = Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
+    if launch is None and (fragments := _fragments(walk.scope, name)):
+        return nothing._replace(
+            arguments=fragments, problems=[], unclear=["no launch command: number of devices unknown"]
+        )
     if launch is None or problems:
-        return Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
-    words = [_word(value, walk.scope) for value in launch.command.words]
-    nodes, per_node, devices, unclear = _size(words[: launch.at], launch.launchers, variables)
-    return Script(
+        return nothing
+    read = {key: env[key] for key in scope.read if env and key in env and key not in _USUAL}
+    return _launched(nothing._replace(environment=read), launch, walk.scope)
+
+
+def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
+    """A script with its launch command."""
+    words = [_word(value, scope) for value in launch.command.words]
+    nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, found.variables)
+    return found._replace(
         program=words[launch.at].text,
-        arguments=words[launch.at + 1 :],
+        arguments=[_word(part, scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
         launchers=launch.launchers,
         nodes=nodes,
         devices_per_node=per_node,
         devices=devices,
         line=launch.command.line,
-        variables=variables,
-        problems=[],
         unclear=unclear,
-        gpu=_gpu(headers),
-        environment={key: env[key] for key in scope.read if env and key in env and key not in _USUAL},
     )
 
 
@@ -146,9 +136,10 @@ def _headers(text: str) -> list[tuple[str, str]]:
     return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
 
 
-def _slurm(headers: list[tuple[str, str]]) -> dict[str, str]:
-    """The variables that Slurm sets from a script's headers."""
-    found: dict[str, str] = {}
+def _slurm(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
+    """The variables that Slurm or PBS sets: those from a script's headers, and those of a job that is running already."""
+    found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
+    found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number and (option != "gres" or "gpu" in value):
@@ -174,6 +165,29 @@ def _gpu(headers: list[tuple[str, str]]) -> str:
         re.fullmatch(r"([A-Za-z][\w-]*)", value) for option, value in headers if option in {"constraint", "C"}
     )
     return next((found[1] for found in (*asked, *constraints) if found), "")
+
+
+def _fragments(scope: Scope, name: str) -> list[Word]:
+    """The flags that variables hold, each once, of those that no other one holds; none where they are no training's."""
+    expand = Expander(scope, name)
+    held = [(key, values) for key, values in scope.values.items() if key not in scope.outside]
+    texts = [" ".join(value.text for value in values) for _, values in held]
+    words: list[Value] = []
+    for i, (key, values) in enumerate(held):
+        again = any(
+            texts[i].strip() in other for j, other in enumerate(texts) if j != i and other.strip() != texts[i].strip()
+        )
+        if values and not again and texts[i].lstrip().startswith("--"):
+            words += expand.fields(f"${{{key}[@]}}" if key in scope.arrays else f"${key}", values[0].line)
+    flags = {value.text.replace("_", "-") for value in words}
+    return [_word(value, scope) for value in words] if "--num-layers" in flags else []
+
+
+def _split(value: Value) -> list[Value]:
+    """A word that is a whole command line, as wrappers pass it on ("$ALL_ARGS"), as its words."""
+    if not re.match(r"\s*--\w[^=\s]*\s+\S", value.text):
+        return [value]
+    return [value._replace(text=text) for text in value.text.split()]
 
 
 def _word(value: Value, scope: Scope) -> Word:
@@ -214,6 +228,9 @@ def _nothing_found(walk: DryRun) -> str:
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that one"
+    if walk.scope.sourced:
+        missing = f"{walk.scope.sourced[0]} is not there; put it beside, or add --with FILE"
+        return f"no launch command (torchrun, python, srun ...); {missing}"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
 
@@ -223,7 +240,7 @@ def _launch_of(command: Command) -> _Launch | None:
     launchers: list[str] = []
     python = False
     for i, text in enumerate(words):
-        word = posixpath.basename(text)
+        word, after = posixpath.basename(text), next(iter(words[i + 1 :]), "")
         if word in _NO_LAUNCH and not launchers:
             return None
         if re.fullmatch(r"python[\d.]*", word):
@@ -231,63 +248,10 @@ def _launch_of(command: Command) -> _Launch | None:
         elif (launcher := _COMMANDS.get(word)) and launchers[-1:] != [launcher]:
             launchers.append(launcher)
             python = python or launcher in {"torchrun", "deepspeed", "accelerate"}
-        elif text == "-m" and python and i + 1 < len(words) and words[i + 1] not in _COMMANDS:
+        elif (word in _TRAINERS and after in _SUBCOMMANDS) or (
+            text == "-m" and python and after and after not in _COMMANDS
+        ):
             return _Launch(command, i + 1, launchers)
         elif word.endswith(".py") and not word.startswith("-") and (python or launchers):
             return _Launch(command, i, launchers)
     return None
-
-
-# --- how many devices --------------------------------------------------------------------------------------------------
-
-
-def _size(
-    words: list[Word], launchers: list[str], variables: dict[str, str]
-) -> tuple[int | None, int | None, int | None, list[str]]:
-    """Nodes, devices per node and devices of a launch, and what is unclear about them."""
-    unclear: list[str] = []
-    said: dict[str, int | None] = {}
-    inner = launchers[-1] if launchers else ""
-    for launcher in launchers:
-        for what, names in _LAUNCHERS[launcher]._asdict().items():
-            word = _option(words, names)
-            if word is None or (what != "nodes" and launcher != inner):
-                continue
-            text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
-            if text.isdigit():
-                said[what] = int(text)
-            elif word.unresolved:
-                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
-    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdigit()}
-    nodes = said.get("nodes")
-    if nodes is None and "srun" in launchers:
-        nodes = slurm.get("SLURM_NNODES")
-    per_node, devices = said.get("per_node"), said.get("devices")
-    if inner == "srun" and per_node is None:
-        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
-        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
-    if inner == "torchrun" and nodes is None and not unclear:
-        nodes = 1
-    if not launchers and not unclear:
-        nodes = per_node = 1
-    if devices is None and nodes and per_node:
-        devices = nodes * per_node
-    if devices and nodes and per_node is None and devices % nodes == 0:
-        per_node = devices // nodes
-    return nodes, per_node, devices, unclear
-
-
-def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
-    """The value of an option: --name value, --name=value, -Nvalue; the last one given."""
-    found: Word | None = None
-    for i, word in enumerate(words):
-        key, equals, value = word.text.partition("=")
-        if key in names and equals:
-            found = word._replace(text=value)
-        elif word.text in names and i + 1 < len(words):
-            found = words[i + 1]
-        else:
-            short = next((n for n in names if len(n) == 2 and re.fullmatch(re.escape(n) + r"\d+", word.text)), "")
-            if short:
-                found = word._replace(text=word.text[2:])
-    return found

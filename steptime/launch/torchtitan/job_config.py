@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from steptime.base.config import ConfigError, near
+from steptime.launch.beside import Beside
 from steptime.launch.devices import devices_in, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
@@ -29,7 +30,11 @@ _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint",
 
 
 def read_torchtitan(
-    path: str, text: str, env: Mapping[str, str] | None = None, sets: Mapping[str, Any] | None = None
+    path: str,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+    beside: Beside | None = None,  # noqa: ARG001
 ) -> Reading:
     """A JOB.toml, a log that prints the config, or a config function (FILE.py:FUNCTION) as a config.
 
@@ -56,7 +61,7 @@ def read_torchtitan(
     _no_computed(file, said, table)
     defaults = dict(table.raw["functions"]) if later else {}
     table = table._replace(framework=defaults.pop("framework", table.framework))
-    keys = JobKeys(path, table, read_keys(said, table, path), defaults=defaults, sets=sets)
+    keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
     reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices))

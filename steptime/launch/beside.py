@@ -1,0 +1,49 @@
+"""Files beside a launch file: those that it sources, runs or names, and those that the user adds with --with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from steptime.base.config import ConfigError
+
+MOST_BYTES = 2_000_000
+"""No file that a launch file reads is larger."""
+
+
+class Beside:
+    """The files that a launch file may read: added ones by their name, others only within its own folder.
+
+    `folder`: where the launch file lies; None: nothing beside it is looked for. `added`: paths.
+    """
+
+    def __init__(self, folder: Path | None = None, added: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.added = [Path(name) for name in added]
+        for path in self.added:
+            if not path.is_file():
+                raise ConfigError(f"--with {path}: no such file")
+
+    def path(self, name: str) -> Path | None:
+        """The file of a name, as a script or a config gives it; None where there is none.
+
+        What stands before a part without a value ("$DIR/args.sh") does not count, nor does a folder that is not here.
+        """
+        known = re.split(r"[\s\ue000-\uf8ff]+|\$\{?\w+\}?|\$\([^)]*\)", name.strip("'\""))[-1].lstrip("/")
+        pure = PurePosixPath(known)
+        if not pure.name or pure.name == "..":
+            return None
+        found = next((path for path in self.added if path.name == pure.name), None)
+        if found is not None or self.folder is None:
+            return found
+        candidates = (self.folder / pure.name if ".." in pure.parts else self.folder / pure, self.folder / pure.name)
+        return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
+
+    def text(self, name: str) -> str | None:
+        """The text of that file; None where there is none, or it cannot be read."""
+        path = self.path(name)
+        try:
+            return path.read_text(encoding="utf-8", errors="replace") if path is not None else None
+        except OSError:
+            return None

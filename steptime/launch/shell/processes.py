@@ -1,0 +1,110 @@
+"""How many processes a launch command starts, on how many nodes."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from steptime.launch.shell.expansion import DEVICES_ON_NODE
+from steptime.launch.shell.scope import Unknown
+
+
+class Word(NamedTuple):
+    """One word of the launch command, as the shell would pass it."""
+
+    text: str
+    """What has no value stands as the script wrote it: `$NAME`, `$(...)`."""
+    line: int
+    unresolved: tuple[Unknown, ...] = ()
+    """Why each thing without a value has none: "$X has no value"."""
+
+
+class _Launcher(NamedTuple):
+    """Options of a launcher."""
+
+    nodes: tuple[str, ...] = ()
+    per_node: tuple[str, ...] = ()
+    """Processes on a node."""
+    devices: tuple[str, ...] = ()
+    """All processes."""
+
+
+LAUNCHERS = {
+    "torchrun": _Launcher(("--nnodes",), ("--nproc-per-node", "--nproc_per_node")),
+    "srun": _Launcher(("--nodes", "-N"), ("--ntasks-per-node", "--tasks-per-node"), ("--ntasks", "-n")),
+    "deepspeed": _Launcher(("--num_nodes", "--num-nodes"), ("--num_gpus", "--num-gpus")),
+    "accelerate": _Launcher(("--num_machines", "--num-machines"), (), ("--num_processes", "--num-processes")),
+    "msrun": _Launcher((), ("--local_worker_num",), ("--worker_num",)),
+    "mpirun": _Launcher((), ("--npernode", "-npernode", "-ppn", "--ppn", "--ntasks-per-node"), ("-np", "-n", "--np")),
+}
+
+
+def size_of(
+    words: list[Word], launchers: list[str], variables: dict[str, str]
+) -> tuple[int | None, int | None, int | None, list[str]]:
+    """Nodes, devices per node and devices of a launch, and what is unclear about them."""
+    unclear: list[str] = []
+    said: dict[str, int | None] = {}
+    inner = launchers[-1] if launchers else ""
+    for launcher in launchers:
+        for what, names in LAUNCHERS[launcher]._asdict().items():
+            word = _option(words, names)
+            if word is None or (what != "nodes" and launcher != inner):
+                continue
+            text = word.text.partition(":")[2] if re.fullmatch(r"\d+:\d+", word.text) else word.text
+            if text in {"gpu", "auto"}:  # torch/distributed/run.py, determine_local_world_size
+                text = variables.get(DEVICES_ON_NODE, "")
+            if text.isdigit():
+                said[what] = int(text)
+            elif word.unresolved:
+                unclear.append(f"line {word.line}: {names[0]}: {word.unresolved[0].why}")
+    slurm = {key: int(text) for key, text in variables.items() if key.startswith("SLURM_") and text.isdigit()}
+    nodes = said.get("nodes")
+    if nodes is None and "srun" in launchers:
+        nodes = slurm.get("SLURM_NNODES")
+    per_node, devices = said.get("per_node"), said.get("devices")
+    if inner == "srun" and per_node is None:
+        per_node = slurm.get("SLURM_NTASKS_PER_NODE")
+        devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
+    if inner == "torchrun" and nodes is None and not unclear:
+        nodes = 1
+    one = inner == "deepspeed" and per_node is not None and _option(words, ("--hostfile", "-H", "-hostfile")) is None
+    if one and nodes is None and not unclear:
+        nodes = 1  # deepspeed/launcher/runner.py: without a hostfile the node that it is on
+    if not launchers and not unclear:
+        devices, nodes, per_node = _around(variables)
+        if devices is None:
+            unclear.append("launched by python alone: number of processes unknown")
+    if devices is None and nodes and per_node:
+        devices = nodes * per_node
+    if devices and nodes and per_node is None and devices % nodes == 0:
+        per_node = devices // nodes
+    return nodes, per_node, devices, unclear
+
+
+def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
+    """Processes, nodes and processes on each by the usual variables, where a script starts one process alone."""
+    said = {name: int(text) for name, text in variables.items() if re.fullmatch(r"\d{1,6}", text)}
+    per_node = next((said[name] for name in ("NPROC_PER_NODE", "GPUS_PER_NODE") if name in said), None)
+    nodes = said.get("NNODES", 1 if per_node else None)
+    devices = said.get("WORLD_SIZE") or (nodes * per_node if nodes and per_node else None)
+    if devices is None and (visible := variables.get("CUDA_VISIBLE_DEVICES")):
+        devices = per_node = len(visible.split(","))
+        nodes = 1
+    return devices, nodes, per_node
+
+
+def _option(words: list[Word], names: tuple[str, ...]) -> Word | None:
+    """The value of an option: --name value, --name=value, -Nvalue; the last one given."""
+    found: Word | None = None
+    for i, word in enumerate(words):
+        key, equals, value = word.text.partition("=")
+        if key in names and equals:
+            found = word._replace(text=value)
+        elif word.text in names and i + 1 < len(words):
+            found = words[i + 1]
+        else:
+            short = next((n for n in names if len(n) == 2 and re.fullmatch(re.escape(n) + r"\d+", word.text)), "")
+            if short:
+                found = word._replace(text=word.text[2:])
+    return found

@@ -1,0 +1,73 @@
+"""How many entries a tokenizer has: by its own files where they are there, else by a name that is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from steptime.base.document import parse_mapping, read_source
+from steptime.launch.keys import FOLDER
+
+_PLAIN = re.compile(
+    r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
+    r"|dir|json|txt|bpe|\d|[\W_])*"
+)
+"""What the name of a file is made of that says nothing of whose tokenizer it is."""
+_LARGEST = 64_000_000
+
+
+@cache
+def _known() -> list[tuple[re.Pattern[str], int, str]]:
+    table = parse_mapping(*read_source(FOLDER / "vocabularies.yaml"))
+    return [(re.compile(item["pattern"]), int(item["entries"]), item["of"]) for item in table["vocabularies"]]
+
+
+def entries_of(kind: str, files: Iterable[str]) -> tuple[int, str] | None:
+    """Entries, and whose they are, of a tokenizer's type and of the files or repositories that it is made of.
+
+    Files that are there are counted. A name that is known counts; a file with a name of its own is never taken for the
+    tokenizer that its type is called after. None: not told.
+
+    >>> entries_of("GPT2BPETokenizer", ["data/gpt2-vocab.json"]), entries_of("GPT2BPETokenizer", ["own-tokenizer/vocab.json"])
+    ((50257, "GPT-2's (gpt2-vocab.json)"), None)
+    """
+    own = False
+    for name in files:
+        if (counted := _counted(Path(name))) is not None:
+            return counted, f"as counted in {Path(name).name}"
+        last = "/".join([part for part in name.split("/") if part][-2:])
+        if found := _by_name(last.lower()):
+            return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
+        own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>", "", last).lower())
+    found = None if own else _by_name(kind.lower())
+    return (found[0], f"{found[1]} ({kind})") if found else None
+
+
+def _by_name(words: str) -> tuple[int, str] | None:
+    return next(((entries, of) for pattern, entries, of in _known() if pattern.search(words)), None)
+
+
+def _counted(path: Path) -> int | None:
+    """Entries of vocab.json, tokenizer.json, a config.json, or a folder that has one of them; None where none is there."""
+    try:
+        if path.is_dir():
+            inside = (_counted(path / name) for name in ("config.json", "tokenizer.json", "vocab.json"))
+            return next((found for found in inside if found), None)
+        if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _LARGEST:
+            return None
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(tree, dict):
+        return None
+    if isinstance(tree.get("vocab_size"), int):
+        return int(tree["vocab_size"])
+    model = tree.get("model")
+    if isinstance(model, dict) and isinstance(model.get("vocab"), dict | list):
+        more = [item for item in tree.get("added_tokens") or [] if item.get("content") not in model["vocab"]]
+        return len(model["vocab"]) + len(more)
+    whole = tree and all(isinstance(value, int) for value in tree.values())
+    return len(tree) if whole else None

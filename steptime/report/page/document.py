@@ -1,0 +1,213 @@
+"""The page: `3dtrn PLAN --html FILE`. One file, no network: a policy in its head forbids all but its own script and style."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime import __version__
+from steptime.launch.plan_yaml import plan_yaml
+from steptime.report import details
+from steptime.report.headline import answer, fixes, headline
+from steptime.report.page import memory_charts, tables, time_charts
+from steptime.report.page.markup import Html, el, join, linked
+from steptime.report.page.schedule_data import schedule, schedule_data
+from steptime.report.palette import css
+from steptime.report.table import FactList
+from steptime.report.written import write_file
+from steptime.timing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from steptime.answer.result import Estimate
+
+SUFFIXES = (".html", ".htm")
+ASSETS = Path(__file__).parent / "assets"
+
+
+def write(estimate: Estimate, path: str) -> None:
+    """Write the page.
+
+    Raises:
+        ConfigError: the path cannot be written.
+    """
+    write_file("--html", path, page(estimate).encode("utf-8"))
+
+
+def page(estimate: Estimate) -> str:
+    """The whole document."""
+    title = estimate.job.model.name or "unnamed model"
+    timeline = Timeline(estimate.timing)
+    body = el("main", report(estimate, timeline))
+    return document(f"{title} on {estimate.devices:,} devices", body, data(estimate, timeline))
+
+
+def document(
+    title: str, body: Html, found: dict[str, Any] | None = None, *, script: str = "", connects: bool = False
+) -> str:
+    """A document with the page's style and script; `script`: a second one; `connects`: it may ask its own server."""
+    scripts = [asset("page.js"), *([asset(script)] if script else [])]
+    allowed = " ".join(f"'sha256-{_hash(text)}'" for text in scripts)
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'sha256-{_hash(style())}'; base-uri 'none'; form-action 'none'"
+    policy += "; connect-src 'self'" if connects else ""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", title),
+        el("style", Html(style())),
+    )
+    lines = el("path", d="M0 8L8 0M-2 2L2 -2M6 10L10 6", class_="hatch-line")
+    hatch = el("pattern", lines, id="hatch", width=8, height=8, patternUnits="userSpaceOnUse")
+    defs = el("svg", el("defs", hatch), class_="defs", width=0, height=0, aria_hidden="true")
+    holds = el("script", Html(script_json(found or {})), type="application/json", id="data")
+    tail = [el("script", Html(text)) for text in scripts]
+    return "<!doctype html>\n" + el("html", head, el("body", defs, body, holds, *tail), lang="en") + "\n"
+
+
+@cache
+def asset(name: str) -> str:
+    """A file that goes into the page as it is."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+@cache
+def style() -> str:
+    """The style sheet, the palette first."""
+    return css() + "\n" + asset("page.css")
+
+
+def _hash(text: str) -> str:
+    return b64encode(sha256(text.encode("utf-8")).digest()).decode()
+
+
+def script_json(value: Any) -> str:
+    """JSON that no text in it can end early."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
+    """What the script draws."""
+    return {"schedule": schedule_data(estimate, timeline)}
+
+
+def report(estimate: Estimate, timeline: Timeline) -> Html:
+    """Everything that the page tells, answer first."""
+    sections = [section(name, title, body) for name, title, body in _sections(estimate, timeline) if body]
+    return join(
+        _header(estimate), *sections, el("footer", f"steptime {__version__}: an analytical model; see evidence above")
+    )
+
+
+def section(name: str, title: str, body: Html) -> Html:
+    """A section with its heading."""
+    return el("section", el("h2", title, id=f"h-{name}"), body, id=name, aria_labelledby=f"h-{name}")
+
+
+def _sections(estimate: Estimate, timeline: Timeline) -> Iterator[tuple[str, str, Html | None]]:
+    """Name, heading and body of every section."""
+    yield "fixes", "To make it fit", _fixes(estimate)
+    yield "memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)
+    yield "step", "Where the step goes", time_charts.step_bars(estimate)
+    yield (
+        "schedule",
+        "The step in time",
+        join(schedule(estimate), el("h3", "memory over the step"), memory_charts.over_time(estimate, timeline)),
+    )
+    yield "gemms", "Matrix multiplies", tables.gemms(estimate)
+    yield "collectives", "Collectives", tables.collectives(estimate) if estimate.collectives else None
+    pipeline, run = details.pipeline(estimate), details.run(estimate)
+    yield "pipeline", "Pipeline", facts(pipeline) if pipeline else None
+    yield "scaling", "Weak scaling: the same work per device", time_charts.weak_scaling(estimate)
+    yield "run", "The whole run", facts(run) if run else None
+    yield "evidence", "Evidence", _evidence(estimate)
+    yield "assumed", "Assumptions and sources", _assumed(estimate)
+    yield "plan", "The plan", _plan(estimate)
+
+
+def _header(estimate: Estimate) -> Html:
+    """The job, the verdict, the figures that matter."""
+    name, *rest = [phrase for line in headline(estimate) for phrase in _phrases(line)]
+    found = answer(estimate)
+    verdict = found.facts[0]
+    box = el(
+        "div",
+        el("strong", verdict.label),
+        el("p", " ".join(verdict.lines)),
+        class_=f"verdict v-{estimate.memory.verdict}",
+    )
+    tools = el(
+        "div",
+        el("button", "dark / light", type="button", data_theme_toggle=""),
+        el("button", "print", type="button", data_print=""),
+        class_="tools",
+    )
+    return el(
+        "header",
+        tools,
+        el("h1", name),
+        el("p", ", ".join(rest), class_="job"),
+        box,
+        facts(FactList("", found.facts[1:])),
+    )
+
+
+def _phrases(line: str) -> list[str]:
+    """The phrases of a line that stand in columns."""
+    return [part.strip() for part in line.split("  ") if part.strip()]
+
+
+def facts(found: FactList) -> Html:
+    """Labels and their lines."""
+    items = []
+    for fact in found.facts:
+        items += [el("dt", fact.label), el("dd", *(el("p", ", ".join(_phrases(line))) for line in fact.lines))]
+    return el("dl", *items)
+
+
+def _fixes(estimate: Estimate) -> Html | None:
+    """The changes that make the job fit, each to be copied."""
+    found = fixes(estimate)
+    if found is None:
+        return None
+    rows: list[Html] = []
+    for line in [row[0] for row in found.rows]:
+        kind = "code" if line.startswith("--set") else "p"
+        rows.append(el(kind, line.strip()))
+    return join(el("p", found.title), el("div", *rows, class_="fixes")) if rows else el("p", found.title)
+
+
+def _evidence(estimate: Estimate) -> Html:
+    """The interval, what it rests on, and what was not measured."""
+    basis = estimate.time.basis
+    words = f"80 of 100 measured steps of jobs like this lie in this interval; it rests on {basis.n} measured cells"
+    beyond = (
+        el("ul", *(el("li", f"extrapolated, {text}") for text in basis.extrapolation)) if basis.extrapolation else None
+    )
+    return join(time_charts.interval(estimate), el("p", words), beyond, tables.nearest(estimate))
+
+
+def _assumed(estimate: Estimate) -> Html:
+    """What the plan left open, then where every figure comes from."""
+    job = estimate.job
+    texts = el("ul", *(el("li", linked(text)) for text in estimate.assumptions))
+    figures = [(f"model {job.model.name}", job.model.source)] if job.model.source else []
+    figures += [(path or "all else", source) for path, source in job.machine.provenance.items()]
+    figures += [(f"{job.software.name}: {key}", source) for key, source in job.software.sources.items()]
+    rows = [el("tr", el("th", name, scope="row"), el("td", linked(source))) for name, source in figures]
+    table = el("div", el("table", el("tbody", *rows), class_="sources"), class_="scroll")
+    return join(texts, el("details", el("summary", f"{len(rows)} figures and settings, each with its source"), table))
+
+
+def _plan(estimate: Estimate) -> Html:
+    """The plan as YAML, to be copied."""
+    copy = el("button", "copy", type="button", data_copy="plan-yaml")
+    return join(el("div", copy, class_="tools"), el("pre", plan_yaml(estimate.job), id="plan-yaml", tabindex=0))

@@ -1,0 +1,201 @@
+"""Memory in pictures: a bar for every stage against what the device has, and the worst stage over the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.answer.memory_over_time import stage_holds
+from steptime.report.format import GIB, gib, seconds
+from steptime.report.page.markup import Html, el, join
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import StageMemory
+    from steptime.timing.timeline import Timeline
+
+PARTS = {
+    "params_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer states",
+    "activations_bytes": "activations",
+    "transient_bytes": "transient at the peak",
+    "fragmentation": "held by the allocator beyond that",
+    "overhead": "outside the allocator",
+}
+"""Of a stage, in the order of its bar."""
+WIDTH, HEIGHT = 1000.0, 240.0
+PIECES = 400
+"""Most steps that the picture over time is drawn in."""
+
+
+def parts_of(row: StageMemory, overhead_bytes: float) -> dict[str, float]:
+    """Bytes of a stage by part of its bar."""
+    found = {key: max(0.0, float(getattr(row, key))) for key in PARTS if key.endswith("_bytes")}
+    return found | {"fragmentation": max(0.0, row.reserved_bytes - row.allocated_bytes), "overhead": overhead_bytes}
+
+
+def stage_bars(estimate: Estimate) -> Html:
+    """A table with a bar for every stage; a line marks what the device has."""
+    memory = estimate.memory
+    overhead = float(sum(memory.overhead_bytes))
+    needs = [max(row.reserved_bytes, row.allocated_bytes) + overhead for row in memory.stages]
+    scale = 1.02 * max([*needs, memory.capacity_bytes])
+    body = []
+    for row, need in zip(memory.stages, needs, strict=True):
+        worst = row.stage == memory.worst_stage
+        left = memory.capacity_bytes - need
+        body.append(
+            el(
+                "tr",
+                el("th", _stage_name(estimate, row.stage), scope="row"),
+                el("td", _bar(parts_of(row, overhead), memory.capacity_bytes, scale), class_="bar"),
+                el("td", gib(need), class_="n"),
+                el("td", gib(left) if left >= 0 else f"-{gib(-left)}", class_="n"),
+                el("td", row.peak_op),
+                class_="worst" if worst else None,
+            )
+        )
+    head = ("stage", "what it holds", "GiB needed", f"left of {gib(memory.capacity_bytes)}", "peak at")
+    kinds = ("", "bar", "n", "n", "")
+    columns = [el("th", text, scope="col", class_=kind or None) for text, kind in zip(head, kinds, strict=True)]
+    table = el("table", el("thead", el("tr", *columns)), el("tbody", *body), class_="bars memory")
+    return join(legend({key: f"m-{key}" for key in PARTS}, PARTS), el("div", table, class_="scroll"))
+
+
+def _stage_name(estimate: Estimate, stage: int) -> str:
+    return f"stage {stage}" if len(estimate.memory.stages) > 1 else "device"
+
+
+def _bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
+    """One stage; every part tells its GiB when pointed at."""
+    pieces, at = [], 0.0
+    for key, held in parts.items():
+        width = WIDTH * held / scale
+        if width > 0.0:
+            title = el("title", f"{PARTS[key]}: {gib(held)} GiB")
+            pieces.append(el("rect", title, x=at, y=0, width=width, height=16, class_=f"m-{key} edge"))
+        at += width
+    line = WIDTH * capacity / scale
+    mark = el("line", x1=line, x2=line, y1=-2, y2=18, class_="cap")
+    words = ", ".join(f"{PARTS[key]} {gib(held)}" for key, held in parts.items() if held)
+    box = f"0 -2 {WIDTH:.0f} 20"
+    return el("svg", *pieces, mark, viewBox=box, preserveAspectRatio="none", role="img", aria_label=f"{words} GiB")
+
+
+def legend(classes: dict[str, str], names: dict[str, str]) -> Html:
+    """Colours and what they stand for."""
+    items = [
+        el(
+            "li",
+            el("svg", el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge"), viewBox="0 0 12 12"),
+            names[key],
+        )
+        for key, css in classes.items()
+    ]
+    return el("ul", *items, class_="legend")
+
+
+# --- over time -------------------------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """What is held for a while [B]."""
+
+    start_s: float
+    end_s: float
+    gradients: float
+    activations: float
+    transient: float
+
+    @property
+    def moving(self) -> float:
+        """All that changes."""
+        return self.gradients + self.activations + self.transient
+
+
+def pieces(estimate: Estimate, timeline: Timeline, stage: int) -> list[Piece]:
+    """What a stage holds from the step's start to its end, besides parameters and optimizer states."""
+    holds = stage_holds(estimate.assembly, estimate.timing.states)[stage]
+    spans = timeline.actions[stage]
+    found, at, kept, made = [], 0.0, 0.0, holds.first_gradients
+    for span, held in zip(spans, holds.actions([span.action for span in spans]), strict=True):
+        if span.start_s > at:
+            found.append(Piece(at, span.start_s, made, kept, 0.0))
+        found.append(
+            Piece(span.start_s, span.end_s, held.gradients_bytes, held.activations_bytes, held.transient_bytes)
+        )
+        at, kept = span.end_s, held.kept_bytes
+        made = holds.gradients if span.action.kind != "F" else held.gradients_bytes
+    for update in [each for each in timeline.around(stage) if each.kind == "optimizer"]:
+        found.append(Piece(at, update.start_s, made, kept, 0.0))
+        temporary = float(holds.optimizer_step.transient_bytes)
+        found.append(Piece(update.start_s, update.end_s, holds.gradients, kept, temporary))
+        at, made = update.end_s, holds.first_gradients
+    return [*found, Piece(at, estimate.step_s, made, kept, 0.0)]
+
+
+def drawn(found: Sequence[Piece], step_s: float) -> list[Piece]:
+    """The pieces themselves where they are few; else the one that holds the most in each of `PIECES` equal slots."""
+    if len(found) <= PIECES:
+        return [piece for piece in found if piece.end_s > piece.start_s]
+    slots: list[Piece | None] = [None] * PIECES
+    for piece in found:
+        first = min(int(PIECES * piece.start_s / step_s), PIECES - 1)
+        last = min(int(PIECES * piece.end_s / step_s), PIECES - 1)
+        for slot in range(first, last + 1):
+            before = slots[slot]
+            if before is None or piece.moving > before.moving:
+                slots[slot] = piece
+    width = step_s / PIECES
+    return [p._replace(start_s=i * width, end_s=(i + 1) * width) for i, p in enumerate(slots) if p is not None]
+
+
+def over_time(estimate: Estimate, timeline: Timeline) -> Html:
+    """The worst stage from the step's start to its end, against what its device has."""
+    memory = estimate.memory
+    row = memory.stages[memory.worst_stage]
+    overhead = float(sum(memory.overhead_bytes))
+    found = drawn(pieces(estimate, timeline, row.stage), estimate.step_s)
+    capacity = memory.capacity_bytes
+    top = 1.05 * max(capacity, row.allocated_bytes + overhead)
+    areas = list(_areas(found, row, overhead, top, estimate.step_s))
+    level = HEIGHT * (1.0 - capacity / top)
+    mark = el("line", x1=0, x2=WIDTH, y1=level, y2=level, class_="cap")
+    name = _stage_name(estimate, row.stage)
+    words = f"{name} holds at most {gib(row.allocated_bytes + overhead)} of {gib(capacity)} GiB, at {row.peak_op}"
+    chart = el("svg", *areas, mark, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none",
+               role="img", aria_label=words, class_="area")  # fmt: skip
+    axis = el("div", el("span", "0 s"), el("span", seconds(estimate.step_s / 2)), el("span", seconds(estimate.step_s)),
+              class_="axis")  # fmt: skip
+    note = f"{name}: {gib(capacity)} GiB usable (line); the most that each action holds, allocated and outside the allocator"
+    return join(chart, axis, el("p", note, class_="note"))
+
+
+def _areas(found: Sequence[Piece], row: StageMemory, overhead: float, top: float, step_s: float) -> Iterator[Html]:
+    """Stacked areas from the bottom up."""
+    fixed = {"overhead": overhead, "params_bytes": row.params_bytes, "optimizer_bytes": row.optimizer_bytes}
+    layers = [(key, [held] * len(found)) for key, held in fixed.items()]
+    layers += [("gradients_bytes", [p.gradients for p in found]), ("activations_bytes", [p.activations for p in found])]
+    layers.append(("transient_bytes", [max(0.0, p.transient) for p in found]))
+    below = [0.0] * len(found)
+    for key, held in layers:
+        above = [low + more for low, more in zip(below, held, strict=True)]
+        upper = _steps(found, above, top, step_s)
+        lower = _steps(found, below, top, step_s)[::-1]
+        points = " ".join(f"{x:.1f},{y:g}" for x, y in [*upper, *lower])
+        title = el("title", f"{PARTS[key]}: at most {max(held, default=0.0) / GIB:.2f} GiB")
+        yield el("polygon", title, points=points, class_=f"m-{key}")
+        below = above
+
+
+def _steps(found: Sequence[Piece], values: Sequence[float], top: float, step_s: float) -> list[tuple[float, float]]:
+    """Corners of a line that is level within each piece; neighbours that are level with each other are one."""
+    corners: list[tuple[float, float]] = []
+    for piece, value in zip(found, values, strict=True):
+        y, end = round(HEIGHT * (1.0 - value / top), 1), WIDTH * piece.end_s / step_s
+        if len(corners) > 1 and corners[-1][1] == y:
+            corners[-1] = (end, y)
+        else:
+            corners += [(WIDTH * piece.start_s / step_s, y), (end, y)]
+    return corners

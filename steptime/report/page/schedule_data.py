@@ -1,0 +1,111 @@
+"""The pipeline schedule as data for the page's script: every action to the tick, a few bits each.
+
+By stage, every action is three whole numbers: ticks between the end of the one before and its start, which pass of which chunk,
+and how its micro-batch differs from the last one of that pass and chunk. In a steady pipeline these repeat, so deflate makes
+65,536 actions a few tens of kilobytes.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import seconds
+from steptime.report.page.markup import Html, el, join
+from steptime.report.trace import layer_range
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+    from steptime.schedule import ActionSpan
+    from steptime.timing.timeline import Timeline
+
+TICKS = 10_000_000
+"""Ticks of a step."""
+BESIDE = 3000
+"""Most slices around the pipeline (buckets of gradients and parameters) that are drawn one by one."""
+KINDS = ("F", "B", "W")
+
+
+def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
+    """What the script draws: `rows` as above, deflated; the rest plain."""
+    tick = estimate.step_s / TICKS
+    rows, lengths = [], []
+    for spans in timeline.actions:
+        row, length = packed(spans, tick, estimate.job.parallelism.vpp)
+        rows.append(row)
+        lengths.append(length)
+    stages = range(len(rows))
+    around = [[s for s in timeline.around(stage) if s.end_s > s.start_s] for stage in stages]
+    few = sum(map(len, around)) <= BESIDE
+    beside = [
+        [
+            [s.track, s.name, s.kind, round(s.start_s / tick), round((s.end_s - s.start_s) / tick)]
+            for s in found
+            if few or s.track == "compute"
+        ]
+        for found in around
+    ]
+    packed_rows = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
+    return {
+        "ticks": TICKS, "step_s": estimate.step_s, "vpp": estimate.job.parallelism.vpp,
+        "microbatches": estimate.job.microbatches, "lengths": lengths,
+        "start": round(timeline.start_s / tick), "end": round(timeline.end_s / tick),
+        "layers": [[layer_range(timeline, stage, chunk) for chunk in range(estimate.job.parallelism.vpp)] for stage in stages],
+        "beside": beside, "rows": b64encode(packed_rows).decode(),
+    }  # fmt: skip
+
+
+def packed(spans: list[ActionSpan], tick: float, vpp: int) -> tuple[list[int], list[int]]:
+    """The numbers of one stage, and the ticks of every pass of every chunk."""
+    found: list[int] = []
+    lengths = [0] * (len(KINDS) * vpp)
+    last = [-1] * len(lengths)
+    at = 0
+    for (kind, microbatch, chunk), start_s, end_s in spans:
+        code = KINDS.index(kind) * vpp + chunk
+        start = round(start_s / tick)
+        lengths[code] = lengths[code] or max(1, round((end_s - start_s) / tick))
+        found += [start - at, code, microbatch - last[code] - 1]
+        at, last[code] = start + lengths[code], microbatch
+    return found, lengths
+
+
+def schedule(estimate: Estimate) -> Html:
+    """The drawing area with its buttons; the script fills it."""
+    line = estimate.pipeline
+    stages = f"{line.stages} stages" if line.stages > 1 else "one device"
+    words = (
+        f"{stages}, {line.microbatches:,} micro-batches, {seconds(estimate.step_s)}; bubble {seconds(line.bubble_s)}"
+    )
+    buttons = [
+        el("button", text, type="button", data_zoom=kind, title=title)
+        for text, kind, title in (
+            ("+", "in", "zoom in"), ("-", "out", "zoom out"), ("whole step", "all", "show the whole step"),
+            ("first micro-batches", "first", "the fill of the pipeline"), ("end", "last", "the end of the step"),
+        )
+    ]  # fmt: skip
+    keys = [("p-F", "forward"), ("p-B", "backward"), ("t-bubble", "idle: bubble and waits"), ("t-dp_comm", part_name("dp_comm")),
+            ("t-optimizer", "optimizer")]  # fmt: skip
+    legend = el("ul", *(
+        el("li", el("svg", el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge"),
+                    el("rect", x=0, y=0, width=12, height=12, class_="hatch") if css == "t-bubble" else None,
+                    viewBox="0 0 12 12"), text) for css, text in keys
+    ), class_="legend")  # fmt: skip
+    height = 36 + max(1, min(line.stages, 128)) * row_height(line.stages)
+    canvas = el("canvas", height=height, tabindex=0, role="img", aria_label=f"the schedule of one step: {words}",
+                data_schedule="", data_row=row_height(line.stages))  # fmt: skip
+    note = (
+        "wheel or + and - zoom, drag or arrow keys move, point at an action to read it; a thin line under a stage is its "
+        "data-parallel communication"
+    )
+    script = el("noscript", el("p", "The schedule is drawn by a script of this page.", class_="note"))
+    return join(legend, el("div", *buttons, class_="tools"), canvas, script,
+                el("p", "", class_="readout", aria_live="polite"), el("p", note, class_="note"))  # fmt: skip
+
+
+def row_height(stages: int) -> int:
+    """Pixels of a stage's row."""
+    return 30 if stages <= 8 else 20 if stages <= 24 else 12 if stages <= 64 else 8

@@ -1,0 +1,116 @@
+"""Tables that the page's script sorts: matrix multiplies, collectives, the nearest measured runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
+from steptime.report.page.markup import Html, el
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import CollectiveRow
+
+
+class Cell(NamedTuple):
+    """What is shown, and the number by which it is sorted; None sorts by the text."""
+
+    text: str
+    value: float | None = None
+
+
+def sortable(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Html:
+    """A table whose headers are buttons."""
+    numeric = [bool(rows) and all(row[i].value is not None for row in rows) for i in range(len(header))]
+    head = [
+        el("th", el("button", text, type="button", data_sort=i), scope="col", class_="n" if numeric[i] else None)
+        for i, text in enumerate(header)
+    ]
+    body = [
+        el("tr", *(
+            el("th" if i == 0 else "td", cell.text, scope="row" if i == 0 else None,
+               class_="n" if cell.value is not None else None,
+               data_v=None if cell.value is None else f"{cell.value:.9g}")
+            for i, cell in enumerate(row)
+        ))
+        for row in rows
+    ]  # fmt: skip
+    table = el("table", el("caption", caption), el("thead", el("tr", *head)), el("tbody", *body), class_="sortable")
+    return el("div", table, class_="scroll")
+
+
+def gemms(estimate: Estimate) -> Html:
+    """Every projection by stage and pass, the widest of the step first."""
+    rows = []
+    for row in sorted(estimate.gemms, key=lambda row: -row.count_per_step * row.time_s):
+        total = row.count_per_step * row.time_s
+        bound = "arithmetic" if row.compute_s >= row.bandwidth_s else "memory"
+        moved = row.input_bytes + row.weight_bytes + row.output_bytes
+        rows.append([
+            Cell(row.name), Cell(str(row.stage), row.stage), Cell(row.pass_), Cell(whole(row.count_per_step), row.count_per_step),
+            *(Cell(whole(x), x) for x in (row.m, row.n, row.k)), Cell(number(row.flops / 1e9), row.flops),
+            Cell(quantity(moved, BINARY), moved), Cell(quantity(row.time_s, TIME), row.time_s), Cell(bound),
+            Cell(quantity(total, TIME), total), Cell(percent(total / estimate.step_s), total),
+        ])  # fmt: skip
+    header = (
+        "projection",
+        "stage",
+        "pass",
+        "calls",
+        "m",
+        "n",
+        "k",
+        "GFLOP",
+        "bytes",
+        "call",
+        "bound by",
+        "step",
+        "of step",
+    )
+    return sortable("one call on one device; step: all calls of a step on that stage", header, rows)
+
+
+def collectives(estimate: Estimate) -> Html:
+    """Every kind of collective, the most exposed first."""
+    rows = []
+    for row in sorted(_alike(estimate.collectives), key=lambda row: (-row.exposed_s, -row.count_per_step * row.time_s)):
+        total = row.count_per_step * row.time_s
+        rows.append([
+            Cell(row.name), Cell(row.kind.replace("_", "-")), Cell(row.axis), Cell(f"{row.ranks:,}", row.ranks), Cell(row.tier),
+            Cell(quantity(row.bytes, BINARY), row.bytes), Cell(whole(row.count_per_step), row.count_per_step),
+            Cell(quantity(row.latency_s, TIME), row.latency_s), Cell(quantity(row.time_s, TIME), row.time_s),
+            Cell(quantity(total, TIME), total), Cell(quantity(row.exposed_s, TIME), row.exposed_s),
+        ])  # fmt: skip
+    header = ("collective", "kind", "axis", "ranks", "over", "bytes", "calls", "latency", "call", "step", "exposed")
+    return sortable(
+        "bytes: the whole tensor of one call; step: all calls; exposed: what of them the step is longer for",
+        header,
+        rows,
+    )
+
+
+def _alike(found: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Rows, those of stage boundaries with equal figures as one: its name says how many."""
+    groups: dict[object, list[CollectiveRow]] = {}
+    for i, row in enumerate(found):
+        groups.setdefault(row[1:] if row.axis == "pp" else i, []).append(row)
+    return [
+        group[0] if len(group) == 1 else group[0]._replace(name=f"each of {len(group)} boundaries")
+        for group in groups.values()
+    ]
+
+
+def nearest(estimate: Estimate) -> Html | None:
+    """The measured runs that say most about this job."""
+    found = estimate.time.basis.nearest
+    if not found:
+        return None
+    rows = [
+        [Cell(str(run["id"])), Cell(number(float(run["distance"])), float(run["distance"])),
+         Cell(f"{float(run['measured_over_predicted']):.3f}", float(run["measured_over_predicted"]))]
+        for run in found
+    ]  # fmt: skip
+    caption = "the nearest measured runs; 3dtrn explain ID traces one to its source"
+    return sortable(caption, ("run", "distance", "measured / estimated"), rows)

@@ -1,0 +1,128 @@
+"""Seconds in pictures: where the step goes, the interval, weak scaling."""
+
+from __future__ import annotations
+
+from math import log2
+from typing import TYPE_CHECKING
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import TIME, column, percent, seconds, unit_for, whole
+from steptime.report.page.markup import Html, el, join
+from steptime.report.palette import TIME as COLORS
+
+if TYPE_CHECKING:
+    from steptime.answer.result import Estimate
+
+WIDTH = 1000.0
+
+
+def step_bars(estimate: Estimate) -> Html:
+    """A bar for every part of the step, widest first; hatched: communication that runs beside compute and costs nothing."""
+    time = estimate.time
+    parts, hidden = time.parts_s, time.hidden_s
+    names = sorted(parts | hidden, key=lambda name: (-parts.get(name, 0.0), -hidden.get(name, 0.0)))
+    least = 1e-12 * time.step_s
+    names = [n for n in names if parts.get(n, 0.0) > least or hidden.get(n, 0.0) > least]
+    widest = max(max(0.0, parts.get(n, 0.0)) + hidden.get(n, 0.0) for n in names)
+    unit = unit_for(time.step_s, TIME)
+    shown = column([parts.get(n, 0.0) for n in names] + [hidden.get(n, 0.0) for n in names], unit.size, 4)
+    rows = []
+    for i, name in enumerate(names):
+        own, beside = max(0.0, parts.get(name, 0.0)), hidden.get(name, 0.0)
+        cells = [
+            el("th", part_name(name), scope="row"),
+            el("td", _bar(name, own / widest, beside / widest), class_="bar"),
+            el("td", shown[i], class_="n"),
+            el("td", percent(own / time.step_s), class_="n"),
+            el("td", shown[len(names) + i] if beside else "", class_="n"),
+        ]
+        rows.append(el("tr", *cells))
+    head = [("part", ""), ("seconds", "bar"), (unit.name, "n"), ("share", "n"), (f"hidden [{unit.name}]", "n")]
+    columns = [el("th", text, scope="col", class_=kind or None) for text, kind in head]
+    total = [el("th", "the step", scope="row"), el("td"), el("td", column([time.step_s], unit.size, 4)[0], class_="n"),
+             el("td", "100 %", class_="n"), el("td")]  # fmt: skip
+    table = el(
+        "table", el("thead", el("tr", *columns)), el("tbody", *rows), el("tfoot", el("tr", *total)), class_="bars"
+    )
+    note = "solid: exposed, these sum to the step; hatched: communication hidden under compute"
+    return join(el("div", table, class_="scroll"), el("p", note, class_="note"))
+
+
+def _bar(name: str, own: float, beside: float) -> Html:
+    """Exposed solid, hidden hatched beside it."""
+    css = f"t-{name}" if name in COLORS else "t-other"
+    pieces = [el("rect", x=0, y=0, width=WIDTH * own, height=16, class_=f"{css} edge")] if own else []
+    if beside:
+        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * beside, height=16, class_=f"{css} hidden"))
+        pieces.append(el("rect", x=WIDTH * own, y=0, width=WIDTH * beside, height=16, class_="hatch edge"))
+    return el("svg", *pieces, viewBox="0 -2 1000 20", preserveAspectRatio="none", aria_hidden="true")
+
+
+def interval(estimate: Estimate) -> Html:
+    """The step between its 10th and 90th percentile."""
+    time = estimate.time
+    low, high = 0.9 * time.step_s_p10, 1.1 * time.step_s_p90
+    if not low < high:
+        return join()
+    left, at, right = (40.0 + 560.0 * (x - low) / (high - low) for x in (time.step_s_p10, time.step_s, time.step_s_p90))
+    words = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, estimate {seconds(time.step_s)}"
+    marks = [
+        el("rect", x=left, y=22, width=right - left, height=12, class_="t-attention edge"),
+        el("line", x1=at, x2=at, y1=18, y2=38, class_="cap"),
+        el("text", f"p10 {seconds(time.step_s_p10)}", x=left, y=50, text_anchor="end"),
+        el("text", f"estimate {seconds(time.step_s)}", x=at, y=12, text_anchor="middle"),
+        el("text", f"p90 {seconds(time.step_s_p90)}", x=right, y=50),
+    ]
+    return el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart")
+
+
+def weak_scaling(estimate: Estimate) -> Html:
+    """Efficiency over devices at fixed work per device, as a line and as a table."""
+    rows = estimate.weak_scaling
+    here = estimate.job.parallelism.dp
+    line = _scaling_line([(row.devices, row.efficiency, row.dp == here) for row in rows]) if len(rows) > 1 else None
+    cells = [
+        el(
+            "tr",
+            el("th", f"dp {row.dp:,}" + (" (this plan)" if row.dp == here else ""), scope="row"),
+            *(el("td", text, class_="n") for text in _scaling_cells(row.devices, row.gbs, row.step_s, row.efficiency)),
+        )
+        for row in rows
+    ]
+    head = [
+        el("th", text, scope="col", class_=None if text == "replicas" else "n")
+        for text in ("replicas", "devices", "gbs", "step", "efficiency")
+    ]
+    table = el("table", el("thead", el("tr", *head)), el("tbody", *cells))
+    return join(line, el("div", table, class_="scroll"))
+
+
+def _scaling_cells(devices: int, gbs: int, step_s: float, efficiency: float) -> list[str]:
+    return [whole(devices), whole(gbs), seconds(step_s), percent(efficiency)]
+
+
+def _scaling_line(rows: list[tuple[int, float, bool]]) -> Html:
+    """Efficiency over the logarithm of the devices."""
+    width, height, edge = 640.0, 170.0, 64.0
+    first, last = log2(rows[0][0]), log2(rows[-1][0])
+    top = max(1.0, *(efficiency for _, efficiency, _ in rows))
+    low = min(0.5, *(efficiency for _, efficiency, _ in rows))
+    spots = [
+        (edge + (width - 2 * edge) * (log2(devices) - first) / max(last - first, 1e-9),
+         10 + (height - 44) * (top - efficiency) / (top - low), devices, efficiency, here)
+        for devices, efficiency, here in rows
+    ]  # fmt: skip
+    line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in spots), class_="line")
+    marks, every = [], max(1, len(spots) // 8)
+    for i, (x, y, devices, efficiency, here) in enumerate(spots):
+        title = el("title", f"{devices:,} devices: {percent(efficiency)}")
+        marks.append(el("circle", title, cx=x, cy=y, r=6.0 if here else 4.0, class_="here" if here else "dot"))
+        if i % every == 0 or here:
+            marks.append(el("text", f"{devices:,}", x=x, y=height - 14, text_anchor="middle"))
+    levels = [
+        el("text", percent(level), x=0.0, y=14 + (height - 44) * (top - level) / (top - low)) for level in (top, low)
+    ]
+    words = f"weak scaling: {percent(rows[-1][1])} at {rows[-1][0]:,} devices"
+    name = el("text", "devices", x=0, y=height - 14)
+    return el("svg", line, *marks, *levels, name, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=words,
+              class_="chart")  # fmt: skip

@@ -1,0 +1,75 @@
+"""The colours of every picture: parts of the step, parts of memory, passes of the pipeline, stages, verdicts.
+
+Hues after Okabe and Ito 2008, which the colour-blind tell apart. Neighbours in a bar differ in lightness too, and bars have
+edges, so that a picture reads in grayscale.
+"""
+
+from __future__ import annotations
+
+TIME = {
+    "gemm": "#0b5fa5",
+    "attention": "#7cc4ee",
+    "memory_bound": "#3f7f93",
+    "launch": "#b9c0c9",
+    "recompute": "#6a3d9a",
+    "tp_comm": "#e08a3c",
+    "cp_comm": "#a6761d",
+    "ep_comm": "#f0d060",
+    "dp_comm": "#0a7f5a",
+    "pp_comm": "#d69ac0",
+    "embedding_comm": "#7fcdb0",
+    "bubble": "#d5d8dc",
+    "optimizer": "#5c6470",
+    "stragglers": "#b15928",
+}
+"""By key of `Time.parts_s`."""
+MEMORY = {
+    "params_bytes": "#0b5fa5",
+    "gradients_bytes": "#7cc4ee",
+    "optimizer_bytes": "#5c6470",
+    "activations_bytes": "#e08a3c",
+    "transient_bytes": "#b15928",
+    "fragmentation": "#d5d8dc",
+    "overhead": "#6a3d9a",
+}
+"""By key of `StageMemory`; what the allocator holds beyond what is allocated; what it does not count."""
+PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "W": "#6a3d9a"}
+"""Forward, backward, and the gradients of the weights where a schedule runs them apart."""
+VERDICTS = {"fits": "#0a7f5a", "tight": "#8a5a00", "does_not_fit": "#b3261e"}
+OTHER = "#8c8c8c"
+"""What has no colour of its own."""
+_STAGES = ("#2b1a4f", "#31588c", "#21888c", "#35b07a", "#a5cf45")
+"""From dark to light, evenly: stages read in order without colours too."""
+
+
+def time_color(part: str) -> str:
+    """The colour of a part of the step."""
+    return TIME.get(part, OTHER)
+
+
+def stage_color(stage: int, stages: int) -> str:
+    """The colour of a stage, dark for the first and light for the last.
+
+    >>> stage_color(0, 4), stage_color(3, 4), stage_color(0, 1)
+    ('#2b1a4f', '#a5cf45', '#2b1a4f')
+    """
+    at = (len(_STAGES) - 1) * stage / max(stages - 1, 1)
+    low = min(int(at), len(_STAGES) - 2)
+    mixed = (
+        round(int(a, 16) + (int(b, 16) - int(a, 16)) * (at - low))
+        for a, b in zip(_channels(_STAGES[low]), _channels(_STAGES[low + 1]), strict=True)
+    )
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _channels(color: str) -> tuple[str, str, str]:
+    return color[1:3], color[3:5], color[5:7]
+
+
+def css() -> str:
+    """Classes that fill with these colours: t-gemm, m-params_bytes, p-F, v-fits."""
+    groups = (("t", TIME), ("m", MEMORY), ("p", PASSES), ("v", VERDICTS))
+    lines = [
+        f".{letter}-{name}{{fill:{color};--own:{color}}}" for letter, group in groups for name, color in group.items()
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,128 @@
+"""The PyTorch-native stack by hand: compiled and chunked losses, checkpointing per op and of every other layer, words of rows."""
+
+import pytest
+from own_rows import own
+
+from steptime import Job, estimate
+from steptime.model.ops import Gemm
+from steptime.validation import row_native
+from steptime.validation.row_software import framework_of
+
+TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS = 8192, 4096, 14336, 1024, 128256, 32
+"""Llama-3 8B at micro-batch 1 of 8,192 tokens."""
+
+
+def llama(**performance):
+    return estimate(
+        Job(
+            model="llama3-8b",
+            parallelism={"tp": 1, "pp": 1, "dp": 8, "fsdp": {}},
+            data={"gbs": 8, "seqlen": TOKENS, "microbatch_sz": 1},
+            performance={"software": "torchtitan", **performance},
+            hardware="grand-teton-h100",
+        )
+    )
+
+
+def moves(found, name):
+    """Forward and backward bytes of a memory-bound op of the head."""
+    [op] = [op for op in found.assembly.head.ops if op.name == name]
+    return op.forward_bytes, op.backward_bytes
+
+
+def test_a_compiled_loss_reads_the_logits_once_and_again_for_their_gradient():
+    """T V logits of 2 bytes: read forward; read, and their gradient written, backward."""
+    logits = TOKENS * VOCAB * 2
+    assert moves(llama(compile="all"), "loss") == (logits, 2 * logits)
+
+
+def test_an_eager_loss_moves_as_much_in_chunks_and_holds_an_eighth():
+    """Upcast: 2 + 4 bytes each way. Log-softmax: 4 + 4 forward; its output, its gradient and the logits' gradient backward."""
+    logits = TOKENS * VOCAB
+    whole, chunked = llama(), llama(loss_chunks=8)
+    for found in (whole, chunked):
+        assert moves(found, "loss.cast") == (6 * logits, 6 * logits)
+        assert moves(found, "loss.log_softmax") == (8 * logits, 12 * logits)
+    assert whole.assembly.head.sizes["head.logits"] == 2 * logits
+    assert chunked.assembly.head.sizes["head.logits"] == 2 * logits / 8
+    [gemm] = [op for op in chunked.assembly.head.ops if isinstance(op, Gemm)]
+    assert (gemm.m, gemm.count, gemm.flops) == (TOKENS / 8, 8, 2 * logits * HIDDEN)
+
+
+def test_what_per_op_checkpointing_keeps_of_a_layer():
+    """Input, q, v, gate and down of the products, attention's output and its log-sum-exp; compiled without down's output."""
+    kept = TOKENS * (2 * (HIDDEN + HIDDEN + KV + INTER + HIDDEN + HIDDEN) + 4 * 32)
+    eager = llama(activation_checkpointing_type="per-op")
+    compiled = llama(activation_checkpointing_type="per-op", compile="all")
+    ends = [found.memory.stages[0].activations_bytes for found in (eager, compiled)]
+    # both ends of the model keep the same, but for the loss: compare layers through a model of one layer less
+    fewer = llama_layers(LAYERS - 1, activation_checkpointing_type="per-op")
+    assert ends[0] - fewer.memory.stages[0].activations_bytes == pytest.approx(kept)
+    fewer = llama_layers(LAYERS - 1, activation_checkpointing_type="per-op", compile="all")
+    assert ends[1] - fewer.memory.stages[0].activations_bytes == pytest.approx(kept - TOKENS * 2 * HIDDEN)
+
+
+def llama_layers(layers, **performance):
+    return estimate(
+        llama(**performance).assembly.job.replace(**{"model.preset": "llama3-8b", "model.n_layers": layers})
+    )
+
+
+def test_per_op_checkpointing_runs_k_o_and_up_again():
+    """Of seven products those of even place: 2 T h (KV + h + INTER) FLOPs a layer, without attention, which is kept."""
+    found = llama(activation_checkpointing_type="per-op")
+    plain = llama()
+    again = 2 * TOKENS * HIDDEN * (KV + HIDDEN + INTER) * LAYERS * 8
+    assert found.flops.hardware_per_step - plain.flops.hardware_per_step == pytest.approx(again)
+
+
+def test_every_other_layer_runs_again():
+    """Half of the layers, whole but for nothing: torchtitan's early_stop is off."""
+    every = llama(recompute={"granularity": "full", "method": "every", "n_layers": 2})
+    full, plain = llama(activation_checkpointing_type="full"), llama()
+    extra = [found.flops.hardware_per_step - plain.flops.hardware_per_step for found in (every, full)]
+    assert extra[0] == pytest.approx(extra[1] / 2)
+    held = [found.memory.stages[0].activations_bytes for found in (plain, every, full)]
+    assert held[0] > held[1] > held[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "release"),
+    [
+        ("pytorch/torchtitan PR #985", "2.8"),
+        ("PR #1690", ""),
+        ("(ghstack, 2024-10-22)", "2.8"),
+        ("2025-10-16", ""),
+        ("", ""),
+    ],
+)
+def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
+    row = own(framework="torchtitan", source=source)
+    assert row_native.torchtitan_release(row) == release
+    assert framework_of(row).software == ("torchtitan@2.8" if release else "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("notes", "release", "section"),
+    [
+        ("compile=on", "", {"compile": "all"}),
+        ("compile=on", "2.8", {"compile": "blocks"}),
+        ("compile=on (blocks)", "", {"compile": "blocks"}),
+        ("compile=on (loss compiled too)", "2.8", {"compile": "all"}),
+        ("compile=on (full inductor, no cudagraph)", "", {"compile": "all"}),
+        ("compile=on (aot_fx_trace graph, regional inductor)", "", {}),
+        ("compile=off", "", {}),
+        ("compile=aot graph", "", {}),
+        ("", "", {}),
+    ],
+)
+def test_what_is_compiled(notes, release, section):
+    assert row_native.compile_of(release, notes) == section
+
+
+@pytest.mark.parametrize(
+    ("words", "freed"),
+    [("fsdp2", True), ("fsdp2 8 (reshard never = ZeRO-2 style)", False), ("fsdp1 zero2", False), ("zero2", False)],
+)
+def test_whether_parameters_are_freed_after_forward(words, freed):
+    assert row_native.resharded(words) is freed
