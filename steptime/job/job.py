@@ -21,6 +21,7 @@ from steptime.job import rules
 from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.hybrid_rules import layer_facts
 from steptime.job.limits import NOT_MODELLED
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.sections import CrossDc, Data, Hardware, Run
@@ -238,7 +239,7 @@ def facts(job: Job) -> Facts:
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         **expert_facts(model, software),
-        layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
+        **layer_facts(model),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,
         cp_comm_type=job.cp_comm_type,
