@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from steptime.job.mesh import Parallelism
     from steptime.job.sections import Data
     from steptime.model.model import Model
+    from steptime.search.run import search
+    from steptime.search.search import Search
     from steptime.software.performance import Performance
 
 __version__ = "0.1.0"
@@ -30,8 +32,10 @@ __all__ = [
     "Model",
     "Parallelism",
     "Performance",
+    "Search",
     "Summary",
     "estimate",
+    "search",
     "summarize_checkpoint",
 ]
 
@@ -43,8 +47,10 @@ _HOMES = {
     "Model": "steptime.model.model",
     "Parallelism": "steptime.job.mesh",
     "Performance": "steptime.software.performance",
+    "Search": "steptime.report.search_tables",
     "Summary": "steptime.report.checkpoint_summary",
     "estimate": "steptime.report.notebook",
+    "search": "steptime.report.search_tables",
     "summarize_checkpoint": "steptime.report.checkpoint_summary",
 }
 

@@ -20,7 +20,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DATA = sorted((PACKAGE / "data").rglob("*.yaml"))
 
 ROOMS = [
-    *("base", "hardware", "schedule", "software", "model", "job", "cost", "memory", "fsdp", "timing", "answer"),
+    *(
+        "base",
+        "hardware",
+        "schedule",
+        "software",
+        "model",
+        "job",
+        "cost",
+        "memory",
+        "fsdp",
+        "timing",
+        "answer",
+        "search",
+    ),
     *("checkpoint", "launch", "validation", "bench", "report", "commands"),
 ]
 """The folders, bottom to top: a module imports from its own folder and from those before it, for types too."""

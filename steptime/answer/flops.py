@@ -40,7 +40,7 @@ def scan_flops_per_token(assembly: Assembly) -> float:
     megatron/training/training.py, num_floating_point_operations, mamba_layer_flops.
     """
     scans = ((count * part.tp, op) for part, count in assembly.runs for op in part.ops if isinstance(op, Scan))
-    return sum(7.0 * ranks * op.n_heads * op.head_dim * op.state_dim for ranks, op in scans)
+    return float(sum(7.0 * ranks * op.n_heads * op.head_dim * op.state_dim for ranks, op in scans))
 
 
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:

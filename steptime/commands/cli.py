@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from steptime import __version__
-from steptime.commands import log_options, view_options
+from steptime.commands import log_options, search_options, view_options
 from steptime.commands.argument_types import count, parts, share, words
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
+    "search": "the best of all layouts on a number of devices",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
@@ -287,6 +288,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
+    "search": search_options.add,
     "scale": _scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,

@@ -71,6 +71,13 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
     return {"launch": launch_flags.document(reading)}
 
 
+def search(options: Namespace, out: Printer) -> int:
+    """The best layouts of a plan."""
+    from steptime.commands.search_command import search as run
+
+    return run(options, out)
+
+
 def scale(options: Namespace, out: Printer) -> int:
     """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
     from steptime.answer.result import estimate

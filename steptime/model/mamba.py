@@ -108,11 +108,9 @@ def scan(w: Widths, shard: Shard, x: str, whole_inner: int) -> tuple[list[Op], s
     """
     size, mamba, heads = shard.itemsize, w.mamba, int(whole_inner // w.mamba.head_dim)
     channels = whole_inner + 2 * mamba.n_groups * mamba.state_dim
-    params = (
-        Param("mamba.conv.weight", (channels, 1, mamba.conv_width), 0),
-        Param("mamba.conv.bias", (channels,), 0),
-        *(Param(f"mamba.{name}", (heads,), 0) for name in ("dt_bias", "A_log", "D")),
-    )
+    kernel = Param("mamba.conv.weight", (channels, 1, mamba.conv_width), 0)
+    decay = (Param(f"mamba.{name}", (heads,), 0) for name in ("dt_bias", "A_log", "D"))
+    params = (kernel, Param("mamba.conv.bias", (channels,), 0), *decay)
     together = same(shard.batch == 1)  # one sequence is in the right order as it is
     ops: list[Op] = []
     if not together:

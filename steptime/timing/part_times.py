@@ -163,12 +163,17 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     def of(chunk: Chunk) -> ChunkTime:
         key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
         if key not in known:
-            works = [(n, times.of[part]) for n, part in times.works(chunk)]
-            forward = sum([n * part.forward.seconds for n, part in works])
-            backward = sum([n * part.backward.seconds for n, part in works])
-            replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
-            weight_s = sum([n * part.backward.weight_s for n, part in works])
-            known[key] = ChunkTime(forward, backward + replayed_s, weight_s)
+            known[key] = chunk_time(times, chunk)
         return known[key]
 
     return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]
+
+
+def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk."""
+    works = [(n, times.of[part]) for n, part in times.works(chunk)]
+    forward = sum([n * part.forward.seconds for n, part in works])
+    backward = sum([n * part.backward.seconds for n, part in works])
+    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
+    weight_s = sum([n * part.backward.weight_s for n, part in works])
+    return ChunkTime(forward, backward + replayed_s, weight_s)
