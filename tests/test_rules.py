@@ -263,7 +263,7 @@ BROKEN = {
     ),
     "enough layers": (
         {"model.n_layers": 1, "parallelism.layers_per_stage": "auto"},
-        ["parallelism.layers_per_stage: 1 layers cannot fill pp*vpp = 2 chunks; lower pp or vpp"],
+        ["parallelism.pp: pp*vpp = 2 is more than n_layers 1; lower pp or vpp (got pp 2, vpp 1)"],
     ),
     "layers_per_stage has a count per chunk": (
         {"parallelism.layers_per_stage": [20, 40, 20]},
@@ -431,9 +431,35 @@ BROKEN = {
     "framework has the recipe": (
         {"performance.software": "deepspeed", "performance.precision": "fp8", "parallelism.zero_level": 1},
         [
+            "performance.precision: deepspeed does not run fp8_delayed; use software megatron-core",
+        ],
+    ),
+    "fp8_params of torchao": (
+        {
+            "performance.software": "torchtitan",
+            "performance.precision": "fp8_rowwise",
+            "performance.fp8_params": True,
+            "parallelism.pp": 1,
+        },
+        [
+            "performance.fp8_params: FSDP gathers fp8 weights with fp8_tensorwise alone (got fp8_rowwise); remove it",
+        ],
+    ),
+    "memory budget": (
+        {"performance.recompute": {"granularity": "selective", "memory_budget": 0.9}},
+        [
             (
-                "performance.precision: fp8_delayed requires TransformerEngine, which deepspeed does not "
-                "use; use software megatron-core"
+                "performance.recompute.memory_budget: belongs to granularity selective without modules, and to "
+                "performance.compile (got compile none)"
+            )
+        ],
+    ),
+    "framework compiles": (
+        {"performance.compile": "blocks"},
+        [
+            (
+                "performance.compile: torch.compile of whole blocks is modeled for torch and FSDP2 alone "
+                "(got megatron-core); use none"
             )
         ],
     ),
@@ -441,7 +467,7 @@ BROKEN = {
         {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
             (
-                "performance.precision: a low-precision recipe is not modeled yet with zero_level 2 or 3 "
+                "performance.precision: TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
                 "(got fp8_current with 2); use 0 or 1, or bf16"
             )
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, maximum, where
@@ -182,6 +183,11 @@ def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
+        plain = replace(op, recipe=None)
+        traffic = gemm_traffic(plain, r)[2]
+        third = gemm_pass(plain, r, op.k, op.n, op.m, traffic.bytes, WGRAD_RATE)
+        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), third
     return (
         gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
         gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),

@@ -114,9 +114,9 @@ MODELLED = [
     Rule(
         "recipe with ZeRO",
         "performance.precision",
-        "a low-precision recipe is not modeled yet with zero_level 2 or 3 "
+        "TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
         "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
-        lambda f: (not f.recipe) | (f.zero_level < 2),
+        lambda f: (not f.recipe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
         "recomputation with split backward",
@@ -171,7 +171,6 @@ NOT_MODELLED = {
             "cpu_offload",
             "activation_offload",
             "optimizer_offload",
-            "compile",
         )
     },
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",

@@ -127,20 +127,22 @@ LAYOUT_RULES = [
         "model.n_layers",
         "must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
         "or set parallelism.layers_per_stage to auto or to {f.chunks} counts",
-        lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0),
+        lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0) | (f.units < f.chunks),
     ),
     Rule(
         "layers and ends divide",
         "model.n_layers",
         "with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of "
         "pp*vpp = {f.chunks} (got {f.n_layers} + 2); or set parallelism.layers_per_stage to auto",
-        lambda f: (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0),
+        lambda f: (
+            (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0) | (f.units < f.chunks)
+        ),
     ),
     Rule(
         "enough layers",
-        "parallelism.layers_per_stage",
-        "{f.n_layers} layers cannot fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
-        lambda f: (f.layers_per_stage != "auto") | (f.units >= f.chunks),
+        "parallelism.pp",
+        "pp*vpp = {f.chunks} is more than n_layers {f.n_layers}; lower pp or vpp (got pp {f.pp}, vpp {f.vpp})",
+        lambda f: (f.layers_per_stage not in {None, "auto"}) | (f.units >= f.chunks),
     ),
     Rule(
         "layers_per_stage has a count per chunk",
@@ -227,7 +229,7 @@ def problems(facts: Facts) -> list[ConfigProblem]:
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [
-            ConfigProblem(f"{rule.path}: {rule.text.format(f=facts)}", rule.path)
+            ConfigProblem(f"{rule.path}: {rule.text.format(f=facts)}", rule.path, by_rule=True)
             for rule in stage
             if not rule.holds(facts)
         ]

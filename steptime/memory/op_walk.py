@@ -7,6 +7,7 @@ value per candidate layout: then peaks name no op.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ class Autograd(NamedTuple):
     """torch.compile sees forward and backward of a part."""
 
 
-def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
+def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
