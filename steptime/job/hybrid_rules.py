@@ -22,6 +22,7 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "layers_listed": len(pattern) if layers is None and pattern is not None else layers,
         "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
         "patterned": pattern is not None,
+        "mtp": model.mtp,
         "mamba_heads": mamba.heads(model.hidden_sz) if mamba else 0,
         "mamba_groups": mamba.n_groups if mamba else 0,
     }

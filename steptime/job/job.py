@@ -265,7 +265,6 @@ def facts(job: Job) -> Facts:
         compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
-        mtp=model.mtp,
         sp=job.sp,
         schedule_said=layout.schedule,
         zero_level=job.zero_level,
