@@ -197,11 +197,6 @@ def _report(made: argparse.ArgumentParser) -> None:
     view_options.add_to_report(made)
 
 
-def _scale(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
-    made.add_argument("--json", action="store_true", help="rows in SI units")
-
-
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
@@ -290,7 +285,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
-    "scale": _scale,
+    "scale": view_options.add_to_scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,
