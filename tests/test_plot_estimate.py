@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_the_commands_write_it_beside_their_text(command, tmp_path, capsys, monk
     assert capsys.readouterr().err.startswith("--plot a.gif: the suffix says the format")
 
 
+# --- terminal --------------------------------------------------------------------------------------------------------------
+
+
+def test_bars_have_their_colors_where_somebody_looks(capsys, monkeypatch):
+    """gemm's #0b5fa5 is nearest to (0, 2, 3) of the 6 x 6 x 6 cube: 16 + 36 * 0 + 6 * 2 + 3 = 31."""
+    monkeypatch.chdir(ROOT)
+    plan = ["configs/gpt2_1gpu.yaml", "--brief"]
+    assert cli.main([*plan, "--color", "always"]) == 0
+    colored = capsys.readouterr().out
+    assert next(line for line in colored.splitlines() if "matrix multiplies" in line).count("\x1b[38;5;31m") == 1
+    assert cli.main(plan) == 0  # no terminal
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == capsys.readouterr().out
+
+
 # --- watch -----------------------------------------------------------------------------------------------------------------
 
 
@@ -80,10 +95,9 @@ def test_a_watched_plan_is_reported_at_every_change(tmp_path):
     text = (ROOT / "configs" / "gpt2_1gpu.yaml").read_text()
     plan.write_text(text)
     code = "import sys; from steptime.commands.cli import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-uc", code, str(plan), "--brief", "--watch"],
-        stdout=(tmp_path / "out").open("w"), stderr=(tmp_path / "err").open("w"), env=os.environ | {"NO_COLOR": "1"}, cwd=ROOT,
-    )  # fmt: skip
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        command = [sys.executable, "-uc", code, str(plan), "--brief", "--watch"]
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | {"NO_COLOR": "1"}, cwd=ROOT)
 
     def until(name, count, words):
         end = time.monotonic() + 20
