@@ -118,7 +118,7 @@ def test_a_watched_plan_is_reported_at_every_change(tmp_path):
 
 def test_standard_input_cannot_be_watched(capsys):
     assert cli.main(["-", "--watch"]) == 2
-    assert capsys.readouterr().err == "--watch: standard input does not change; give a file\n"
+    assert capsys.readouterr().err == "--watch: needs the file of a plan; standard input and options do not change\n"
 
 
 def test_a_picture_needs_a_place(found, tmp_path):

@@ -24,10 +24,10 @@ def watch(options: Namespace, out: Printer, report: Callable[[Namespace, Printer
     """Report, and again at every change, until interrupted; a plan with problems shows them and is waited for.
 
     Raises:
-        ConfigError: the plan is standard input.
+        ConfigError: the plan is in no file.
     """
-    if options.config == "-":
-        raise ConfigError("--watch: standard input does not change; give a file")
+    if options.config in {None, "-"}:
+        raise ConfigError("--watch: needs the file of a plan; standard input and options do not change")
     seen: tuple[int, int] | None = (-1, -1)
     code = 0
     try:
