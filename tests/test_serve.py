@@ -203,7 +203,7 @@ def watch(event, args):
 sys.addaudithook(watch)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(HOSTILE), st.sampled_from(["", "/etc/hostname", "../x.yaml", "a.json", "-"]))
 def test_no_file_but_the_packages_own_is_opened_for_a_plan(running, hostile, path):
     """Every file that Python opens while a request is answered lies in the package."""
@@ -238,7 +238,7 @@ def test_a_machine_file_of_the_command_line_stays_usable(tmp_path):
 TEXT = st.text(max_size=200) | st.text("{}[]:,-&*!|>'\"%@`\n ab01.", max_size=80)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     TEXT,
     st.dictionaries(
