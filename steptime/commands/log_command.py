@@ -86,6 +86,7 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
             paths,
             sets,
             kind=options.kind,
+            plan=getattr(options, "plan", None),
             allow_unmodelled=options.allow_unmodelled,
             hardware=hardware,
             progress=progress.told,
@@ -98,7 +99,7 @@ def refuse_without_log(options: Namespace) -> None:
     Raises:
         ConfigError: one line per option.
     """
-    given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv}
+    given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
     refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
 
 

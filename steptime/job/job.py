@@ -22,6 +22,7 @@ from steptime.job.devices import AUTO, DEGREES, spread
 from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardware, read_model
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.hybrid_rules import layer_facts
 from steptime.job.limits import NOT_MODELLED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
@@ -258,13 +259,12 @@ def facts(job: Job) -> Facts:
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         **expert_facts(model, software),
-        layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
+        **layer_facts(model),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,
         compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
-        mtp=model.mtp,
         sp=job.sp,
         schedule_said=layout.schedule,
         zero_level=job.zero_level,

@@ -12,6 +12,7 @@ from typing import Any
 from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
+from steptime.job.hybrid_rules import HYBRID_RULES
 from steptime.job.limits import MODELLED, SANE, Rule
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
@@ -117,8 +118,8 @@ LAYOUT_RULES = [
     ),
     Rule(
         "layers listed",
-        "model.layers",
-        "must list n_layers {f.n_layers} layers, repeats included (got {f.layers_listed})",
+        "model.n_layers",
+        "must be the {f.layers_listed} layers that {f.listed_by} lists, repeats included (got {f.n_layers})",
         lambda f: (f.layers_listed is None) | (f.layers_listed == f.n_layers),
     ),
     Rule(
@@ -208,6 +209,7 @@ LAYOUT_RULES = [
         ),
     ),
     *EXPERT_RULES,
+    *HYBRID_RULES,
     Rule(
         "one bucket size",
         "parallelism",
