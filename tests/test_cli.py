@@ -88,7 +88,7 @@ KEYS = {
     "collectives": "name kind axis ranks tier bytes count_per_step latency_s bandwidth_s time_s exposed_s",
     "pipeline": "schedule stages microbatches bubble_s bubble_fraction in_flight",
     "time": "step_s step_s_p10 step_s_p90 parts_s basis",
-    "time.basis": "nearest n extrapolation",
+    "time.basis": "nearest n extrapolation evidence",
     "time.basis.nearest": "id distance measured_over_predicted",
     "throughput": "tokens_per_s tokens_per_s_per_device model_tflops_per_device mfu mfu_full_attention hfu peak_flops_used "
     "peak_dtype",

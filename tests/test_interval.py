@@ -278,11 +278,12 @@ def lines(judged):
 
 
 def test_the_intervals_cover_test_rows(lines):
-    """80 % is meant. Over n rows of about n / 2 cells the share has a standard error of 0.4 / sqrt(n / 2): three of them."""
+    """80 % is meant. Three standard errors of 0.4 / sqrt(n / 3) over n rows of about n / 3 cells (135 rows of
+    Megatron-Bridge have 48)."""
     found = [line for line in lines if line["split"] == "test"]
     assert found[0]["what"] == "all"
     for line in found:
-        assert abs(line["covered"] - 0.8) < 0.02 + 3.0 * 0.4 / (line["rows"] / 2) ** 0.5, line
+        assert abs(line["covered"] - 0.8) < 0.02 + 3.0 * 0.4 / (line["rows"] / 3) ** 0.5, line
     assert found[0]["width"] < 0.6
 
 

@@ -14,6 +14,7 @@ from steptime.memory.buffers import stage_buffers
 from steptime.memory.states import stage_states
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
+from steptime.report.explain_parts import PARTS, stage_named
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -32,7 +33,8 @@ class UnknownNameError(LookupError):
 def names(estimate: Estimate) -> list[str]:
     """All that can be explained: totals, then matrix multiplies, then collectives."""
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
-    return list(dict.fromkeys([*_TOTALS, *rows]))
+    stages = [f"stage {row.stage}" for row in estimate.memory.stages]
+    return list(dict.fromkeys([*_TOTALS, *PARTS, *stages, *rows]))
 
 
 def explain(estimate: Estimate, name: str) -> list[FactList]:
@@ -43,6 +45,10 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
     """
     if name in _TOTALS:
         return [_TOTALS[name](estimate)]
+    if name in PARTS:
+        return [PARTS[name](estimate)]
+    if of_stage := stage_named(estimate, name):
+        return [of_stage]
     products: dict[tuple[object, ...], GemmRow] = {}
     for row in estimate.gemms:
         if row.name == name:
