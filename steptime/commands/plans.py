@@ -22,8 +22,10 @@ def report(options: Namespace, out: Printer) -> int:
     """The report of one plan, or its JSON; the check."""
     from steptime.answer.result import estimate
     from steptime.commands import view_options
+    from steptime.search import lazy_fixes
 
     view_options.check(options)
+    lazy_fixes.attach()
     job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated

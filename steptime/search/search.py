@@ -140,6 +140,16 @@ class Search:
         ]
         return value, step, held, np.concatenate(place)
 
+    @property
+    def ranking(self) -> tuple[Any, Any]:
+        """What the objective ranks every layout by that may fit, and its place for `walked`."""
+        value, _, _, places = self._places
+        return value, places
+
+    def fewest(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a layout's changes that change the plan."""
+        return fewest(self.plan, changes, said=self.asked.said)
+
     def walked(self, place: Sequence[int]) -> Layout | None:
         """One layout, estimated; None where it does not fit after all."""
         at = int(place[0]), int(place[1])
@@ -151,7 +161,7 @@ class Search:
 
     def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
         """A layout from its changes; None where it does not fit."""
-        mine = fewest(self.plan, changes, said=self.asked.said)
+        mine = self.fewest(changes)
         result = estimate(self.plan.replace(**mine))
         if fitting and not result.memory.fits:
             return None

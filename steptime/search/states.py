@@ -18,7 +18,7 @@ from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
-from steptime.memory.states import States, partial_gradients, stage_states
+from steptime.memory.states import Bucket, States, chunk_buckets, partial_gradients, states_of
 from steptime.search.pipeline import Stages
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction
 from steptime.timing.optimizer import optimizer_s
@@ -63,12 +63,48 @@ class Around(NamedTuple):
     """As its data-parallel collectives see them."""
 
 
+class Side(NamedTuple):
+    """What stands around the pipeline under any ZeRO level."""
+
+    dummy_bytes: list[Num]
+    partial_bytes: list[Num]
+    embedding_s: Num
+
+
 class Sketches:
     """Assemblies of one device by tp, whose stages are the kinds of a pipeline."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self._known: dict[int, Assembly] = {}
+        self._buckets: dict[tuple[object, ...], list[Bucket]] = {}
+        self._sides: dict[tuple[object, ...], Side] = {}
+
+    def states(self, sketch: Assembly, tp: int, joined: Stages) -> list[States]:
+        """States of every kind of stage; the buckets of a chunk are cut once for all ZeRO levels that shard."""
+        job = sketch.job
+        ranks, sharded = job.parallelism.dp * job.parallelism.cp, job.zero_level >= 1
+
+        def buckets(mine: Chunk, of: Chunk) -> list[Bucket]:
+            key = (tp, ranks, sharded, sketch.tied_copy, of.runs, of.embedding, of.head, of.depth == 0)
+            if key not in self._buckets:
+                self._buckets[key] = chunk_buckets(sketch, mine)
+            return self._buckets[key]
+
+        held = zip(sketch.stages, joined.chunks, strict=True)
+        return [states_of(sketch, mine, [buckets(*pair) for pair in zip(mine, of, strict=True)]) for mine, of in held]
+
+    def side(self, sketch: Assembly, tp: int, joined: Stages, priced: Pricing) -> Side:
+        """What no ZeRO level changes."""
+        key = (tp, joined, sketch.job.parallelism.dp)
+        if key not in self._sides:
+            every = range(len(joined.chunks))
+            self._sides[key] = Side(
+                [dummy_wgrad_bytes(sketch, kind) for kind in every],
+                [partial_gradients(sketch, kind, one_by_one=False).bytes for kind in every],
+                embedding_reduce(sketch, priced).time_s,
+            )
+        return self._sides[key]
 
     def of(self, tp: int, stages: Stages, joined: Assembly, view: Any) -> Assembly:
         """The assembly of one tp with one stage of each kind; `view`: its job."""
@@ -97,12 +133,9 @@ def around(
     for tp in tps:
         said = {"tp": tp, "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * tp)}
         sketch = sketches.of(tp, stages, joined, Candidates(job, **said).as_job)
-        states = stage_states(sketch)
-        every = range(len(states))
-        partial = [partial_gradients(sketch, kind, one_by_one=False).bytes for kind in every]
-        dummies = [dummy_wgrad_bytes(sketch, kind) for kind in every]
-        ends = optimizer_s(sketch, priced.context.rates.bytes_per_s), embedding_reduce(sketch, priced).time_s
-        rows.append((states, dummies, partial, ends))
+        states, side = sketches.states(sketch, tp, stages), sketches.side(sketch, tp, stages, priced)
+        update = optimizer_s(sketch, priced.context.rates.bytes_per_s)
+        rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s)))
     column = np.array([float(tp) for tp in tps])
     view = Candidates(job, tp=column, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * column)).as_job
     tiers = priced.context.tiers
