@@ -24,6 +24,7 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
     "search": "the best of all layouts on a number of devices",
+    "sensitivity": "what 10 % more bandwidth, FLOP/s or memory buys",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
@@ -198,6 +199,10 @@ def _report(made: argparse.ArgumentParser) -> None:
 
 def _scale(made: argparse.ArgumentParser) -> None:
     _config(made, "CONFIG")
+    made.add_argument("--best", action="store_true", help="search the best layout of each size")
+    made.add_argument(
+        "--devices", metavar="LOW:HIGH", help="with --best, the sizes; a range doubles (1 to 8 times own)"
+    )
     made.add_argument("--json", action="store_true", help="rows in SI units")
 
 
@@ -289,6 +294,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
+    "sensitivity": search_options.add_sensitivity,
     "scale": _scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,

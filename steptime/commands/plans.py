@@ -80,17 +80,32 @@ def search(options: Namespace, out: Printer) -> int:
     return run(options, out)
 
 
+def sensitivity(options: Namespace, out: Printer) -> int:
+    """What more of each figure of the machine buys."""
+    from steptime.commands.sensitivity_command import sensitivity as run
+
+    return run(options, out)
+
+
 def scale(options: Namespace, out: Printer) -> int:
-    """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
+    """Weak scaling as the estimate has it, and strong scaling at the config's own batch; or the best layout of each size."""
+    if options.best or options.devices is not None:
+        from steptime.commands.search_command import scale_best
+
+        return scale_best(options, out)
     from steptime.answer.result import estimate
     from steptime.report import scaling_tables
 
     found = estimate(load(options.config, options.sets))
     weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
+    large = scaling_tables.unfit(found.job, weak, estimate), scaling_tables.unfit(found.job, strong, estimate)
+    weak, strong = scaling_tables.rebased(weak, large[0]), scaling_tables.rebased(strong, large[1])
     if options.json:
-        out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
+        named = zip(("weak_scaling", "strong_scaling"), (weak, strong), large, strict=True)
+        out.json({name: [row._asdict() | {"fits": row.dp not in no} for row in rows] for name, rows, no in named})
     else:
-        out.sections([scaling_tables.weak_table(found), scaling_tables.strong_table(found, strong)])
+        tables = scaling_tables.weak_table(found, weak, large[0]), scaling_tables.strong_table(found, strong, large[1])
+        out.sections(list(tables))
     return 0
 
 
@@ -101,6 +116,8 @@ def diff(options: Namespace, out: Printer) -> int:
     from steptime.report.diff_tables import diff as compare
     from steptime.validation.kind import is_log
 
+    if options.more:
+        return _diff_many(options, out)
     if is_log(options.a) or is_log(options.b):
         return log_command.diff(options, out, _labels(options.a, options.b))
     log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
@@ -110,6 +127,21 @@ def diff(options: Namespace, out: Printer) -> int:
         f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
     ]
     out.sections(list(compare(estimate(a), estimate(b), labels, notes)))
+    return 0
+
+
+def _diff_many(options: Namespace, out: Printer) -> int:
+    """Three plans or more, a column each."""
+    from steptime.answer.result import estimate
+    from steptime.report.diff_many import diff_many
+    from steptime.validation.kind import is_log
+
+    paths = [options.a, options.b, *options.more]
+    if logs := [path for path in paths if is_log(path)]:
+        raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
+    if options.kind is not None or options.allow_unmodelled:
+        raise ConfigError("--from and --allow-unmodelled go with a training log")
+    out.sections(diff_many([estimate(load(path, options.sets)) for path in paths], paths))
     return 0
 
 

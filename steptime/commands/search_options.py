@@ -1,4 +1,4 @@
-"""What `3dtrn search` takes."""
+"""What `3dtrn search` and `3dtrn sensitivity` take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from steptime.commands.argument_types import count, words
 
 if TYPE_CHECKING:
     import argparse
+
+
+def add_sensitivity(made: argparse.ArgumentParser) -> None:
+    """All that `3dtrn sensitivity` takes."""
+    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or - for standard input")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--json", action="store_true", help="rows in SI units")
+    made.add_argument("--plot", metavar="FILE", help="a bar for each figure; .png, .svg or .pdf")
 
 
 def add(made: argparse.ArgumentParser) -> None:

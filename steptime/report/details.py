@@ -23,6 +23,7 @@ from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from steptime.answer.result import Estimate
     from steptime.base.rows import CollectiveRow, GemmRow, WeakScaling
@@ -134,16 +135,20 @@ def pipeline(estimate: Estimate) -> FactList | None:
 
 
 def weak_scaling(
-    rows: Sequence[WeakScaling], here: int = 0, title: str = "weak scaling (the same work per device)"
+    rows: Sequence[WeakScaling],
+    here: int = 0,
+    title: str = "weak scaling (the same work per device)",
+    unfit: AbstractSet[int] = frozenset(),
 ) -> Table:
-    """Step and efficiency by data-parallel degree; the degree `here` is marked as the job's own."""
+    """Step and efficiency by data-parallel degree; `here` is marked as the job's own, degrees that do not fit as such."""
     unit = unit_for(max((row.step_s for row in rows), default=1.0), TIME)
     steps = column([row.step_s for row in rows], unit.size, 4)
     cells = []
     for row, step in zip(rows, steps, strict=True):
-        mark = "this job" if row.dp == here else ""
-        cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, percent(row.efficiency), mark])
-    more = any(row.efficiency > 1.0005 for row in rows)
+        mark = "does not fit" if row.dp in unfit else "this job" if row.dp == here else ""
+        share = "-" if row.dp in unfit else percent(row.efficiency)
+        cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, share, mark])
+    more = any(row.efficiency > 1.0005 for row in rows if row.dp not in unfit)
     notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 

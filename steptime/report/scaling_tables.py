@@ -37,12 +37,31 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
     return rows
 
 
-def weak_table(estimate: Estimate) -> Table:
+def unfit(job: Job, rows: list[WeakScaling], estimate: Callable[[Job], Estimate]) -> set[int]:
+    """The degrees of the rows whose devices cannot hold the job."""
+
+    def held(row: WeakScaling) -> bool:
+        other = job.replace(**{"parallelism.dp": row.dp, "data.gbs": row.gbs}) if row.dp != job.parallelism.dp else job
+        return estimate(other).memory.verdict != "does_not_fit"
+
+    return {row.dp for row in rows if not held(row)}
+
+
+def rebased(rows: list[WeakScaling], out: set[int]) -> list[WeakScaling]:
+    """Efficiencies against the first row that fits, by tokens per second and device."""
+    base = next((row for row in rows if row.dp not in out), None)
+    if base is None:
+        return rows
+    each = base.gbs / base.devices / base.step_s
+    return [row._replace(efficiency=row.gbs / row.devices / row.step_s / each) for row in rows]
+
+
+def weak_table(estimate: Estimate, rows: list[WeakScaling], out: set[int]) -> Table:
     """Fixed work per device: the batch grows with dp."""
-    return weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp)
+    return weak_scaling(rows, estimate.job.parallelism.dp, unfit=out)
 
 
-def strong_table(estimate: Estimate, rows: list[WeakScaling]) -> Table:
+def strong_table(estimate: Estimate, rows: list[WeakScaling], out: set[int]) -> Table:
     """Fixed batch: the work per device shrinks with dp."""
     title = f"strong scaling (the same batch of {estimate.job.data.gbs:,} sequences)"
-    return weak_scaling(rows, estimate.job.parallelism.dp, title)
+    return weak_scaling(rows, estimate.job.parallelism.dp, title, out)

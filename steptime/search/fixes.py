@@ -28,7 +28,7 @@ BY_ROW = frozenset({"parallelism.tp", "parallelism.cp", "parallelism.sp", "data.
 
 
 def fixes(found: Estimate) -> list[Fix]:
-    """The cheapest lists of changes that make a job fit, by step time; of a job that the search does not cover, single changes."""
+    """The cheapest lists of changes that make a job fit, by step time; single changes where the search does not cover it."""
     job = found.job
     try:
         searched = run(job, Asked((job.parallelism.devices,), (job.data.gbs,)))

@@ -49,9 +49,9 @@ def _alike(stages: Stages, kind: int) -> tuple[int, ...]:
 def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[Counted, ...]:
     """Of an interleaved stage with `behind` stages after it, the moments that no other one outweighs.
 
-    That is with at most as many of every sort of chunk, acting alike. The order is that of `schedule.orders`: warm-up, pairs of a
-    forward and a backward, and the rest of the backwards, over groups of micro-batches, chunk by chunk. `alike`: of each chunk the
-    first one like it.
+    That is with at most as many of every sort of chunk, acting alike. The order is that of `schedule.orders`: warm-up, pairs of
+    a forward and a backward, and the rest of the backwards, over groups of micro-batches, chunk by chunk. `alike`: of each chunk
+    the first one like it.
     """
     vpp = len(alike)
     table = [
