@@ -197,15 +197,6 @@ def _report(made: argparse.ArgumentParser) -> None:
     view_options.add_to_report(made)
 
 
-def _scale(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
-    made.add_argument("--best", action="store_true", help="search the best layout of each size")
-    made.add_argument(
-        "--devices", metavar="LOW:HIGH", help="with --best, the sizes; a range doubles (1 to 8 times own)"
-    )
-    made.add_argument("--json", action="store_true", help="rows in SI units")
-
-
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
@@ -295,7 +286,7 @@ _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
     "sensitivity": search_options.add_sensitivity,
-    "scale": _scale,
+    "scale": search_options.add_scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": _bench,

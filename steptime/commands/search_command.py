@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 AXES = {
-    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "sp", "zero_level")},
+    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level")},
     "microbatch_sz": "data.microbatch_sz",
 }
 """Axes by the names of their keys."""

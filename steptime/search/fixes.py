@@ -23,7 +23,7 @@ TRIES = 6
 """Layouts of one length that are estimated until one fits."""
 FREE = frozenset({"parallelism.dp", "parallelism.schedule", "parallelism.microbatch_group_sz", "data.gbs"})
 """Keys that follow from others."""
-BY_ROW = frozenset({"parallelism.tp", "parallelism.cp", "parallelism.sp", "data.microbatch_sz"})
+BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("tp", "cp", "sp", "ep", "etp"))})
 """Keys that differ from row to row of a block."""
 
 
@@ -80,5 +80,6 @@ def _lengths(searched: Search, at: int) -> Any:
     sp = (plan.software.layout.sp if p.sp is None else p.sp) & (axes.tp[row] > 1)
     changed = 1 * (axes.tp[row] != p.tp) + (axes.cp[row] != p.cp) + (axes.sp[row] != sp)
     changed = changed + (axes.microbatch_sz[row] != plan.data.microbatch_sz)
+    changed = changed + ((axes.ep[row] != p.ep) | (axes.etp[row] != p.etp)) * (plan.model.moe is not None)
     lists = [searched.fewest(block.changes(i, 0)).keys() - FREE - BY_ROW for i in range(len(block.choices))]
     return changed + np.array([len(keys) for keys in lists])[found.choice]
