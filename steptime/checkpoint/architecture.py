@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import experts, stacks
+from steptime.checkpoint import experts, kv_cache, layer_runs, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
@@ -84,8 +84,8 @@ def infer(
         return {}, []
     count = len(parts.main.layers)
     found.set("n_layers", count, f"{count} layers {parts.main.prefix}*")
-    experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
     _mlp(found)
+    regular = experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
     _norms(found, facts)
     _biases(found)
     _attention(found)
@@ -93,13 +93,18 @@ def infer(
     problems = _mismatches(found, configs)
     _stated(found, configs)
     _heads(found)
+    runs = layer_runs.infer(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
+    if runs and not found.get("layer_kinds") and not regular:
+        found.set("layers", runs, "layers whose shapes differ")
+    families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
+    kv_cache.record(found.get, found.last(*names.LATENT), parts.main.prefix, families, found.set)
     return found.fields, problems
 
 
 def _unstacked(shapes: dict[str, Shape], facts: list[dict[str, Any]]) -> dict[str, Shape]:
     """Megatron's distributed checkpoints keep equal layers as one tensor with the layers as its first dimension."""
-    counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name))
     stated = {fact["args"].get("num_layers") for fact in facts if isinstance(fact.get("args"), dict)}
+    counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name)) if stated else {}
     layers = next((count for count in counts if count in stated), None)
     if layers is None or layers > 10_000:
         return shapes
@@ -219,9 +224,9 @@ def _attention(f: Found) -> None:
 def _others(f: Found) -> None:
     """Layers that are no attention, and the parts beside the language model."""
     kinds: Counter[str] = Counter()
+    marks = [(kind, {tail for tail in f.tails if mark.search(tail)}) for kind, mark in KINDS]
     for tails in f.parts.main.layers.values():
-        kind = next((kind for kind, mark in KINDS if any(map(mark.search, tails))), "attention")
-        kinds[kind] += 1
+        kinds[next((kind for kind, own in marks if not own.isdisjoint(tails)), "attention")] += 1
     if set(kinds) - {"attention"}:
         f.set("layer_kinds", dict(kinds), "layers by what only they have")
     for part, about in f.parts.others.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from steptime.base.num import Num
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
@@ -42,7 +44,7 @@ class PartMemories:
         self._split: dict[Part, SplitMemory] = {}
         self._groups: dict[Runs, PartMemory] = {}
 
-    def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
+    def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
         n_params = sum([p.local(part.tp, part.experts) for p in own])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakScaling]:
     """The job's own batch over dp = 1, 2, 4 ... and its own dp, as long as every replica gets a micro-batch.
 
-    Efficiency is tokens per second and device against the smallest degree that can run.
+    Efficiency is tokens per second and device against the smallest degree that fits.
     """
     sequences = job.data.gbs // job.data.microbatch_sz
     degrees = {2**i for i in range(sequences.bit_length())} | {job.parallelism.dp}
@@ -32,36 +32,19 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
             found = estimate(job.replace(**{"parallelism.dp": dp}))
         except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centers)
             continue
-        base = base or found.devices * found.step_s
-        rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, base / (found.devices * found.step_s)))
+        cost = found.devices * found.step_s
+        base = base or (0.0 if found.memory.verdict == "does_not_fit" else cost)
+        efficiency = (base or cost) / cost
+        rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, efficiency, found.memory.verdict))
     return rows
 
 
-def unfit(job: Job, rows: list[WeakScaling], estimate: Callable[[Job], Estimate]) -> set[int]:
-    """The degrees of the rows whose devices cannot hold the job."""
-
-    def held(row: WeakScaling) -> bool:
-        other = job.replace(**{"parallelism.dp": row.dp, "data.gbs": row.gbs}) if row.dp != job.parallelism.dp else job
-        return estimate(other).memory.verdict != "does_not_fit"
-
-    return {row.dp for row in rows if not held(row)}
-
-
-def rebased(rows: list[WeakScaling], out: set[int]) -> list[WeakScaling]:
-    """Efficiencies against the first row that fits, by tokens per second and device."""
-    base = next((row for row in rows if row.dp not in out), None)
-    if base is None:
-        return rows
-    each = base.gbs / base.devices / base.step_s
-    return [row._replace(efficiency=row.gbs / row.devices / row.step_s / each) for row in rows]
-
-
-def weak_table(estimate: Estimate, rows: list[WeakScaling], out: set[int]) -> Table:
+def weak_table(estimate: Estimate) -> Table:
     """Fixed work per device: the batch grows with dp."""
-    return weak_scaling(rows, estimate.job.parallelism.dp, unfit=out)
+    return weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp)
 
 
-def strong_table(estimate: Estimate, rows: list[WeakScaling], out: set[int]) -> Table:
+def strong_table(estimate: Estimate, rows: list[WeakScaling]) -> Table:
     """Fixed batch: the work per device shrinks with dp."""
     title = f"strong scaling (the same batch of {estimate.job.data.gbs:,} sequences)"
-    return weak_scaling(rows, estimate.job.parallelism.dp, title, out)
+    return weak_scaling(rows, estimate.job.parallelism.dp, title)
