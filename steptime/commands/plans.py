@@ -25,6 +25,11 @@ def report(options: Namespace, out: Printer) -> int:
     from steptime.commands import view_options
     from steptime.search import lazy_fixes
 
+    if options.watch:
+        from steptime.commands.watch import watch
+
+        options.watch = False
+        return watch(options, out, report)
     view_options.check(options)
     lazy_fixes.attach()
     job, reading = _plan(options)
@@ -106,8 +111,16 @@ def scale(options: Namespace, out: Printer) -> int:
     from steptime.answer.result import estimate
     from steptime.report import scaling_tables
 
+    if options.plot is not None:
+        from steptime.report import plot_style
+
+        plot_style.check(options.plot)
     found = estimate(load(options.config, options.sets))
     weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
+    if options.plot is not None:
+        from steptime.report import plot_estimate
+
+        plot_estimate.draw_scaling(weak, strong, found.devices, options.plot)
     if options.json:
         out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
     else:
@@ -204,9 +217,9 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.select import select
 
     if options.plot is not None:
-        from steptime.report import plot
+        from steptime.report import plot_style
 
-        plot.check(options.plot)
+        plot_style.check(options.plot)
     rows = select(options.measurements, options.source, options.gpu, options.split)
     judged = judge_rows(rows, known_release=options.profile == "known")
     if options.measurements:

@@ -37,9 +37,9 @@ NOT_HERE = {"data.gbs": "--gbs", "hardware.node_type": "--machine", "devices": "
 def search(options: Namespace, out: Printer) -> int:
     """The tables, JSON or CSV of a search; 1 where nothing fits, 130 where it was interrupted."""
     if options.plot is not None:
-        from steptime.report import plot
+        from steptime.report import plot_style
 
-        plot.check(options.plot)
+        plot_style.check(options.plot)
     plan = plan_of(options.config, options.sets)
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
@@ -226,8 +226,8 @@ def scale_best(options: Namespace, out: Printer) -> int:
     """The best layout of every size for the plan's own batch; sizes that cannot hold it are marked. 1 where none can."""
     from steptime.report import scaling_best
 
-    if not options.best:
-        raise ConfigError("--devices goes with --best")
+    if not options.best or options.plot is not None:
+        raise ConfigError("--devices goes with --best" if not options.best else "--plot: not of --best")
     plan = plan_of(options.config, options.sets)
     problems: list[str] = []
     sizes = numbers("--devices", options.devices, problems)

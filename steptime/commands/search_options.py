@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.commands import view_options
 from steptime.commands.argument_types import count, words
 
 if TYPE_CHECKING:
@@ -19,12 +20,11 @@ def _config(made: argparse.ArgumentParser) -> None:
 
 def add_scale(made: argparse.ArgumentParser) -> None:
     """All that `3dtrn scale` takes."""
-    _config(made)
+    view_options.add_to_scale(made)
     made.add_argument("--best", action="store_true", help="search the best layout of each size")
     made.add_argument(
         "--devices", metavar="LOW:HIGH", help="with --best, the sizes; a range doubles (1 to 8 times own)"
     )
-    made.add_argument("--json", action="store_true", help="rows in SI units")
 
 
 def add_sensitivity(made: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ def sensitivity(options: Namespace, out: Printer) -> int:
     from steptime.search import sensitivity as found_by
 
     if options.plot is not None:
-        from steptime.report import plot
+        from steptime.report import plot_style
 
-        plot.check(options.plot)
+        plot_style.check(options.plot)
     found = found_by.sensitivity(load(options.config, options.sets))
     if options.json:
         out.json(found_by.document(found))

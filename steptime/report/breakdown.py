@@ -12,6 +12,7 @@ from steptime.report.format import (
     percent,
     unit_for,
 )
+from steptime.report.palette import time_color
 from steptime.report.table import Table
 from steptime.schedule import placement
 
@@ -53,7 +54,7 @@ def step_parts(estimate: Estimate) -> Table:
     header = ["", unit.name, "share", "hidden", " " * _BAR]
     if not any(hidden.values()):
         rows, header = [row[:3] + row[4:] for row in rows], header[:3] + header[4:]
-    return Table("step time breakdown", header, rows)
+    return Table("step time breakdown", header, rows, bar_colors=[time_color(name) for name in names])
 
 
 PARTS = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from steptime.base.config import ConfigError
 from steptime.report.breakdown import part_name
 from steptime.report.format import percent, seconds
 from steptime.report.headline import headline
+from steptime.report.plot_style import picture
 from steptime.report.table import Table
 
 if TYPE_CHECKING:
@@ -42,17 +41,8 @@ def draw(found: Sensitivity, path: str) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     gains = found.gains[::-1]
-    figure, axes = plt.subplots(figsize=(7.0, 0.5 + 0.4 * len(gains)), layout="constrained")
-    axes.barh([gain.name for gain in gains], [-100.0 * gain.change for gain in gains], color="#0072B2")
-    axes.set_xlabel("% of the step saved by 10 % more")
-    try:
-        figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: cannot be written ({os.strerror(error.errno or 0)})") from None
-    plt.close(figure)
+    with picture(path, 7.0, 0.5 + 0.4 * len(gains)) as figure:
+        axes = figure.subplots()
+        axes.barh([gain.name for gain in gains], [-100.0 * gain.change for gain in gains], color="#0072B2")
+        axes.set_xlabel("% of the step saved by 10 % more")
