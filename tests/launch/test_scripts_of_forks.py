@@ -100,8 +100,10 @@ def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
         RUN
         + flags
         + (
-            " --deepspeed --deepspeed_config ds.json --zero-stage 0 --checkpoint-activations --deepspeed-activation-checkpointing "
-            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --position-embedding-type alibi --no-pipeline-parallel "
+            " --deepspeed --deepspeed_config ds.json --zero-stage 0 --checkpoint-activations "
+            "--deepspeed-activation-checkpointing "
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --position-embedding-type alibi "
+            "--no-pipeline-parallel "
             "--pp-partition-method 'type:transformer|embedding' --num-key-value-heads 4 --pad-vocab-size-to 2048 --num-experts 1"
         )
     )
@@ -134,10 +136,14 @@ def test_a_switch_may_say_true_or_false(tmp_path):
 
 
 def test_all_unset_variables_are_one_line(tmp_path):
-    text = RUN + FLAGS + " --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --optimizer sgd"
+    text = (
+        RUN
+        + FLAGS
+        + " --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --cpu-offloading-num-layers 3"
+    )
     assert problems(tmp_path, text) == [
         "line 1: $TP, $PP have no value; write TP=... PP=... before the command",
-        "--optimizer sgd: another optimizer than Adam: its two moments are counted; not modeled; --allow-unmodelled ignores it",
+        "--cpu-offloading-num-layers 3: activation offloading; not modeled; --allow-unmodelled ignores it",
     ]
 
 
@@ -171,7 +177,7 @@ def test_a_vocabulary_is_counted_where_its_file_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "release"),
-    [(["num_layers", "model_parallel_size", "batch_size"], "2.0"), (["img_dim"], "2.5 to 2.6"),
+    [(["num_layers", "faiss_use_gpu"], "2.0"), (["img_dim"], "2.5 to 2.6"),
      (["langrl_inference_server_type"], "core 0.15 to core 0.16"), (["lion_beta1"], "core 0.17 to core 0.19"), (["own"], "")],
 )  # fmt: skip
 def test_the_releases_that_have_the_flags(arguments, release):
