@@ -197,11 +197,6 @@ def _init(made: argparse.ArgumentParser) -> None:
     _plan_options(made)
 
 
-def _scale(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
-    made.add_argument("--json", action="store_true", help="rows in SI units")
-
-
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "config",
@@ -257,7 +252,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
-    "scale": _scale,
+    "scale": view_options.add_to_scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": bench_options.add,
