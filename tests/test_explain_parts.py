@@ -1,4 +1,4 @@
-"""`3dtrn explain` of the parts of a step and of a stage's memory: each number from its formula by hand, sums as the step has them."""
+"""`3dtrn explain` of parts of a step and of a stage's memory: numbers from their formula by hand, sums as the step has them."""
 
 from __future__ import annotations
 
