@@ -244,3 +244,13 @@ def test_a_frame_of_the_parts(monkeypatch):
     answer = steptime.estimate(load())
     assert sum(row["seconds"] for row in answer.to_frame()) == pytest.approx(answer.step_s)
     assert [row["stage"] for row in answer.to_frame("stages")] == [0, 1, 2, 3]
+
+
+def test_an_attention_kernel_that_a_gpu_has_not_is_told():
+    """V100 has compute capability 7.0, FlashAttention asks for 8.0; fp8 has no rate on A100."""
+    plan = {"hardware": "dgx-1v", "performance": {"precision": "fp16"}}
+    notes = steptime.estimate(load(**plan)).assumptions
+    assert any("FlashAttention has no kernel for v100-sxm2-32" in line for line in notes)
+    plan["performance"] = {"precision": "fp16", "attention_impl": "unfused"}
+    assert not any("FlashAttention" in line for line in steptime.estimate(load(**plan)).assumptions)
+    assert any("does not support fp8" in line for line in problems(hardware="a100", performance={"precision": "fp8"}))

@@ -8,6 +8,8 @@ from steptime.software.efficiency import compute_factor, sustained_share
 from steptime.software.performance import Options, load_software
 from steptime.software.precision import RECIPES, rate_of
 
+FLASH_CAPABILITY = 8.0
+"""What FlashAttention-2 needs (Dao-AILab/flash-attention README: Ampere or newer)."""
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
 
 
@@ -170,6 +172,12 @@ def notes(job: Job) -> list[str]:
         lines.append(f"note: {devices} of the {node} devices of a {job.machine.name} node are used")
     elif devices % node:
         lines.append(f"note: {devices} devices on nodes of {node}: the last node is partly used")
+    capability = job.machine.accelerator.compute_capability
+    if job.software.kernels.attention_impl == "flash" and capability is not None and capability < FLASH_CAPABILITY:
+        lines.append(
+            f"note: FlashAttention has no kernel for {job.machine.accelerator.name} (compute capability {capability:g}, it needs "
+            f"{FLASH_CAPABILITY:g}); set performance.attention_impl to unfused"
+        )
     inner = job.machine.tiers[0]
     if job.parallelism.tp > inner.size:
         lines.append(
