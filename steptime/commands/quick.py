@@ -98,9 +98,11 @@ def _built(plan: dict[str, Any], tp: int, pp: int, checkpointing: str, changes: 
     }
     if checkpointing != "none":
         said["performance"] = {"activation_checkpointing_type": checkpointing}
+    job = Job.load(json.dumps(said), changes)
+    p, data = job.parallelism, job.data
     note = (
-        f"defaults without a plan: {plan['devices']:,} devices of {plan['machine']}, tp {tp}, pp {pp}, recomputation "
-        f"{checkpointing} (least split layout that fits), {plan['seqlen']:,} tokens per sequence, gbs {gbs:,} "
-        f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch 1; change them with --set"
+        f"defaults without a plan, unless set: {p.devices:,} devices of {job.machine.name}, tp {p.tp}, pp {p.pp}, recomputation "
+        f"{checkpointing} (least split layout that fits), {data.seqlen:,} tokens per sequence, gbs {data.gbs:,} "
+        f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch {data.microbatch_sz}; change them with --set"
     )
-    return Job.load(json.dumps(said | {"notes": [note]}), changes)
+    return job.replace(notes=[*job.notes, note])
