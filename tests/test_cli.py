@@ -82,14 +82,15 @@ KEYS = {
     "memory": "stages peak_allocated_bytes peak_reserved_bytes peak_reserved_bytes_p10 peak_reserved_bytes_p90 overhead_bytes "
     "capacity_bytes verdict fits worst_stage fixes",
     "memory.stages": "stage params_bytes gradients_bytes optimizer_bytes activations_bytes transient_bytes allocated_bytes "
-    "reserved_bytes peak_op",
+    "reserved_bytes peak_op "
+    "buffers_bytes persisting_bytes first_peak_bytes",
     "memory.overhead_bytes": "context communicators",
     "gemms": "name stage pass count_per_step m n k flops compute_s input_bytes weight_bytes output_bytes bandwidth_s time_s",
     "collectives": "name kind axis ranks tier bytes count_per_step latency_s bandwidth_s time_s exposed_s",
     "pipeline": "schedule stages microbatches bubble_s bubble_fraction in_flight",
     "time": "step_s step_s_p10 step_s_p90 parts_s basis",
     "time.basis": "nearest n extrapolation evidence",
-    "time.basis.nearest": "id distance measured_over_predicted",
+    "time.basis.nearest": "id distance measured_over_predicted differs",
     "throughput": "tokens_per_s tokens_per_s_per_device model_tflops_per_device mfu mfu_full_attention hfu peak_flops_used "
     "peak_dtype",
     "weak_scaling": "dp devices gbs step_s efficiency verdict",
