@@ -34,7 +34,7 @@ class _Header(list[tuple[str, Any]]):
 _SPACE = re.compile(r"[ \t\n\r]*")
 _ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other spelling goes through the JSON parser
     r'[ \n]*"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[((?:\d{1,18}(?:, ?\d{1,18})*)?)\], ?'
-    r'"data_offsets": ?\[(\d{1,18}), ?(\d{1,18})\]\}'
+    r'"data_offsets": ?\[(\d{1,18}), ?(\d{1,18})\]\}([,}])'
 )
 
 
@@ -104,13 +104,13 @@ def _scanned(text: str) -> Iterator[_Entry]:
     while mark != "}":
         match = _ENTRY.match(text, at)
         if match is not None:
-            name, code, dims, start, end = match.groups()
+            name, code, dims, start, end, mark = match.groups()
             if dims not in shapes:
                 shapes[dims] = tuple(map(int, dims.split(","))) if dims else ()
             at = match.end()
             yield name, code, shapes[dims], (int(start), int(end)), None
-        else:
-            at = yield from _decoded(text, _after_space(text, at), decode)
+            continue
+        at = yield from _decoded(text, _after_space(text, at), decode)
         at = _after_space(text, at)
         mark = text[at : at + 1]
         if mark not in (",", "}"):
