@@ -46,7 +46,8 @@ def read(source: Source) -> Contents:
     seen: set[str] = set()
     for name, code, shape, offsets, entry in _entries(raw, source.name):
         if name == "__metadata__":
-            contents.facts["metadata"] = _metadata(contents, entry)
+            empty = entry is None and code is None  # null, as MLX writes and the library reads it
+            contents.facts["metadata"] = {} if empty else _metadata(contents, entry)
             continue
         if name in seen:
             contents.problem("DUPLICATE_KEY", f"tensor {name} is described twice; a loader keeps the last", name)
