@@ -9,7 +9,7 @@ from math import exp, isinf
 from typing import Any, ClassVar
 
 from steptime.answer import fixes, tables, weak_scaling
-from steptime.answer.assumptions import assumptions
+from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
 from steptime.answer.verdict import stage_memory
@@ -30,7 +30,7 @@ from steptime.base.rows import (
 )
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.timing.step_parts import hardware_flops, pipeline, step_parts
+from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
 from steptime.timing.step_time import StepTime, step_time
 
 
@@ -67,7 +67,7 @@ class Estimate:
     @cached_property
     def assumptions(self) -> list[str]:
         """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
-        return assumptions(self.job)
+        return [*host_bound(host_seconds(self.timing), self.step_s, self.job.software), *assumptions(self.job)]
 
     @cached_property
     def params(self) -> Params:
