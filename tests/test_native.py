@@ -179,15 +179,9 @@ def test_a_high_precision_weight_gradient_runs_at_the_rate_of_bf16():
     assert times[1]["dgrad"] < times[0]["dgrad"]
 
 
-@pytest.mark.parametrize(
-    ("budget", "dropped"),
-    [(1.0, 0), (0.95, HIDDEN), (0.9, 2 * HIDDEN), (0.8, INTER)],
-)
-def test_a_memory_budget_drops_the_fewest_element_wise_outputs_that_suffice(budget, dropped):
-    """A block saves n1, q, v and o, x2 and n2 of 4,096, k and v of 1,024, gate, up and product of 14,336: 65,536 a token.
-
-    5 % of these are 3,277: one norm's output of 4,096 goes. 10 %, 6,554: both. 20 %, 13,107: the product, 14,336.
-    """
+@pytest.mark.parametrize(("budget", "dropped"), [(1.0, 0), (0.95, 2 * HIDDEN + INTER), (0.7, 2 * HIDDEN + INTER)])
+def test_a_memory_budget_drops_what_is_element_wise(budget, dropped):
+    """Both norms' outputs and the product of the activation; sums of rows stay, and so does what products and attention made."""
     found = llama(compile="all", recompute={"granularity": "selective", "memory_budget": budget})
     whole = llama(compile="all")
     saved = whole.memory.stages[0].activations_bytes - found.memory.stages[0].activations_bytes

@@ -152,9 +152,9 @@ COMPILED_HOST = 0.47
 """Host time of a launch from compiled code over that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at 128
 tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
 DTENSOR_HOST = 2.5
-"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us (pytorch/pytorch
-pull requests 160580, 166371), of which a launch of a block has a few. 5 would make steps of Llama-3 8B under TP2 host-bound that
-were not (torchtitan rows marked fit)."""
+"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us
+(pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that were not (torchtitan,
+rows marked fit)."""
 
 
 def launch_host_s(software: Software, tp: Num) -> Num:

@@ -226,7 +226,7 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"activation_checkpointing_type": "full"}
     if framework.base in EAGER_TORCH and (per_op := recomputed_per_op(said)):
         return per_op
-    if said == "selective" and framework.base.startswith("megatron"):
+    if said in SELECTIVE and framework.base.startswith("megatron"):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
         chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
@@ -259,7 +259,7 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["attention_impl"] = "unfused"
     elif "flash_attentionv1" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
-    elif "flash_attention" in notes or "flashattention" in notes:
+    elif "flash_attention" in notes or "flashattention" in notes or "flash attention 2" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
     elif "flash attention" in row.text("framework").lower():
         section["attention_impl"] = "flash"
@@ -274,8 +274,11 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     return section
 
 
+SELECTIVE = {"selective", "selective (recompute-activations)", "selective (core attention)"}
+"""Megatron's core attention."""
 _NO_DP_OVERLAP = re.compile(
-    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
+    r"no --overlap-grad-reduce|no overlap flags|no compute/communication overlap|all-reduce not overlapped|"
+    r"reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
 )
 
 
