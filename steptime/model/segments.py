@@ -95,7 +95,7 @@ def within_budget(ops: list[Op], budget: float) -> list[Segment]:
     """What torch.compile recomputes of a block to save less than it would: every element-wise output, however little is asked.
 
     The partitioner first lifts its bans on recomputing them and keeps that answer where it is within the budget
-    (torch/_functorch/partitioners.py, choose_saved_values_set); with 0.95 and with 0.8 a step takes the same memory (torchtitan on
+    (torch/_functorch/partitioners.py, choose_saved_values_set); with 0.95 and 0.8 a step takes the same memory (torchtitan on
     8 x B200, 146.2 GiB).
     """
     if budget >= 1.0:
