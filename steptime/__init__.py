@@ -1,8 +1,8 @@
 """steptime: how long a transformer training step takes, and whether it fits.
 
-    from steptime import Job, estimate
+    from steptime import estimate
 
-    estimate(Job.load("plan.yaml"))
+    estimate("plan.yaml")
 
 The public names are imported when they are first used (PEP 562), so `import steptime` costs next to nothing.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate, estimate
+    from steptime.base.config import ConfigError
     from steptime.checkpoint import Summary, summarize_checkpoint
     from steptime.hardware.machine import Machine
     from steptime.job.job import Job
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConfigError",
     "Data",
     "Estimate",
     "Job",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ConfigError": "steptime.base.config",
     "Data": "steptime.job.sections",
     "Estimate": "steptime.report.notebook",
     "Job": "steptime.job.job",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, maximum, where
 from steptime.cost.rates import Rates
-from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.ops import Attention, Gemm, Move, Op, Scan
 from steptime.software.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
@@ -35,6 +35,11 @@ HEAD_64 = 0.87
 ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
+SCAN_KERNELS = 6.0
+"""The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (mamba_ssm/ops/triton/ssd_combined.py)."""
+SCAN_BACKWARD = 2.8
+"""Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
+3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
 FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
 """Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 
@@ -137,6 +142,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
+    if isinstance(op, Scan):
+        return scan_pass(op, r, 1.0)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -153,6 +160,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share * FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
+    if isinstance(op, Scan):
+        return scan_pass(op, r, SCAN_BACKWARD), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -160,6 +169,14 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
             moved = read + total(sizes[name] for name in op.inputs) + param_bytes(op)
         return move_pass(moved, op.kernels, r), NOTHING
     return NOTHING, NOTHING
+
+
+def scan_pass(op: Scan, r: Rates, times: float) -> Pass:
+    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward."""
+    flops, bytes_ = times * op.flops, times * op.forward_bytes
+    compute, bandwidth = flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
+    kernels = SCAN_KERNELS * times
+    return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:

@@ -23,6 +23,10 @@ FLEX_ON_BLACKWELL = 1.5
 """The same of FlexAttention where FlashAttention-2 leaves Blackwell's own instructions unused: 14B steps at 512 and at 2,048
 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
 
+SCAN_SHARE = 0.132
+"""Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
+H800, 1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -52,6 +56,8 @@ class Rates:
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantized operands."""
+    scan_flops: float = 0.0
+    """Rate of the matrix products inside a state-space scan."""
     attention_ramp_tokens: float = 450.0
     gemm_overhead_k: float | None = None
 
@@ -97,6 +103,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
+        scan_flops=peak * SCAN_SHARE,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )

@@ -133,6 +133,8 @@ class Candidates:
         p = self.parallelism
         kv = {layer.model.n_kv_heads for layer, _ in layers(self.job.model)}
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
+        if self.job.model.mamba is not None:
+            ones.append(1.0 * (self.data.microbatch_sz == 1))  # a scan puts several sequences in another order
         return [1.0 * p.ep, 1.0 * p.etp, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
 
     def _structure(self) -> list[Num]:

@@ -51,10 +51,17 @@ class Facts(NamedTuple):
     padded: bool
     """They take as many always."""
     dispatcher: str
-    expert_layers_listed: bool
-    """model.layers lists layers with experts."""
+    kinds: frozenset[str]
+    """Kinds of layer that model.layers or model.hybrid_pattern lists."""
     layers_listed: int | None
-    """How many layers model.layers lists."""
+    """How many layers they list."""
+    listed_by: str
+    """Which of the two does."""
+    patterned: bool
+    """There is a hybrid pattern."""
+    mamba_heads: int
+    """Heads of the Mamba layers; 0 without such."""
+    mamba_groups: int
     attention: str
     attention_impl: str
     compiled: str

@@ -163,7 +163,8 @@ NOT_MODELLED = {
         f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
         for word in ("dualpipe", "zb-h2", "v-half", "v-min")
     },
-    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
+    **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
+    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("linear", "dsa")},
     **{
         f"performance.{key}": "not modeled yet; remove it"
         for key in (

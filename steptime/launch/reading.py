@@ -17,6 +17,9 @@ OTHER_MODEL = "another kind of model"
 """In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
 
 
+_ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")
+
+
 class LaunchFlag(NamedTuple):
     """One flag or key of the framework, and what became of it."""
 
@@ -65,7 +68,7 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
 
 def is_other_model(flag: LaunchFlag) -> bool:
     """Whether a flag is refused for the kind of model that it names, whatever else there is."""
-    return flag.status == "unmodelled" and (OTHER_MODEL in flag.note or "mixture of experts" in flag.note)
+    return flag.status == "unmodelled" and any(words in flag.note for words in _ALONE)
 
 
 def told(flag: LaunchFlag) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor, tensor_bytes
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Scan, Tensor, tensor_bytes
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
@@ -114,7 +114,7 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
 
 def forward_temp(op: Op) -> Num:
     """Bytes that live only while an op runs forward."""
-    return op.forward_temp_bytes if isinstance(op, (Move, Attention)) else 0.0
+    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan)) else 0.0
 
 
 class BackwardWalk:
@@ -212,7 +212,7 @@ class BackwardWalk:
             self.ledger.bytes = self.ledger.bytes + self.weight_grad(op)
         else:
             extra = extra + self.weight_grad(op)
-        if isinstance(op, (Move, Attention)):
+        if isinstance(op, (Move, Attention, Scan)):
             extra = extra + op.backward_temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:

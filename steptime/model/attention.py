@@ -28,8 +28,8 @@ def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
     return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
 
 
-def attention_ops(model: Model, shard: Shard) -> list[Op]:
-    """The attention half of a block, from "x" to "x2"."""
+def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
+    """The attention half of a block, from "x" to `out`."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n1, rows * hidden, shard)
@@ -53,7 +53,7 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
     project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    last = residual("attn.residual", "x", branch, "x2", rows * hidden, shard)
+    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
     return [*ops, *core, *quantised, project, *left, *dropped, last]
 
 

@@ -26,14 +26,14 @@ class Words(NamedTuple):
 MLP = Words("mlp", "mlp", "act")
 
 
-def mlp_ops(model: Model, shard: Shard) -> list[Op]:
-    """The MLP half of a block, from "x2" to "y"."""
+def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
+    """The MLP half of a block, from `x` to "y"."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
-    normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
+    normed, n2 = norm("mlp.norm", x, rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
     inner, branch = feed_forward(model, shard, operand, MLP)
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
-    last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
+    last = residual("mlp.residual", x, branch, "y", rows * hidden, shard)
     return [*normed, *inner, *dropped, last]
 
 

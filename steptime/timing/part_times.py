@@ -27,6 +27,9 @@ COMPILED_GAP = 0.5
 """What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
 Llama block, forward and backward, some 30 remain)."""
 
+HALVES = frozenset({"mamba", "attention", "mlp", "experts"})
+"""Kinds of layer with one norm and one residual, which launch half of the kernels of a layer with two (assumed)."""
+
 
 class Pricing(NamedTuple):
     """What the kernels and collectives of a job are priced with."""
@@ -118,7 +121,7 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
         segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s)
+        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s * (0.5 if part.kind in HALVES else 1.0))
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
