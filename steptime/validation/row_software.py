@@ -9,7 +9,7 @@ from steptime.software.performance import EAGER_TORCH, load_software, software_n
 from steptime.software.profiles import profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.recipes import recipe_of
+from steptime.validation.recipes import of_scripts, recipe_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -148,7 +148,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
-    return section
+    return section | of_scripts(row.group, assumed)
 
 
 def _before_flash(row: MeasuredRow) -> bool:
