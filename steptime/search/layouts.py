@@ -5,7 +5,7 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any, NamedTuple
@@ -107,22 +107,9 @@ class Pipelines:
     margin: float
 
     def rows(self, which: Any) -> Rows:
-        """The rows of a pipeline, those with sequence parallelism after those without."""
-        import numpy as np
-
-        places: list[Any] = []
-        said_sp: list[Any] = []
-        for said in (False, True):
-            runs = np.zeros(len(which), dtype=bool)
-            for choice, legal in self.grid.legal.items():
-                if choice.sp == said and choice.zero_level in self.zeros:
-                    runs |= legal[which]
-            places.append(which[runs])
-            said_sp.append(np.full(int(runs.sum()), said))
-        at, sp = np.concatenate(places), np.concatenate(said_sp)
-        key = {name: self.grid.columns[name][at] for name in PartKey._fields[1:]}
-        part = self.chunks.parts.find(sp, *key.values())
-        return Rows(sp=sp, **key, dp=self.grid.columns["dp"][at], at=at, part=part)
+        """The rows of a pipeline with their parts."""
+        rows = rows_of(self.grid, list(self.zeros), which)
+        return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
 
     def blocks(
         self, stages: Stages, split: Split, which: Any, choices: tuple[Recompute, ...], share: Share | None
@@ -234,3 +221,21 @@ def spreads_of(rows: Rows) -> tuple[list[Spread], Any]:
 
     _, first, at = np.unique(code(0, rows.tp, rows.ep, rows.etp), return_index=True, return_inverse=True)
     return [Spread(int(rows.tp[i]), int(rows.ep[i]), int(rows.etp[i])) for i in first], at
+
+
+def rows_of(grid: Grid, zeros: Sequence[int], which: Any) -> Rows:
+    """The rows of a pipeline that can run under any of some ZeRO levels, those with sequence parallelism after those without."""
+    import numpy as np
+
+    places: list[Any] = []
+    said_sp: list[Any] = []
+    for said in (False, True):
+        runs = np.zeros(len(which), dtype=bool)
+        for choice, legal in grid.legal.items():
+            if choice.sp == said and choice.zero_level in zeros:
+                runs |= legal[which]
+        places.append(which[runs])
+        said_sp.append(np.full(int(runs.sum()), said))
+    at, sp = np.concatenate(places), np.concatenate(said_sp)
+    key = {name: grid.columns[name][at] for name in PartKey._fields[1:]}
+    return Rows(sp=sp, **key, dp=grid.columns["dp"][at], at=at, part=at)
