@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.answer.verdict import update_bytes
+from steptime.base.num import Num, maximum, minimum
 from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
+from steptime.memory.buffers import workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.states import States
 from steptime.search import held, seconds
 from steptime.search.parts import PartKey, code
 from steptime.search.pipeline import Chunks, Flavor, Stages
@@ -42,6 +45,17 @@ class Rows(NamedTuple):
     """Row of the grid."""
     part: Any
     """Row of the parts."""
+
+
+class Buffers(NamedTuple):
+    """What the allocator holds of a stage beside states and activations [B]."""
+
+    staying: Num
+    """At the peak, and between steps."""
+    moving: Num
+    """At the peak alone."""
+    between: Num
+    """Between micro-batches alone."""
 
 
 class Block(NamedTuple):
@@ -197,17 +211,40 @@ class Pipelines:
 
     def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
-        buffer = self.chunks.parts.whole.buffer_bytes[rows.part]
         allocated: Num = 0.0
         reserved: Num = 0.0
         for kind, peak in enumerate(peaks):
-            states = ends.states[kind]
-            fixed = (states.params_bytes + states.gradients_bytes + states.optimizer_bytes)[at]
-            stays = self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0
-            moving = peak.saved + (peak.transient + (buffer + ends.dummy_bytes[kind][at] + stays))
+            all_of = ends.states[kind]
+            states = States(all_of.params_bytes[at], all_of.gradients_bytes[at], all_of.optimizer_bytes[at], [])
+            kept = ends.dummy_bytes[kind][at] + ends.rest_bytes[kind][at]
+            buffers = self.buffers(stages, kind, rows, kept)
+            fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
+            fixed = fixed + (buffers.staying + buffers.moving)
+            updating = update_bytes(self.job, states) + buffers.between - buffers.moving
+            moving = maximum(peak.saved + peak.transient, updating)
             allocated = maximum(allocated, fixed + moving)
             reserved = maximum(reserved, reserved_bytes(fixed, moving))
         return allocated, reserved
+
+    def buffers(self, stages: Stages, kind: int, rows: Rows, kept: Num) -> Buffers:
+        """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
+        software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
+        chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
+        staying = sum(item.bytes for item in workspaces(software)) + kept + whole.buffer_bytes[rows.part]
+        staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
+        moving: Num = 0.0
+        between: Num = 0.0
+        inputs = sum(not chunk.embedding for chunk in chunks)
+        if stages.pp > 1 and software.buffers.stage_inputs_stay:
+            moving = moving + (0.0 if inputs == 0 else 3.0 if stages.vpp > 1 else 2.0) * one
+            between = between + 2.0 * inputs * one
+        if stages.pp > 1 and software.buffers.deferred_head_wgrads and any(chunk.head for chunk in chunks):
+            waiting = self.grid.gbs // (rows.dp * rows.microbatch_sz) - 1.0
+            waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, waiting)
+            moving = moving + waiting * (whole.logits_bytes[rows.part] + one)
+        if software.buffers.attention_mask:
+            moving = moving + 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp) * float(data.seqlen)
+        return Buffers(staying, moving, between)
 
     def stays(self, stages: Stages, kind: int) -> Num:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
