@@ -152,7 +152,8 @@ def around(
         sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
         states, side = sketches.states(sketch, spread, stages), sketches.side(sketch, spread, stages, priced)
         update = optimizer_s(sketch, priced.context.rates.bytes_per_s)
-        rests = [block_rest_bytes(sketch, chunks) for chunks in sketch.stages]
+        held = zip(sketch.stages, states, strict=True)
+        rests = [block_rest_bytes(sketch, chunks, state.buckets) for chunks, state in held]
         rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s), rests))
     columns = {name: np.array([float(getattr(spread, name)) for spread in spreads]) for name in Spread._fields}
     view = Candidates(job, **columns, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * columns["tp"])).as_job
