@@ -132,7 +132,8 @@ def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
         "  precision: bf16}\n"
         "model: {mcore_gpt: true, megatron_amp_O2: true, num_layers: 8, hidden_size: 1024, num_attention_heads: 16,\n"
         "  encoder_seq_length: 512, max_position_embeddings: 512, tensor_model_parallel_size: '${oc.decode:${oc.env:TP,1}}',\n"
-        "  micro_batch_size: '${oc.decode:${oc.env:MBS,1}}', global_batch_size: '${multiply:${.micro_batch_size},${oc.env:N,8}}',\n"
+        "  micro_batch_size: '${oc.decode:${oc.env:MBS,1}}',\n"
+        "  global_batch_size: '${multiply:${.micro_batch_size},${oc.env:N,8}}',\n"
         "  optim: {name: distributed_fused_adam}}\n"
     )
     sets = H100 | {"model.vocab_sz": 1000}
