@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
@@ -69,6 +69,20 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
 def is_other_model(flag: LaunchFlag) -> bool:
     """Whether a flag is refused for the kind of model that it names, whatever else there is."""
     return flag.status == "unmodelled" and any(words in flag.note for words in _ALONE)
+
+
+def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
+    """A line for each flag that two jobs do not share and that neither's plan has: what they cost is in no figure."""
+    said = [
+        {f.name: f.value for f in reading.flags if f.status in {"unmodelled", "approximated"}} for reading in readings
+    ]
+    lines = []
+    for name in dict.fromkeys([*said[0], *said[1]]):
+        values = [flags.get(name, "unset") for flags in said]
+        if values[0] != values[1]:
+            pair = ", ".join(f"{label} {value}" for label, value in zip(labels, values, strict=True))
+            lines.append(f"in neither plan, and different: {name} ({pair})")
+    return lines
 
 
 def told(flag: LaunchFlag) -> str:

@@ -121,7 +121,10 @@ class _Plan:
         self.figures: dict[str, str] = {}
         """@figure -> the key that says it."""
         for key, rule in keys.table.rules.items():
-            if rule.status != "used" or keys.get(key) is None:
+            unsaid = (
+                key not in keys.values and rule.beside and keys.get(rule.beside) is None
+            )  # a default of its own kind of file
+            if rule.status != "used" or keys.get(key) is None or unsaid:
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key

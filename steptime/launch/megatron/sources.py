@@ -15,6 +15,7 @@ from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
+from steptime.launch.megatron.environment import put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
@@ -68,9 +69,21 @@ def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
         raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
+def _last_of_each(text: str) -> str:
+    """A mapping of flags in which each is said once: Megatron-LM's own loader takes the last of several."""
+    lines = text.splitlines()
+    flags = {found[0]: i for i, line in enumerate(lines) if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line))}
+    kept = (
+        i
+        for i, line in enumerate(lines)
+        if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line)) is None or flags[found[0]] == i
+    )
+    return "\n".join(lines[i] for i in kept)
+
+
 def _yaml_words(text: str, path: str) -> list[Word]:
     """The flags of a `MODEL_ARGS` mapping; true is a switch, false or null is not given."""
-    given = parse(text, path)
+    given = parse(_last_of_each(text), path)
     given = given.get("MODEL_ARGS") if isinstance(given, dict) else None
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: MODEL_ARGS: expected a mapping of flags")
@@ -120,7 +133,7 @@ def _from_words(
     put_deepspeed_config(keys, beside)
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
-    return reading if script is None else _on_machine(reading, script)
+    return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
 
 
 def _by_name(keys: JobKeys) -> bool:
@@ -161,6 +174,8 @@ def _from_outside(environment: dict[str, str]) -> str:
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
     """The reading with the machine that the script's headers name, where one is shipped under that name."""
+    if not script.gpu:
+        return reading
     try:
         machine = Machine.load(script.gpu.lower())
     except ConfigError:
@@ -177,6 +192,9 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+    elif "attention_backend" not in keys.values:
+        put_backend(keys, values)
+    put_tokenizer(keys, script.program)
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue
