@@ -58,16 +58,12 @@ def outputs(notebook):
 
 def test_every_cell_says_something(executed):
     cells = [cell for cell in executed.cells if cell.cell_type == "code"]
-    assert len(cells) >= 5
+    assert len(cells) >= 4
     assert all(cell.outputs for cell in cells)
 
 
-def test_shows_the_estimate_as_tables(executed):
-    found = [
-        out.data["text/html"]
-        for cell in executed.cells
-        for out in cell.get("outputs", [])
-        if "text/html" in out.get("data", {})
-    ]
-    assert found or "why_slow" in str(executed.cells[0].id)
+def test_shows_the_estimate_as_tables(path, executed):
+    outputs_ = [out for cell in executed.cells for out in cell.get("outputs", [])]
+    found = [out.data["text/html"] for out in outputs_ if "text/html" in out.get("data", {})]
+    assert found or path.stem == "why_slow"
     assert all(html.count("<table>") >= 5 for html in found)

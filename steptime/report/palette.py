@@ -28,6 +28,7 @@ MEMORY = {
     "gradients_bytes": "#7cc4ee",
     "optimizer_bytes": "#5c6470",
     "activations_bytes": "#e08a3c",
+    "buffers_bytes": "#f3e2b3",
     "transient_bytes": "#b15928",
     "fragmentation": "#d5d8dc",
     "overhead": "#6a3d9a",
