@@ -25,9 +25,15 @@ def linear_flops_per_token(assembly: Assembly) -> float:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 4 n_q d s per layer."""
-    heads = sum(count * part.model.n_q_heads * part.model.head_dim for part, count in assembly.runs)
-    return 4.0 * heads * assembly.job.data.seqlen
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer.
+
+    Of a layer with a window so much of it that half is what the causal mask and the window leave.
+    """
+    seqlen, total = assembly.job.data.seqlen, 0.0
+    for part, count in assembly.runs:
+        share, _ = part.model.attention.shares(float(seqlen))
+        total += 2.0 * count * part.model.n_q_heads * sum(part.model.head_widths) * seqlen * (2.0 * share)
+    return total
 
 
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:

@@ -59,7 +59,20 @@ def model(c):
         norm_bias=c.get("norm", "RMSNorm") == "LayerNorm",
         qk_norm=c.get("qk_norm", False),
         moe=experts(c["moe"]) if "moe" in c else None,
+        attention=latent(c["mla"]) if "mla" in c else {},
     )
+
+
+def latent(said):
+    """Megatron's keys of latent attention in ours."""
+    names = {
+        "q_lora_rank": "q_lora_rank",
+        "kv_lora_rank": "kv_lora_rank",
+        "qk_nope_head_dim": "qk_head_dim",
+        "qk_rope_head_dim": "qk_pos_emb_head_dim",
+        "v_head_dim": "v_head_dim",
+    }
+    return {"kind": "mla"} | {ours: said[theirs] for ours, theirs in names.items()}
 
 
 def experts(said):

@@ -58,11 +58,13 @@ def start(tp, pp, dp, rank, ep, etp):
 
 def config_of(c, world):
     """A TransformerConfig from a flat description."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+    latent = c.get("mla", {})
+    kind = MLATransformerConfig if latent else TransformerConfig
     dtype, glu = DTYPES[c.get("dtype", "bf16")], c.get("glu", True)
     recompute = {f"recompute_{k}": v for k, v in c.get("recompute", {}).items()}
-    return TransformerConfig(
+    return kind(
         num_layers=c["layers"],
         hidden_size=c["h"],
         num_attention_heads=c["nq"],
@@ -91,6 +93,7 @@ def config_of(c, world):
         cross_entropy_loss_fusion=c.get("fused_loss", False),
         **recompute,
         **expert_config(c, world),
+        **latent,
     )
 
 
@@ -115,7 +118,7 @@ def model_of(c, world):
         transformer_layer_spec=layers_of(c, config),
         vocab_size=c["vocab"],
         max_sequence_length=c["s"],
-        position_embedding_type="learned_absolute" if c.get("learned_positions") else "rope",
+        position_embedding_type="learned_absolute" if c.get("learned_positions") else "none" if "mla" in c else "rope",
         parallel_output=True,
         share_embeddings_and_output_weights=c.get("tied", False),
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -131,6 +134,8 @@ def layers_of(c, config):
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     said = {"normalization": config.normalization, "qk_layernorm": config.qk_layernorm}
+    if "mla" in c:
+        return mcore_moe.latent(get_gpt_layer_local_spec(**said, multi_latent_attention=True))
     spec = get_gpt_layer_local_spec(**said, num_experts=config.num_moe_experts)
     if config.num_moe_experts and c.get("grouped", True):
         mcore_moe.grouped(spec)
