@@ -9,6 +9,7 @@ from steptime.software.performance import EAGER_TORCH, load_software, software_n
 from steptime.software.profiles import profile_releases
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import recipe_of
+from steptime.validation.row_experts import dispatch_of
 from steptime.validation.row_native import (
     native_kernels,
     native_states,
@@ -84,7 +85,7 @@ ROW_FRAMEWORKS = (
 """First match wins."""
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
+_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout", "moe", "moe_act", "shared_experts", "mla_up_proj"}
 
 
 def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
@@ -149,6 +150,8 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
+    if how := dispatch_of(row, assumed):
+        section["moe"] = how
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
@@ -287,6 +290,8 @@ def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     overlap: dict[str, bool] = {}
     if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
         overlap["tp"] = True
+    if re.search(r"ep a2a overlap|a2a_overlap=1", notes):
+        overlap["ep"] = True
     if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
         # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
         overlap["tp"] = False
