@@ -1,8 +1,8 @@
 """steptime: how long a transformer training step takes, and whether it fits.
 
-    from steptime import Job, estimate
+    from steptime import estimate
 
-    estimate(Job.load("plan.yaml"))
+    estimate("plan.yaml")
 
 The public names are imported when they are first used (PEP 562), so `import steptime` costs next to nothing.
 """
@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate, estimate
+    from steptime.base.config import ConfigError
     from steptime.checkpoint import Summary, summarize_checkpoint
     from steptime.hardware.machine import Machine
     from steptime.job.job import Job
     from steptime.job.mesh import Parallelism
     from steptime.job.sections import Data
     from steptime.model.model import Model
+    from steptime.search.run import search
+    from steptime.search.search import Search
     from steptime.software.performance import Performance
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConfigError",
     "Data",
     "Estimate",
     "Job",
@@ -30,12 +34,15 @@ __all__ = [
     "Model",
     "Parallelism",
     "Performance",
+    "Search",
     "Summary",
     "estimate",
+    "search",
     "summarize_checkpoint",
 ]
 
 _HOMES = {
+    "ConfigError": "steptime.base.config",
     "Data": "steptime.job.sections",
     "Estimate": "steptime.report.notebook",
     "Job": "steptime.job.job",
@@ -43,8 +50,10 @@ _HOMES = {
     "Model": "steptime.model.model",
     "Parallelism": "steptime.job.mesh",
     "Performance": "steptime.software.performance",
+    "Search": "steptime.report.search_tables",
     "Summary": "steptime.report.checkpoint_summary",
     "estimate": "steptime.report.notebook",
+    "search": "steptime.report.search_tables",
     "summarize_checkpoint": "steptime.report.checkpoint_summary",
 }
 

@@ -27,6 +27,7 @@ def golden_text(reading):
     shown = {
         "framework": reading.framework,
         "config": reading.config,
+        "approximated": [f"{flag.name}: {flag.value}" for flag in reading.of("approximated")],
         "unmodelled": [f"{flag.name}: {flag.value}" for flag in reading.of("unmodelled")],
         "default": [f"{flag.name}: {flag.value}" for flag in reading.of("default")],
     }

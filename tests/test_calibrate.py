@@ -155,7 +155,7 @@ def test_it_is_said_in_text_and_json(run):
 
 def test_a_factor_at_its_bound_is_called_so(run, tmp_path):
     path = write(tmp_path, [{"config": SMALL, "step_s": 1000}])
-    text = " ".join(run("configs/llama3_70b.yaml", "--brief", "--calibrate", path)[1].split())
+    text = " ".join(run("configs/llama3_70b.yaml", "--calibrate", path)[1].split())
     assert "link times x 1.500" in text
     assert "more than the allowed calibration range (0.67 to 1.5)" in text
 

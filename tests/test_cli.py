@@ -92,7 +92,7 @@ KEYS = {
     "time.basis.nearest": "id distance measured_over_predicted",
     "throughput": "tokens_per_s tokens_per_s_per_device model_tflops_per_device mfu mfu_full_attention hfu peak_flops_used "
     "peak_dtype",
-    "weak_scaling": "dp devices gbs step_s efficiency",
+    "weak_scaling": "dp devices gbs step_s efficiency verdict",
 }
 
 
@@ -203,7 +203,6 @@ def test_bad_input_is_one_line_per_problem(run, tmp_path):
 @pytest.mark.parametrize(
     "args",
     [
-        [],
         ["nowhere.yaml"],
         ["configs"],
         [str(PLAN), "--set", "data.gbs"],

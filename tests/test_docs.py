@@ -86,9 +86,9 @@ def test_outputs_are_those_of_now(page, update_golden):
 
 def test_the_readme_has_a_piece_of_every_kind():
     text = README.read_text(encoding="utf-8")
-    assert [len(kind.findall(text)) for kind in (CONSOLE, PYTHON, OUTPUT)] == [2, 1, 2]
-    assert "pip install . && 3dtrn configs/llama3_70b.yaml" in text
-    assert "pip install -e '.[test]' && pytest" in text
+    assert [len(kind.findall(text)) for kind in (CONSOLE, PYTHON, OUTPUT)] == [1, 1, 2]
+    assert len(text.splitlines()) < 200
+    assert "pip install -e '.[test]' && pytest" in (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -112,9 +112,11 @@ def test_the_plan_of_the_readme_loads():
     assert Job.load(plan).parallelism.devices == 1024
 
 
-def test_the_machine_of_the_readme_loads(tmp_path):
+def test_the_machine_of_the_page_loads(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(next(text for text in yaml_blocks() if text.startswith("name:")), encoding="utf-8")
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path.write_text(next(text for text in blocks if text.startswith("name:")), encoding="utf-8")
     machine = Machine.load(str(path))
     assert (machine.devices_per_node, machine.tiers[1].bytes_per_s) == (8, 50e9)
 

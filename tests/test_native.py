@@ -18,7 +18,7 @@ def llama(**performance):
             model="llama3-8b",
             parallelism={"tp": 1, "pp": 1, "dp": 8, "fsdp": {}},
             data={"gbs": 8, "seqlen": TOKENS, "microbatch_sz": 1},
-            performance={"software": "torchtitan", **performance},
+            performance={"software": "torchtitan@0.2", **performance},
             hardware="grand-teton-h100",
         )
     )
@@ -89,26 +89,27 @@ def test_every_other_layer_runs_again():
 @pytest.mark.parametrize(
     ("source", "release"),
     [
-        ("pytorch/torchtitan PR #985", "2.8"),
-        ("PR #1690", ""),
-        ("(ghstack, 2024-10-22)", "2.8"),
-        ("2025-10-16", ""),
+        ("pytorch/torchtitan PR #985", "0.1"),
+        ("PR #1690", "0.2"),
+        ("PR #3105", ""),
+        ("(ghstack, 2024-10-22)", "0.1"),
+        ("2025-10-16", "0.2"),
         ("", ""),
     ],
 )
 def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
     row = own(framework="torchtitan", source=source)
     assert row_native.torchtitan_release(row) == release
-    assert framework_of(row).software == ("torchtitan@2.8" if release else "torchtitan")
+    assert framework_of(row).software == (f"torchtitan@{release}" if release else "torchtitan")
 
 
 @pytest.mark.parametrize(
     ("notes", "release", "section"),
     [
         ("compile=on", "", {"compile": "all"}),
-        ("compile=on", "2.8", {"compile": "blocks"}),
+        ("compile=on", "0.1", {"compile": "blocks"}),
         ("compile=on (blocks)", "", {"compile": "blocks"}),
-        ("compile=on (loss compiled too)", "2.8", {"compile": "all"}),
+        ("compile=on (loss compiled too)", "0.1", {"compile": "all"}),
         ("compile=on (full inductor, no cudagraph)", "", {"compile": "all"}),
         ("compile=on (aot_fx_trace graph, regional inductor)", "", {}),
         ("compile=off", "", {}),
@@ -126,3 +127,70 @@ def test_what_is_compiled(notes, release, section):
 )
 def test_whether_parameters_are_freed_after_forward(words, freed):
     assert row_native.resharded(words) is freed
+
+
+def cast_bytes(found, name):
+    """Bytes that the forward cast before a projection moves, and those of a projection's backward."""
+    ops = {op.name: op for op in found.assembly.kinds[0].ops}
+    return ops["attn.qkv.cast"].forward_bytes, ops[name].cast_bytes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "input_forward", "input_backward", "gradient", "weight"),
+    [
+        ("fp8_tensorwise", 3, 3, 6, 8),
+        ("fp8_rowwise", 3, 5, 8, 10),
+        ("fp8_rowwise_gw_hp", 3, 0, 3, 6),
+    ],
+)
+def test_casts_of_torchao(recipe, input_forward, input_backward, gradient, weight):
+    """Bytes per element of torchao's roofline: of the query projection, T x h by h x h."""
+    found = llama(precision=recipe, compile="all")
+    square = HIDDEN * HIDDEN
+    back = TOKENS * HIDDEN * (gradient + input_backward) + square * weight
+    assert cast_bytes(found, "attn.q_proj") == (TOKENS * HIDDEN * input_forward, back)
+
+
+def test_torchao_keeps_what_bf16_keeps():
+    """Input and weight stay in bf16 (save_for_backward(input_hp, weight_hp)): as much for backward as without a recipe."""
+    plain, low = (llama(precision=p, compile="all").memory.stages[0] for p in ("bf16", "fp8_rowwise"))
+    assert low.activations_bytes == plain.activations_bytes
+    assert low.params_bytes == plain.params_bytes
+
+
+def test_fp8_all_gather_sends_a_byte_for_each_weight_of_the_blocks():
+    """A Llama-3 8B block: 218,112,000 parameters, of which 218,103,808 in projections; norms go out in bf16."""
+    sent = {}
+    for stored in (False, True):
+        found = llama(precision="fp8_tensorwise", fp8_params=stored)
+        [sent[stored]] = [row.bytes for row in found.collectives if row.name == "block parameters"]
+    assert sent == {False: 2 * 218_112_000, True: 218_103_808 + 2 * 8_192}
+
+
+def test_a_high_precision_weight_gradient_runs_at_the_rate_of_bf16():
+    """rowwise_with_gw_hp: two products of three in fp8; wgrad of each projection takes what bf16's takes."""
+    plain, low = (llama(precision=p, compile="all") for p in ("bf16", "fp8_rowwise_gw_hp"))
+    times = [{row.pass_: row.compute_s for row in found.gemms if row.name == "mlp.down"} for found in (plain, low)]
+    assert times[1]["wgrad"] == times[0]["wgrad"]
+    assert times[1]["dgrad"] < times[0]["dgrad"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "dropped"),
+    [(1.0, 0), (0.95, HIDDEN), (0.9, 2 * HIDDEN), (0.8, INTER)],
+)
+def test_a_memory_budget_drops_the_fewest_element_wise_outputs_that_suffice(budget, dropped):
+    """A block saves n1, q, v and o, x2 and n2 of 4,096, k and v of 1,024, gate, up and product of 14,336: 65,536 a token.
+
+    5 % of these are 3,277: one norm's output of 4,096 goes. 10 %, 6,554: both. 20 %, 13,107: the product, 14,336.
+    """
+    found = llama(compile="all", recompute={"granularity": "selective", "memory_budget": budget})
+    whole = llama(compile="all")
+    saved = whole.memory.stages[0].activations_bytes - found.memory.stages[0].activations_bytes
+    assert saved == pytest.approx(2 * TOKENS * dropped * LAYERS)
+
+
+@pytest.mark.parametrize(("hidden", "vocab", "parts"), [(4096, 128256, 32), (4096, 32000, 8), (4096, 4096, 1)])
+def test_liger_cuts_the_tokens_by_the_power_of_two_at_vocab_over_hidden(hidden, vocab, parts):
+    """128,256 / 4,096 = 31.3: 32; 32,000 / 4,096 = 7.8: 8."""
+    assert row_native.liger_chunks(hidden, vocab) == parts

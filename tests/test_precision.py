@@ -27,7 +27,7 @@ from steptime.software.precision import RECIPES, recipe, weight_bytes
 from steptime.timing.optimizer import quantize_bytes_per_weight
 from steptime.validation.recipes import recipe_of
 
-NAMES = list(RECIPES)
+NAMES = [name for name, of in RECIPES.items() if of.casts is None]
 RATES = replace(rates.RATES, recipe_flops=400e12)
 WEIGHT = (Param("w", (2560, 800)),)
 

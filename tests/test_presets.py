@@ -116,8 +116,34 @@ def document(name: str) -> dict:
     return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
 
 
+# Nemotron-H 8B, 47B, 56B and Nemotron Nano 9B, 12B v2: billions as published (arXiv 2504.03624; huggingface.co/nvidia)
+HYBRIDS = {
+    "nemotron-h-8b": 8.10,
+    "nemotron-h-47b": 46.8,
+    "nemotron-h-56b": 56.3,
+    "nemotron-nano-9b-v2": 8.89,
+    "nemotron-nano-12b-v2": 12.31,
+}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrid_presets(name):
+    """Layer by layer from the files' own figures: d inner, G N = 8 state dims, norms of h before every layer and at the end."""
+    m = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    h, mamba = m["hidden_sz"], m["mamba"]
+    heads, d, states = mamba["n_heads"], mamba["n_heads"] * mamba["head_dim"], 2 * 8 * mamba["state_dim"]
+    each = {
+        "M": h + h * (2 * d + states + heads) + 5 * (d + states) + 3 * heads + d + d * h,
+        "-": h + 2 * h * m["inter_sz"],
+        "*": h + 128 * h * (2 * m["n_q_heads"] + 2 * 8),
+    }
+    total = sum(each[letter] for letter in m["hybrid_pattern"]) + h + 2 * 131_072 * h
+    assert n_params(load_model(name)) == total
+    assert total / 1e9 == pytest.approx(HYBRIDS[name], rel=2e-3)
+
+
 def test_every_preset_is_counted_here():
-    assert set(model_names()) == COUNTED.keys() | test_expert_presets.COUNTED.keys()
+    assert set(model_names()) == COUNTED.keys() | HYBRIDS.keys() | test_expert_presets.COUNTED.keys()
 
 
 def test_parameters():

@@ -68,7 +68,7 @@ BROKEN = {
     ),
     "listed experts need moe": (
         {"model.layers": [{"kind": "moe", "repeat": 80}]},
-        ["model.layers: lists layers of kind moe, but model.moe does not say what they are"],
+        ["model.moe: missing: model.layers lists layers with experts"],
     ),
     "experts over ranks": (
         {"model.moe": MOE | {"n_experts": 12}, "parallelism.ep": 12},
@@ -223,7 +223,36 @@ BROKEN = {
     ),
     "layers listed": (
         {"model.layers": [{"repeat": 79}]},
-        ["model.layers: must list n_layers 80 layers, repeats included (got 79)"],
+        ["model.n_layers: must be the 79 layers that model.layers lists, repeats included (got 80)"],
+    ),
+    "pattern or layers": (
+        {"model.layers": [{"repeat": 80}], "model.hybrid_pattern": "*-" * 40},
+        ["model.hybrid_pattern: has no meaning beside model.layers; remove one"],
+    ),
+    "mamba layers need mamba": (
+        {"model.layers": [{"repeat": 80, "kind": "mamba"}]},
+        ["model.mamba: missing: model.layers lists Mamba layers"],
+    ),
+    "tp and cp divide mamba heads": (
+        {"model.hybrid_pattern": "M-" * 40, "model.mamba": {"n_heads": 12}},
+        ["parallelism.tp: tp*cp must divide the 12 Mamba heads (got 8 * 1)"],
+    ),
+    "tp divides mamba groups": (
+        {"model.hybrid_pattern": "M-" * 40, "model.mamba": {"n_groups": 4}},
+        ["parallelism.tp: must divide model.mamba.n_groups 4 (got 8)"],
+    ),
+    "mamba framework": (
+        {"model.hybrid_pattern": "M-" * 40, "performance.software": "torch"},
+        [
+            (
+                "performance.software: Mamba layers are modeled for Megatron-Core alone (got torch); use megatron-core or a "
+                "profile of its family"
+            )
+        ],
+    ),
+    "mamba with ZeRO": (
+        {"model.hybrid_pattern": "M-" * 40, "parallelism.zero_level": 2, "parallelism.pp": 1},
+        ["parallelism.zero_level: Mamba layers are not modeled with FSDP or zero_level 2 or 3 (got 2); use 0 or 1"],
     ),
     "layers divide": (
         {"parallelism.pp": 3},
@@ -246,7 +275,7 @@ BROKEN = {
     ),
     "enough layers": (
         {"model.n_layers": 1, "parallelism.layers_per_stage": "auto"},
-        ["parallelism.layers_per_stage: 1 layers cannot fill pp*vpp = 2 chunks; lower pp or vpp"],
+        ["parallelism.pp: pp*vpp = 2 is more than n_layers 1; lower pp or vpp (got pp 2, vpp 1)"],
     ),
     "layers_per_stage has a count per chunk": (
         {"parallelism.layers_per_stage": [20, 40, 20]},
@@ -414,9 +443,35 @@ BROKEN = {
     "framework has the recipe": (
         {"performance.software": "deepspeed", "performance.precision": "fp8", "parallelism.zero_level": 1},
         [
+            "performance.precision: deepspeed does not run fp8_delayed; use software megatron-core",
+        ],
+    ),
+    "fp8_params of torchao": (
+        {
+            "performance.software": "torchtitan",
+            "performance.precision": "fp8_rowwise",
+            "performance.fp8_params": True,
+            "parallelism.pp": 1,
+        },
+        [
+            "performance.fp8_params: FSDP gathers fp8 weights with fp8_tensorwise alone (got fp8_rowwise); remove it",
+        ],
+    ),
+    "memory budget": (
+        {"performance.recompute": {"granularity": "selective", "memory_budget": 0.9}},
+        [
             (
-                "performance.precision: fp8_delayed requires TransformerEngine, which deepspeed does not "
-                "use; use software megatron-core"
+                "performance.recompute.memory_budget: belongs to granularity selective without modules, and to "
+                "performance.compile (got compile none)"
+            )
+        ],
+    ),
+    "framework compiles": (
+        {"performance.compile": "blocks"},
+        [
+            (
+                "performance.compile: torch.compile of whole blocks is modeled for torch and FSDP2 alone "
+                "(got megatron-core); use none"
             )
         ],
     ),
@@ -424,7 +479,7 @@ BROKEN = {
         {"performance.precision": "fp8_current", "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
             (
-                "performance.precision: a low-precision recipe is not modeled yet with zero_level 2 or 3 "
+                "performance.precision: TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
                 "(got fp8_current with 2); use 0 or 1, or bf16"
             )
         ],

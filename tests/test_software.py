@@ -112,7 +112,7 @@ def test_a_profile_extends_another_switch_by_switch(tmp_path, monkeypatch):
     assert profile_mapping("own@1.0") == expected | {"name": "own@1.0", "zero": 2}
     assert profile_mapping("own@1.1") == expected | {"name": "own@1.1"}
     assert profile_releases("own") == ["1.0", "1.1"]
-    for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has none, write base")]:
+    for wrong, text in [("own@2", "'2'); known: 1.0, 1.1"), ("base@1", "'1'); base has no releases, use base")]:
         with pytest.raises(ConfigError, match="unknown release") as error:
             profile_mapping(wrong)
         assert error.value.problems[0].endswith(text)

@@ -5,26 +5,47 @@ from __future__ import annotations
 from steptime.job.job import Job
 from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.software.efficiency import compute_factor, sustained_share
-from steptime.software.performance import Options
+from steptime.software.performance import Options, load_software
 from steptime.software.precision import RECIPES, rate_of
 
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
 
 
 def assumptions(job: Job) -> list[str]:
-    """One line each."""
-    calibrated = job.performance.calibration.words if job.performance.calibration else []
+    """One line each, the foremost first."""
     return [
-        *job.notes,
-        *calibrated,
-        *_unsaid(job),
+        *foremost(job),
+        *_profile(job),
+        *_unset(job),
         *_fitted(job),
         *_unproved(job),
         *_machine(job),
         *_cross_dc(job),
         *_memory(job),
-        *notes(job),
     ]
+
+
+def foremost(job: Job) -> list[str]:
+    """What a reader must know: the software, what differs from its profile, and notes of the plan and on its layout."""
+    calibrated = job.performance.calibration.words if job.performance.calibration else []
+    return [*job.notes, *calibrated, _software(job), *notes(job)]
+
+
+def _software(job: Job) -> str:
+    """The profile, and the switches that the plan sets otherwise."""
+    software = job.software
+    usual, here = load_software(software.name).on(job.machine.accelerator).settings(), software.settings()
+    changed = [
+        f"{key} {_word(here[key])} (profile: {_word(usual[key])})"
+        for key in Options.model_fields
+        if getattr(job.performance, key) is not None and here[key] != usual[key]
+    ]
+    why = "" if job.performance.software else " (default)"
+    return f"software: {software.name}{why}" + (f"; set in the plan: {', '.join(changed)}" if changed else "")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fitted(job: Job) -> list[str]:
@@ -44,14 +65,14 @@ def _fitted(job: Job) -> list[str]:
     ]
 
 
-def _unsaid(job: Job) -> list[str]:
-    software = job.software
-    why = "" if job.performance.software else " (default)"
-    lines = [f"software: {software.name}{why}"]
-    settings = software.settings()
-    unsaid = [f"{key} {settings[key]}" for key in Options.model_fields if getattr(job.performance, key) is None]
-    if unsaid:
-        lines.append(f"from the profile {software.name}: {', '.join(unsaid)}")
+def _profile(job: Job) -> list[str]:
+    settings = job.software.settings()
+    taken = [f"{key} {_word(settings[key])}" for key in Options.model_fields if getattr(job.performance, key) is None]
+    return [f"from the profile {job.software.name}: {', '.join(taken)}"] if taken else []
+
+
+def _unset(job: Job) -> list[str]:
+    lines = []
     layout: dict[str, object] = {"sp": job.sp, "zero_level": job.zero_level, "schedule": job.schedule}
     if job.parallelism.cp > 1:
         layout["cp_comm_type"] = job.cp_comm_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime.base.rows import Flops
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Gemm
+from steptime.model.ops import Gemm, Scan
 
 FORWARD_AND_BACKWARD = 3.0
 """Backward computes two products for each of forward's."""
@@ -25,15 +25,25 @@ def linear_flops_per_token(assembly: Assembly) -> float:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer.
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer that attends.
 
     Of a layer with a window so much of it that half is what the causal mask and the window leave.
     """
     seqlen, total = assembly.job.data.seqlen, 0.0
     for part, count in assembly.runs:
-        share, _ = part.model.attention.shares(float(seqlen))
-        total += 2.0 * count * part.model.n_q_heads * sum(part.model.head_widths) * seqlen * (2.0 * share)
+        if any(op.role == "core_attn" for op in part.ops):
+            share, _ = part.model.attention.shares(float(seqlen))
+            total += 2.0 * count * part.model.n_q_heads * sum(part.model.head_widths) * seqlen * (2.0 * share)
     return total
+
+
+def scan_flops_per_token(assembly: Assembly) -> float:
+    """Forward FLOPs per token of state-space scans: 7 d N per layer, with d values and N states a value.
+
+    megatron/training/training.py, num_floating_point_operations, mamba_layer_flops.
+    """
+    scans = ((count * part.tp, op) for part, count in assembly.runs for op in part.ops if isinstance(op, Scan))
+    return float(sum(7.0 * ranks * op.n_heads * op.head_dim * op.state_dim for ranks, op in scans))
 
 
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
@@ -45,7 +55,7 @@ def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:
     """
     job = assembly.job
     tokens = float(job.data.gbs) * job.data.seqlen
-    linear = linear_flops_per_token(assembly)
+    linear = linear_flops_per_token(assembly) + scan_flops_per_token(assembly)
     attention = attention_flops_per_token(assembly)
     half = FORWARD_AND_BACKWARD * tokens * (linear + attention / 2.0)
     full = FORWARD_AND_BACKWARD * tokens * (linear + attention)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import exp, isinf
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from steptime.answer import fixes, tables, weak_scaling
 from steptime.answer.assumptions import assumptions
@@ -64,6 +66,16 @@ class Estimate:
         """Nodes that hold them, the last one perhaps not full."""
         return -(-self.devices // self.job.machine.devices_per_node)
 
+    @property
+    def fits(self) -> bool:
+        """Whether the verdict is fits."""
+        return self.memory.fits
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization of the dense peak, causal attention halved."""
+        return self.throughput.mfu
+
     @cached_property
     def assumptions(self) -> list[str]:
         """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
@@ -116,7 +128,7 @@ class Estimate:
     @cached_property
     def weak_scaling(self) -> list[WeakScaling]:
         """Step time over dp at fixed work per device."""
-        return weak_scaling.weak(self.job, step_seconds)
+        return weak_scaling.weak(self.job, _step_and_verdict)
 
     @cached_property
     def fixes(self) -> list[Fix]:
@@ -127,6 +139,19 @@ class Estimate:
     def run(self) -> dict[str, Any] | None:
         """Days, device-hours, cost, energy and goodput of the whole run, when the config asks."""
         return whole_run(self.job, self.step_s, self.params.total, self.devices)
+
+    def to_frame(self, rows: Literal["parts", "stages", "gemms", "collectives", "weak_scaling"] = "parts") -> Any:
+        """Rows as a pandas DataFrame: the parts of the step, or a table; bytes and seconds.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        if rows == "parts":
+            parts = self.time.parts_s
+            found = [{"part": name, "seconds": s, "share": s / self.time.step_s} for name, s in parts.items()]
+        else:
+            found = [row._asdict() for row in (self.memory.stages if rows == "stages" else getattr(self, rows))]
+        return import_module("pandas").DataFrame(found)
 
     def to_dict(self) -> dict[str, Any]:
         """The `--json` document: schema "3dtrn/1", raw SI."""
@@ -144,15 +169,22 @@ class Estimate:
         return draw(self) if draw else None
 
 
-def estimate(job: Job) -> Estimate:
-    """How long a step of this job takes, and whether it fits.
+def estimate(job: Job | str | Path) -> Estimate:
+    """How long a step of this job takes, and whether it fits; `job` may be the path of a plan, or its text.
 
     Raises:
-        ConfigError: never for a valid `Job`; building one checks the layout.
+        ConfigError: the plan cannot be read, or is no valid job; never for a `Job`, which was checked when it was built.
     """
+    if not isinstance(job, Job):
+        job = Job.load(job)
     assembly = Assembly(job)
     timing = step_time(assembly)
     return Estimate(job, assembly, timing, stage_memory(assembly, timing.states))
+
+
+def _step_and_verdict(job: Job) -> tuple[float, str]:
+    found = estimate(job)
+    return found.step_s, found.memory.verdict
 
 
 def step_seconds(job: Job) -> float:

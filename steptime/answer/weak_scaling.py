@@ -19,10 +19,11 @@ def degrees(dp: int) -> list[int]:
     return sorted({*powers, dp})
 
 
-def weak(job: Job, step_seconds: Callable[[Job], float]) -> list[WeakScaling]:
+def weak(job: Job, answer: Callable[[Job], tuple[float, str]]) -> list[WeakScaling]:
     """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that can run.
 
-    Degrees that the layout cannot have (over several data centers, or with replicas) are left out.
+    `answer` gives the step [s] and the verdict of a job. Degrees that the layout cannot have (over several data centers, or
+    with replicas) are left out.
     """
     p, data = job.parallelism, job.data
     rows: list[WeakScaling] = []
@@ -32,7 +33,7 @@ def weak(job: Job, step_seconds: Callable[[Job], float]) -> list[WeakScaling]:
             other = job.replace(**{"parallelism.dp": dp, "data.gbs": gbs}) if dp != p.dp else job
         except ConfigError:
             continue
-        step_s = step_seconds(other)
+        step_s, verdict = answer(other)
         first = rows[0].step_s if rows else step_s
-        rows.append(WeakScaling(dp, other.parallelism.devices, gbs, step_s, first / step_s))
+        rows.append(WeakScaling(dp, other.parallelism.devices, gbs, step_s, first / step_s, verdict))
     return rows

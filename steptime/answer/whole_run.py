@@ -29,9 +29,39 @@ def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str,
             interval = interval or result["best_checkpoint_interval_s"]
     goodput = goodput_fraction(interval, write_s, mtbf_s, said.restart_s)
     result["goodput"] = goodput
+    result |= included(said, checkpoints=bool(interval and write_s), failures=mtbf_s is not None)
     if said.tokens is not None:
         result |= totals(job, said, step_s, devices, goodput)
     return result
+
+
+def included(said: Run, *, checkpoints: bool, failures: bool) -> dict[str, list[str]]:
+    """What the wall time and the goodput count, and what they leave out for want of a figure, with the keys that give it."""
+    lost_work = failures and checkpoints
+    parts = [
+        ("start-up", said.startup_s > 0.0, "run.startup_s"),
+        (
+            "checkpoint writes",
+            checkpoints,
+            "run.checkpoint_write_s or checkpoint_bytes_per_s, and checkpoint_interval_s",
+        ),
+        ("restarts after failures", failures and said.restart_s > 0.0, "run.mtbf_device_hours and restart_s"),
+        ("work redone after failures", lost_work, "run.mtbf_device_hours and the checkpoint keys"),
+    ]
+    return {
+        "counted": [name for name, known, _ in parts if known],
+        "not_counted": [f"{name} ({keys})" for name, known, keys in parts if not known],
+    }
+
+
+def price(job: Job, said: Run) -> tuple[float, str] | None:
+    """Price of a device-hour and where it comes from: the plan, else the machine's file."""
+    if said.price_per_device_hour is not None:
+        return said.price_per_device_hour, "run.price_per_device_hour"
+    if job.machine.price_per_device_hour is None:
+        return None
+    source = job.machine.source("price_per_device_hour")
+    return job.machine.price_per_device_hour, f"US dollars; {job.machine.name}: {source or 'no source'}"
 
 
 def checkpoints(job: Job, said: Run, n_params: int) -> dict[str, Any]:
@@ -78,11 +108,8 @@ def totals(job: Job, said: Run, step_s: float, devices: int, goodput: float) -> 
     result: dict[str, Any] = {"tokens": said.tokens, "steps": steps, "days": train_s / 86400.0}
     if goodput:
         result |= {"wall_days": wall_s / 86400.0, "device_hours": hours}
-        price = (
-            said.price_per_device_hour if said.price_per_device_hour is not None else job.machine.price_per_device_hour
-        )
-        if price is not None:
-            result["cost"] = hours * price
+        if found := price(job, said):
+            result |= {"cost": hours * found[0], "price_per_device_hour": found[0], "price_source": found[1]}
         power = job.machine.accelerator.power_w
         if power is not None:
             result["energy_kwh"] = hours * power / 1000.0

@@ -28,6 +28,8 @@ class ConfigProblem(NamedTuple):
     """There is no such key: it is to be renamed or dropped, whatever its value."""
     meant: str = ""
     """The key that was probably meant by an unknown one."""
+    by_rule: bool = False
+    """A rule over several sections found it, so all of them were sound."""
 
 
 class ConfigError(ValueError):
@@ -58,6 +60,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     not_modelled: ClassVar[Mapping[str, str]] = {}
     """Keys ("path") and words ("path=word") that are known but not modeled, with their message."""
+    natural_names: ClassVar[Mapping[str, str]] = {}
+    """Words that other frameworks use -> the dotted key that means the same."""
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -148,21 +152,13 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 # --- the words ---------------------------------------------------------------------------------------------------------
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "text",
     "list_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "a mapping"),
 }
 _BOUNDS = {
     "greater_than_equal": ("ge", "must be at least"),
@@ -224,25 +220,29 @@ def describe(error: ValidationError, cls: type[Config], data: Any, at: str = "")
     for path, items in groups.items():
         if path and any(other.startswith((path + "[", path + ".")) for other in groups):
             continue  # one arm of a union; the arm that fits better tells what is wrong inside
-        found += _problems(path, items, cls.not_modelled)
+        found += _problems(path, items, cls)
     return found
 
 
-def _problems(
-    path: str, items: list[tuple[Any, list[type[BaseModel]]]], not_modelled: Mapping[str, str]
-) -> list[ConfigProblem]:
+def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: type[Config]) -> list[ConfigProblem]:
     """What pydantic says of one path; a ConfigError that a validator raised holds its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
+    not_modelled = cls.not_modelled
     if path in not_modelled:
         return [ConfigProblem(f"{path}: {not_modelled[path]}", path, unknown=True)]
     if (word := f"{path}={got}") in not_modelled:
         return [ConfigProblem(f"{path}: {not_modelled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
-        key = path.rpartition(".")[2]
-        line = f"{path}: unknown key (got {show(got)}){near(key, known)}"
-        return [ConfigProblem(line, path, unknown=True, meant=closest(key, known))]
+        section, _, key = path.rpartition(".")
+        meant = cls.natural_names.get(key.lower().replace("-", "_"), "")
+        at, _, name = meant.rpartition(".")
+        if meant and at != section:
+            return [ConfigProblem(f"{path}: unknown key (got {show(got)}); did you mean {meant}?", path, unknown=True)]
+        hint = f"; did you mean {name!r}?" if meant else near(key, known)
+        line = f"{path}: unknown key (got {show(got)}){hint}"
+        return [ConfigProblem(line, path, unknown=True, meant=name or closest(key, known))]
     if kind == "missing":
         return [ConfigProblem(f"{path}: required key is missing", path)]
     if kind == "value_error":

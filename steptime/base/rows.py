@@ -174,3 +174,5 @@ class WeakScaling(NamedTuple):
     gbs: int
     step_s: float
     efficiency: float
+    verdict: str = "fits"
+    """fits, tight or does_not_fit."""

@@ -45,7 +45,7 @@ def _kernels(job: Job) -> Iterator[Limit]:
     yield s.kernels.softmax_impl != "fused" and s.kernels.attention_impl == "unfused", text, _set("softmax_impl=fused")
     for key in ("sp_regather", "grad_accumulation_fusion", "deallocate_pipeline_outputs", "cuda_graphs"):
         yield bool(settings[key]), f"performance.{key}: plain torch has none", _set(f"{key}=false")
-    text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(plan.modules))})"
+    text = f"performance.recompute.modules: only core_attn (got {', '.join(sorted(map(str, plan.modules)))})"
     yield bool(plan.modules - {"core_attn"}), text, _set("activation_checkpointing_type=selective")
 
 

@@ -123,7 +123,7 @@ def _planned(name: str) -> str:
 def compare(summary: Inventory, plan: PlanCounts) -> Comparison:
     """Parameters by kind, exactly; weights per rank where both have the same degrees."""
     counts: dict[str, int] = {}
-    for tensor in summary.model:
+    for tensor in summary.restored.tensors:
         kind = kind_of(tensor.name)
         counts[kind] = counts.get(kind, 0) + tensor.unique
     rows = [KindRow(kind, counts.get(kind, 0), plan.params.get(kind, 0)) for kind in KINDS]

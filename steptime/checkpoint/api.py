@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptime.checkpoint import directory, jsonable, smalljson
@@ -15,7 +17,7 @@ from steptime.checkpoint.scan import Folder, Scan
 from steptime.checkpoint.source import unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from steptime.checkpoint.records import StoredTensor
 
@@ -55,13 +57,26 @@ def summarize_checkpoint(
     start = time.perf_counter()
     name = os.fspath(path)
     scan = Scan(everything, progress)
-    try:
-        summary = _summarize(scan, name)
-    except UnreadableError as error:
-        summary = Summary(name, [], [error.problem])
+    with without_collector():
+        try:
+            summary = _summarize(scan, name)
+        except UnreadableError as error:
+            summary = Summary(name, [], [error.problem])
     summary.strict = strict
     summary.io = IO(scan.files_opened, scan.bytes_read, time.perf_counter() - start)
     return summary
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No garbage collection: records are in no cycle, and a million of them would be walked again and again."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def _summarize(scan: Scan, path: str) -> Summary:

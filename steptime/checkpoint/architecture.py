@@ -98,8 +98,8 @@ def infer(
 
 def _unstacked(shapes: dict[str, Shape], facts: list[dict[str, Any]]) -> dict[str, Shape]:
     """Megatron's distributed checkpoints keep equal layers as one tensor with the layers as its first dimension."""
-    counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name))
     stated = {fact["args"].get("num_layers") for fact in facts if isinstance(fact.get("args"), dict)}
+    counts = Counter(shape[0] for name, shape in shapes.items() if shape and STACKED.search(name)) if stated else {}
     layers = next((count for count in counts if count in stated), None)
     if layers is None or layers > 10_000:
         return shapes
@@ -219,9 +219,9 @@ def _attention(f: Found) -> None:
 def _others(f: Found) -> None:
     """Layers that are no attention, and the parts beside the language model."""
     kinds: Counter[str] = Counter()
+    marks = [(kind, {tail for tail in f.tails if mark.search(tail)}) for kind, mark in KINDS]
     for tails in f.parts.main.layers.values():
-        kind = next((kind for kind, mark in KINDS if any(map(mark.search, tails))), "attention")
-        kinds[kind] += 1
+        kinds[next((kind for kind, own in marks if not own.isdisjoint(tails)), "attention")] += 1
     if set(kinds) - {"attention"}:
         f.set("layer_kinds", dict(kinds), "layers by what only they have")
     for part, about in f.parts.others.items():

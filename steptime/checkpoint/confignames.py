@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+LARGEST = 1 << 40  # of a width or a count that somebody trains with
 FIELDS: dict[str, tuple[str, ...]] = {
     "n_layers": (
         "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "block_count", "n_layers",
@@ -66,7 +67,7 @@ def _unprefixed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first(values: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next((values[n] for n in names if type(values.get(n)) in (int, bool)), None)
+    return next((v for n in names if type(v := values.get(n)) is bool or (type(v) is int and 0 <= v < LARGEST)), None)
 
 
 def _fields(values: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def read_file(path: str, name: str) -> Contents:
     """Headers and metadata of one file, called `name` in what is reported. Raises `UnreadableError`."""
     with Source(path, name) as source:
         contents = _reader(source)(source)
+        contents.drop_impossible()
         contents.read = source.read_bytes
     return contents
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import same_model, smalljson
@@ -31,7 +32,12 @@ _LAYOUTS: tuple[Layout, ...] = (
     shards.sections,
 )  # fmt: skip
 LOOKED_FOR = "safetensors, torch, DCP, Megatron, DeepSpeed, GGUF, npy, zarr, Orbax and msgpack files"
-CONFIGS = {"config.json": "config", "params.json": "params"}  # of the weights beside them, by the fact they become
+CONFIGS = {
+    "config.json": "config",
+    "params.json": "params",
+    "adapter_config.json": "adapter",
+}  # of the weights beside them, by the fact they become
+PIPELINE = "model_index.json"  # Diffusers: several models, each in a folder of its own
 _TEMPORARY = (".tmp", ".incomplete", ".partial", ".crdownload", ".aria2", ".part")
 
 
@@ -49,6 +55,7 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
             found.append(section)
     same_model.mark(found)
     found = _with_facts(found)
+    _keep_apart(found, smalljson.load(folder, PIPELINE) if PIPELINE in folder.files else None)
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
         if not problems:
@@ -69,6 +76,24 @@ def _with_facts(found: list[Section]) -> list[Section]:
                 if key in section.facts:
                     kept[0].facts.setdefault(key, section.facts[key])
     return kept
+
+
+def _keep_apart(found: list[Section], pipeline: Any) -> None:
+    """Different models whose tensors have the same names are told apart by their folder, else by their file."""
+    models = [s for s in found if s.same_as is None and any(t.role in ("", "model") for t in s.tensors)]
+    if isinstance(pipeline, dict):
+        for section in models:
+            section.facts["pipeline"] = section.container = str(pipeline.get("_class_name", "pipeline"))
+            section.format = f"Diffusers ({section.format})"
+    names = Counter(name for s in models for name in {t.name for t in s.tensors if t.role in ("", "model")})
+    if not isinstance(pipeline, dict) and max(names.values(), default=0) < 2:
+        return
+    folders = [section.files[0].rpartition("/")[0] if section.files else section.path for section in models]
+    for section, folder in zip(models, folders, strict=True):
+        label = folder if folders.count(folder) == 1 else "/".join(part for part in (folder, section.stem) if part)
+        for tensor in section.tensors if label else ():
+            tensor.name = f"{label.replace('/', '.')}.{tensor.name}"
+            tensor.alias_of = tensor.alias_of and f"{label.replace('/', '.')}.{tensor.alias_of}"
 
 
 def _sections(scan: Scan, folder: Folder, above: dict[str, Any]) -> list[Section]:

@@ -7,7 +7,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import architecture, counting, identity, tree
+from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
+from steptime.checkpoint.confignames import from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Inventory:
         named = [t for t in self.tensors if t.role == "model"]
         return named or [t for t in self.tensors if not t.role]
 
+    @cached_property
+    def restored(self) -> quantized.Restored:
+        """The model as it was before quantization: whole matrices in place of packed ones."""
+        return quantized.restore(self.model, [section.facts for section in self.counted])
+
     @property
     def params(self) -> int:
         """Unique elements of the model: tied, aliased and replicated ones once."""
@@ -73,12 +79,12 @@ class Inventory:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        whole = {t.name: prod(t.whole) for t in self.model if t.note != "replica"}
+        whole = {t.name: t.whole for t in self.model if t.note != "replica"}
         return {
-            "tensors": len({(t.role, t.name) for t in self.tensors}),
+            "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": sum(whole.values()),
+            "logical_params": sum(map(prod, whole.values())),
             "stored_params": sum(t.numel for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
             "stored_bytes": counting.stored_bytes(self.tensors),
@@ -91,9 +97,13 @@ class Inventory:
         return _group(self.tensors, "dtype")
 
     @cached_property
+    def _roles(self) -> list[dict[str, Any]]:
+        return _group(self.tensors, "role")
+
+    @cached_property
     def by_role(self) -> dict[str, Any]:
         """Model, master copies, optimizer states and the rest."""
-        rows = {row["role"]: row for row in _group(self.tensors, "role")}
+        rows = {row["role"]: row for row in self._roles}
         model = {"params": self.params, "bytes": sum(t.nbytes for t in self.model)}
         master = rows.get("master")
         states = sorted({t.name.rsplit(".", 1)[-1] for t in self.tensors if t.role == "optimizer"})
@@ -112,8 +122,8 @@ class Inventory:
 
     @cached_property
     def tree(self) -> tree.Node:
-        """The model's modules, identical layers folded."""
-        return tree.build(self.model)
+        """The model's modules as before quantization, identical layers folded."""
+        return tree.build(self.restored.tensors)
 
     @cached_property
     def architecture(self) -> dict[str, dict[str, Any]]:
@@ -124,7 +134,13 @@ class Inventory:
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
         facts = [section.facts for section in self.counted]  # another file's key-values describe another file
         rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
-        return architecture.infer(self.model, [*facts[:1], *rest])
+        part = bool(facts and facts[0].get("part"))
+        if self.adapter or any("pipeline" in fact for fact in facts) or (part and not from_config(facts[0])):
+            return {}, []
+        rows = self.restored.rows
+        if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
+            facts = [fact | {"slices": True} for fact in facts]
+        return architecture.infer(self.restored.tensors, [*facts[:1], *rest])
 
     @cached_property
     def all_problems(self) -> list[Problem]:
@@ -132,10 +148,16 @@ class Inventory:
         found = [*self.problems, *(p for s in self.sections for p in s.problems), *self._inferred[1]]
         return sorted(found, key=lambda p: p.severity != "error")
 
+    @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """What the largest set is, where it is an adapter: its kind, rank, targets and base."""
+        return adapter.describe(self.counted[0]) if self.counted else None
+
     @property
     def complete(self) -> bool:
         """Whether something was read and nothing was found to be missing."""
         missing = any(p.code in INCOMPLETE for p in self.all_problems) or any(s.unread for s in self.sections)
+        missing = missing or any(section.facts.get("part") for section in self.counted)
         return bool(self.sections) and not missing
 
     @property
@@ -158,14 +180,17 @@ class Inventory:
 
 
 def _group(tensors: list[StoredTensor], key: str) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    names: dict[str, set[tuple[str, str]]] = {}
+    """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
+    rows: dict[str, list[int]] = {}
+    names: dict[tuple[str, str], set[str]] = {}
     for tensor in tensors:
         value = getattr(tensor, key)
-        row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
-        names.setdefault(value, set()).add((tensor.role, tensor.name))
-        row["params"] += tensor.unique
-        row["bytes"] += tensor.nbytes
-    for value, row in rows.items():
-        row["tensors"] = len(names[value])
-    return sorted(rows.values(), key=lambda row: -row["bytes"])
+        row = rows.setdefault(value, [0, 0])
+        row[0] += tensor.unique
+        row[1] += tensor.nbytes
+        names.setdefault((value, tensor.role), set()).add(tensor.name)
+    counts = dict.fromkeys(rows, 0)
+    for (value, _), own in names.items():
+        counts[value] += len(own)
+    found = [{key: value, "tensors": counts[value], "params": n, "bytes": size} for value, (n, size) in rows.items()]
+    return sorted(found, key=lambda row: -row["bytes"])

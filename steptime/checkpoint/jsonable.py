@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
         "totals": summary.totals,
         "by_dtype": summary.by_dtype,
         "by_role": summary.by_role,
+        "quantization": _quantization(summary),
+        "adapter": summary.adapter,
         "tree": [_node(child) for child in summary.tree.children.values()],
         "parallelism": parallelism(main),
         "ranks": main.ranks if main else [],
@@ -45,6 +48,14 @@ def document(summary: Inventory, tensors: list[StoredTensor] | None) -> dict[str
     if tensors is not None:
         found["tensors"] = [tensor(item) for item in tensors]
     return found
+
+
+def _quantization(summary: Inventory) -> dict[str, Any] | None:
+    """Parameters before quantization and what was quantized how; null where nothing was."""
+    rows = summary.restored.rows
+    if not rows:
+        return None
+    return {"params": summary.restored.params, "weights": [row._asdict() for row in rows]}
 
 
 def _node(node: Node) -> dict[str, Any]:
@@ -101,6 +112,19 @@ def pickles(summary: Inventory) -> dict[str, Any]:
     }
 
 
+def plain(value: Any) -> Any:
+    """What a file says about itself, with what JSON has no number for (infinities, NaN) as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return (
+        value
+        if type(value) in (str, int, bool, type(None)) or (type(value) is float and isfinite(value))
+        else str(value)
+    )
+
+
 def _section(section: Section) -> dict[str, Any]:
     return {
         "format": section.format,
@@ -112,8 +136,8 @@ def _section(section: Section) -> dict[str, Any]:
         "step": section.facts.get("step"),
         "same_as": section.same_as,
         "notes": section.notes,
-        "args": section.facts.get("args"),
-        "metadata": section.facts.get("metadata"),
+        "args": plain(section.facts.get("args")),
+        "metadata": plain(section.facts.get("metadata") or section.facts.get("gguf")),
     }
 
 

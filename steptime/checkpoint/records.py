@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
 
 Shape = tuple[int, ...]
+MAX_ELEMENTS = 1 << 63
 
 
 @dataclass(slots=True)
@@ -88,6 +89,19 @@ class Contents:
     def problem(self, code: str, message: str, tensor: str | None = None, severity: str = "error") -> None:
         """Note one problem of this file."""
         self.problems.append(Problem(code, message, self.file, tensor, severity))
+
+    def drop_impossible(self) -> None:
+        """Leave out tensors of 2**63 elements and more: no library counts so far, and no sum of them says anything."""
+        wrong = [
+            t
+            for t in self.tensors
+            if t.numel >= MAX_ELEMENTS or (t.global_shape and prod(t.global_shape) >= MAX_ELEMENTS)
+        ]
+        if wrong:
+            gone = set(map(id, wrong))
+            self.tensors[:] = [tensor for tensor in self.tensors if id(tensor) not in gone]
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            self.problem("BAD_TENSOR", f"tensor {wrong[0].name}{more}: 2**63 elements or more", wrong[0].name)
 
 
 @dataclass(slots=True)

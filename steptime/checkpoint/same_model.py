@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint.confignames import from_config
 
@@ -29,6 +29,17 @@ _NAMES = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in t
     (r"feed_forward\.w3\b|ffn_up\b", "mlp.up_proj"),
 )  # fmt: skip
 MIN_TENSORS = 2
+MAX_OWNERS = 64  # models of one folder with which another is compared by size
+
+
+class _Profile(NamedTuple):
+    """What of a section is compared, computed once."""
+
+    section: Section
+    family: str | None
+    checksums: frozenset[Any] | None
+    structure: frozenset[Any]
+    size: int
 
 
 def mark(found: list[Section]) -> None:
@@ -36,38 +47,39 @@ def mark(found: list[Section]) -> None:
 
     Safetensors come first; where equal names and shapes are no copies, a note says that both count.
     """
-    owners: dict[str, list[Section]] = {}
+    exact: dict[tuple[str, object], Section] = {}
+    near: dict[str, list[_Profile]] = {}
     for section in sorted(
         found, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)
     ):
-        model = [t for t in section.tensors if t.role in ("", "model")]
-        if len(model) < MIN_TENSORS or section.same_as is not None:
+        if section.same_as is not None or len(_model(section)) < MIN_TENSORS:
             continue
-        for other in owners.setdefault(_folder(section), []):
-            if _repeats(section, other):
-                section.same_as = other.path or other.format
-                break
-        else:
-            owners[_folder(section)].append(section)
+        one, folder = _profile(section), _folder(section)
+        keys = [(folder, one.checksums)] if one.checksums else []
+        keys += [(folder, one.structure)] if one.family else []
+        others = near.setdefault(folder, [])
+        other = next((exact[key] for key in keys if key in exact), None)
+        if other is None and one.family:
+            other = next((known.section for known in others if _close(one, known)), None)
+        if other is not None:
+            section.same_as = other.path or other.format
+            continue
+        exact.update(dict.fromkeys(keys, section))
+        if one.family and len(others) < MAX_OWNERS:
+            others.append(one)
+
+
+def _profile(section: Section) -> _Profile:
+    family = _family(section)
+    structure = _structure(section) if family else frozenset()
+    size = sum(prod(shape) for shape in {t.name: t.whole for t in _model(section)}.values()) if family else 0
+    return _Profile(section, family, _checksums(section), structure, size)
 
 
 def _folder(section: Section) -> str:
     """The folder a section lies in; DeepSpeed's tag folder belongs to the one above."""
     files = section.files[0].rpartition("/")[0] if section.files else section.path
     return files.rpartition("/")[0] if section.format.startswith("DeepSpeed") else files
-
-
-def _repeats(section: Section, other: Section) -> bool:
-    if _checksums(section) and _checksums(section) == _checksums(other):
-        return True
-    ours, theirs = _family(section), _family(other)
-    if ours is None or theirs is None:
-        return False
-    if _structure(section) == _structure(other):
-        return True
-    if "GGUF" in (ours, theirs):
-        return _dimensions(section) == _dimensions(other) != {} and _close(section, other)
-    return section.format != other.format and _close(section, other)  # TensorFlow and Flax name and transpose anew
 
 
 def _family(section: Section) -> str | None:
@@ -81,18 +93,20 @@ def _model(section: Section) -> list[StoredTensor]:
     return [t for t in section.tensors if t.role in ("", "model")]
 
 
-def _checksums(section: Section) -> set[Any] | None:
+def _checksums(section: Section) -> frozenset[Any] | None:
     """Name and checksum of every tensor; None where one has none."""
-    found = {(t.name, t.checksum, t.storage_nbytes, t.shape) for t in _model(section)}
-    return None if any(item[1] is None for item in found) else found
+    model = _model(section)
+    if any(t.checksum is None for t in model):
+        return None
+    return frozenset((t.name, t.checksum, t.storage_nbytes, t.shape) for t in model)
 
 
-def _structure(section: Section) -> set[Any]:
+def _structure(section: Section) -> frozenset[Any]:
     """Names, in one spelling, and whole shapes; buffers that formats keep or drop as they like are left out."""
     names = {
         t.name: t.whole for t in _model(section) if not re.search(r"inv_freq$|rope\.?_?freqs|position_ids$", t.name)
     }
-    return {(_spelled(name), shape) for name, shape in names.items()}
+    return frozenset((_spelled(name), shape) for name, shape in names.items())
 
 
 def _spelled(name: str) -> str:
@@ -101,10 +115,13 @@ def _spelled(name: str) -> str:
     return name
 
 
-def _close(section: Section, other: Section) -> bool:
-    """Within 2 %: buffers and tied heads make the difference."""
-    sizes = [sum(prod(shape) for shape in {t.name: t.whole for t in _model(s)}.values()) for s in (section, other)]
-    return min(sizes) >= 0.98 * max(sizes)
+def _close(one: _Profile, other: _Profile) -> bool:
+    """Within 2 %: buffers and tied heads make the difference. TensorFlow and Flax name and transpose anew."""
+    if 50 * min(one.size, other.size) < 49 * max(one.size, other.size):
+        return False
+    if "GGUF" in (one.family, other.family):
+        return _dimensions(one.section) == _dimensions(other.section) != {}
+    return one.section.format != other.section.format
 
 
 def _dimensions(section: Section) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Source:
     def upto(self, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset`; fewer where the file ends."""
         parts = []
+        length = min(length, self.size - offset)
         try:
             os.lseek(self._fd, offset, os.SEEK_SET)
             while length > 0 and (part := os.read(self._fd, min(length, 1 << 26))):

@@ -101,7 +101,8 @@ def _others(
         if part := part_of(name):
             known = found.setdefault(part, {"params": 0})
             known["params"] += prod(shape)
-    ahead = [number for number, tails in main.layers.items() if any(map(_MTP_LAYER.match, tails))]
+    marks = {tail for tails in main.layers.values() for tail in tails if tail[:1] in "nesh" and _MTP_LAYER.match(tail)}
+    ahead = [number for number, tails in main.layers.items() if not marks.isdisjoint(tails)] if marks else []
     if 0 < len(ahead) < len(main.layers):
         found["mtp"] = {"n_layers": len(ahead), "params": sum(prod(s) for n in ahead for s in main.layers[n].values())}
         for number in ahead:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,8 @@ MAX_PARTS = 64  # of a dotted name; a hostile name has millions
 class Node:
     """A module or, without children, a tensor. After folding it stands for `repeat` equal ones named in `name`.
 
-    `params` [elements] and `nbytes` are of all of them together.
+    `params` [elements] and `nbytes` are of all of them together. Nodes of one tree with the same tensors under the same
+    names, in whatever order they were stored, have one `kind`.
     """
 
     name: str
@@ -32,41 +33,83 @@ class Node:
     alias_of: str | None = None
     repeat: int = 1
     children: dict[str, Node] = field(default_factory=dict)
+    kind: int = -1
 
-    def signature(self) -> tuple[object, ...]:
-        """Equal for modules with the same tensors under the same names, in whatever order they were stored."""
-        below = tuple((name, child.signature()) for name, child in sorted(self.children.items()))
-        return (self.shape, self.dtype, self.params, self.alias_of is None, self.repeat, below)
+
+_Branch = dict[str, Any]  # of a module: its parts; a part is a branch, a tensor or a list of the pieces of one
+_Kinds = dict[object, int]
+_OWN = ""
+"""Key of the tensor that a module itself is."""
 
 
 def build(tensors: Iterable[StoredTensor]) -> Node:
     """The folded tree of `tensors`."""
-    root = Node("")
+    root: _Branch = {}
     for tensor in tensors:
-        root.params += tensor.unique
-        root.nbytes += tensor.nbytes
-        node = root
-        for part in tensor.name.split(".", MAX_PARTS):
-            found = node.children.get(part)
-            if found is None:
-                found = node.children[part] = Node(part)
-            node = found
-            node.params += tensor.unique
-            node.nbytes += tensor.nbytes
-        node.shape, node.dtype = tensor.whole, tensor.dtype
-        node.alias_of = tensor.alias_of if node.alias_of is None and not tensor.unique else node.alias_of
-    _fold(root)
-    return root
+        *path, last = tensor.name.split(".", MAX_PARTS)
+        branch = root
+        for part in path:
+            below = branch.get(part)
+            if type(below) is not dict:
+                below = branch[part] = {} if below is None else {_OWN: below}
+            branch = below
+        here = branch.get(last)
+        if here is None:
+            branch[last] = tensor
+        elif type(here) is dict:
+            here[_OWN] = [*here.get(_OWN, ()), tensor]
+        elif type(here) is list:
+            here.append(tensor)
+        else:
+            branch[last] = [here, tensor]
+    return _folded("", root, {})
 
 
-def _fold(node: Node) -> None:
+def _folded(name: str, branch: Any, kinds: _Kinds) -> Node:
+    """A branch as a node: first its children, then equal numbered ones as one; a module of one part is that part."""
+    if type(branch) is not dict:
+        return _with_kind(_leaf(name, branch if type(branch) is list else [branch]), kinds)
+    if len(branch) == 1 and name and not name.isdecimal():
+        ((part, below),) = branch.items()
+        if not part.isdecimal() and part != _OWN:
+            node = _folded(part, below, kinds)
+            if node.repeat == 1:
+                node.name = f"{name}.{node.name}"
+                return node
+            return _with_kind(Node(name, node.params, node.nbytes, children={node.name: node}), kinds)
+    own = branch.pop(_OWN, [])
+    node = _leaf(name, own if type(own) is list else [own])
+    node.children = {part: _folded(part, below, kinds) for part, below in branch.items()}
+    branch.clear()
     for child in node.children.values():
-        _fold(child)
-    numbered = [name for name in node.children if name.isdecimal()]
-    if len(numbered) > 1:
-        node.children = _grouped(node.children)
-    merged = map(_merged, node.children.values())
-    node.children = {child.name: child for child in merged}
+        node.params += child.params
+        node.nbytes += child.nbytes
+    if sum(map(str.isdecimal, node.children)) > 1:
+        node.children = _grouped(node.children, kinds)
+    node.children = {child.name: child for child in map(_merged, node.children.values())}
+    return _with_kind(node, kinds)
+
+
+def _leaf(name: str, pieces: list[StoredTensor]) -> Node:
+    node = Node(name)
+    for tensor in pieces:
+        node.params += tensor.unique
+        node.nbytes += tensor.nbytes
+        node.shape, node.dtype = tensor.whole, tensor.dtype if node.dtype in ("", tensor.dtype) else "mixed"
+        node.alias_of = tensor.alias_of if node.alias_of is None and not tensor.unique else node.alias_of
+    return node
+
+
+def _with_kind(node: Node, kinds: _Kinds) -> Node:
+    """Number what is equal: nodes of one kind fold. The type of a module is that of its parts, where they agree."""
+    children = node.children
+    if children:
+        dtypes = {child.dtype for child in children.values()}
+        node.dtype = (dtypes.pop() if len(dtypes) == 1 else "mixed") if node.shape is None else node.dtype
+    below = tuple(sorted((name, child.kind) for name, child in children.items())) if children else ()
+    key = (node.shape, node.dtype, node.params, node.alias_of is None, node.repeat, below)
+    node.kind = kinds.setdefault(key, len(kinds))
+    return node
 
 
 def _merged(child: Node) -> Node:
@@ -78,22 +121,22 @@ def _merged(child: Node) -> Node:
     return only
 
 
-def _grouped(children: dict[str, Node]) -> dict[str, Node]:
-    """Numbered children with equal signatures as one node each, in order of their first number."""
-    groups: dict[object, list[Node]] = {}
+def _grouped(children: dict[str, Node], kinds: _Kinds) -> dict[str, Node]:
+    """Numbered children of one kind as one node each, in order of their first number."""
+    groups: dict[int | str, list[Node]] = {}
     for name, child in sorted(children.items(), key=lambda item: _order(item[0])):
-        key: object = child.signature() if name.isdecimal() else name
-        groups.setdefault(key, []).append(child)
-    whole = len([key for key in groups if isinstance(key, tuple)]) == 1
+        groups.setdefault(child.kind if name.isdecimal() else name, []).append(child)
+    whole = len([key for key in groups if type(key) is int]) == 1
     folded = {}
     for key, group in groups.items():
         first = group[0]
-        if isinstance(key, tuple) and len(group) > 1:
+        if type(key) is int and len(group) > 1:
             name = "*" if whole else f"[{ranges([int(node.name) for node in group])}]"
             first = Node(
                 name, sum(n.params for n in group), sum(n.nbytes for n in group), first.shape, first.dtype,
                 first.alias_of, len(group), first.children,
             )  # fmt: skip
+            _with_kind(first, kinds)
         folded[first.name] = first
     return folded
 

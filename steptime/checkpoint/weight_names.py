@@ -53,10 +53,10 @@ QKV_MODULE = re.compile(r"(?:[qkv]_proj|w[qkv]|linear_qkv|W?qkv|attn_[qkv]|[qkv]
 """Modules whose biases are those of q, k and v."""
 EXPERT = re.compile(r"experts\.(?:local_experts\.|deepspeed_experts\.|linear_fc[12]\.(?:weight|bias))?(\d{1,6})")
 PACKED_UP = re.compile(
-    r"(?:experts\.(?:experts\.)?(?:gate_up_proj|linear_fc1|fc1)|(?:moe|mlp)\.input_linear|ffn_(?:up|gate)_exps)(?:\.weight|_blocks)?$"
+    r"(?:experts\.(?:experts\.)?(?:gate_up_proj|linear_fc1|fc1)|(?:moe|mlp)\.input_linear|ffn_(?:up|gate)_exps)(?:\.weight)?$"
 )
 PACKED_DOWN = re.compile(
-    r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight|_blocks)?$"
+    r"(?:experts\.(?:experts\.)?(?:down_proj|linear_fc2|fc2)|(?:moe|mlp)\.output_linear|ffn_down_exps)(?:\.weight)?$"
 )
 ROUTER = re.compile(r"(?:router(?:\.layer)?|(?:mlp|moe|ffn|block_sparse_moe)\.gate|gate\.wg|ffn_gate_inp)\.weight$")
 SHARED = re.compile(r"shared_expert\w*\.|shared_mlp\.|_shexp\.")

@@ -11,11 +11,11 @@ import os
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import log_options, view_options
-from steptime.commands.argument_types import count, parts, share, words
+from steptime.commands import bench_options, log_options, search_options, view_options
+from steptime.commands.argument_types import count, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
+    "search": "the best of all layouts on a number of devices",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
+    "serve": "a page on this machine that changes a plan and shows its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
+    "init": "write a commented plan to start from",
     "machines": "the machines that ship with steptime",
     "models": "the model presets that ship with steptime",
     "show": "a machine, model or software profile as YAML with sources",
@@ -90,7 +93,7 @@ def _leave(code: int) -> None:
 def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
-    options = parser(name).parse_args(args[1:] if name else args)
+    options = parser(name).parse_args((args[1:] if name else args) or ([] if name else ["--help"]))
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands
@@ -151,19 +154,21 @@ def _no_arguments(made: argparse.ArgumentParser) -> None:
     del made
 
 
-def _config(made: argparse.ArgumentParser, *names: str) -> None:
+def _config(made: argparse.ArgumentParser, *names: str, nargs: Literal["?"] | None = None) -> None:
     for name in names:
-        made.add_argument(name.lower(), metavar=name, help="a YAML or JSON file, or - for standard input")
+        made.add_argument(name.lower(), metavar=name, nargs=nargs, help="a YAML or JSON file, or - for standard input")
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
     )
 
 
 def _report(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
+    _config(made, "CONFIG", nargs="?")
+    _plan_options(made)
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
-    form.add_argument("--brief", action="store_true", help="stop after the answer, the step breakdown and the memory")
+    form.add_argument("--brief", action="store_true", help="only the answer: time, memory, one line of assumptions")
+    made.add_argument("--assumed", action="store_true", help="list every assumption")
     made.add_argument(
         "--from",
         dest="kind",
@@ -195,6 +200,20 @@ def _report(made: argparse.ArgumentParser) -> None:
     view_options.add_to_report(made)
 
 
+def _plan_options(made: argparse.ArgumentParser) -> None:
+    """What makes a plan without a file, or changes one."""
+    made.add_argument("--model", metavar="NAME", help="model preset (3dtrn models)")
+    made.add_argument("--machine", metavar="NAME", help="machine (3dtrn machines)")
+    made.add_argument("--devices", type=int, metavar="N", help="number of devices; data parallelism follows")
+
+
+def _init(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)"
+    )
+    _plan_options(made)
+
+
 def _scale(made: argparse.ArgumentParser) -> None:
     _config(made, "CONFIG")
     made.add_argument("--json", action="store_true", help="rows in SI units")
@@ -202,7 +221,10 @@ def _scale(made: argparse.ArgumentParser) -> None:
 
 def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
-        "config", metavar="CONFIG", help="a YAML or JSON file, - for standard input, or the id of a measured row"
+        "config",
+        metavar="CONFIG",
+        nargs="?",
+        help="a YAML or JSON file, - for standard input, or the id of a measured row",
     )
     made.add_argument(
         "name", metavar="NAME", nargs="?", help="a matrix multiply, a collective or a total; omit to list all"
@@ -217,49 +239,8 @@ def _explain(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--trace", metavar="FILE", nargs="+", help="torch.profiler traces, one per rank: measured vs. predicted"
     )
-    made.add_argument("--json", action="store_true", help="raw figures in SI units")
-
-
-def _bench(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "words",
-        metavar="CONFIG",
-        nargs="+",
-        help="config to run, or: startup LOG... | memory CSV... | scaling RESULTS.json...",
-    )
-    made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
-    )
-    made.add_argument("--out", metavar="DIR", help="output folder (default: steptime-bench)")
-    made.add_argument("--device", choices=("cpu", "cuda", "mps"), help="default: first available of cuda, mps, cpu")
-    made.add_argument(
-        "--only", type=parts, default=parts(""), metavar="PARTS", help="from sweeps,block,step,exact (default: all)"
-    )
-    made.add_argument(
-        "--layouts",
-        type=words,
-        default=[],
-        metavar="L,...",
-        help="from ddp,fsdp2,tp,pp over all ranks (default: the config's own)",
-    )
-    made.add_argument(
-        "--seconds", type=float, default=30.0, metavar="S", help="time budget of all sweeps together (default: 30)"
-    )
-    made.add_argument("--steps", type=count, default=10, metavar="N", help="timed steps per layout (default: 10)")
-    made.add_argument(
-        "--seed", type=count, default=0, metavar="N", help="random seed for weights and tokens (default: 0)"
-    )
-    made.add_argument("--trace", action="store_true", help="write a profiler trace of each rank")
-    made.add_argument("--emit", choices=("slurm", "torchrun"), help="print the launch command of CONFIG, run nothing")
-    made.add_argument("--log", metavar="LOG", help="memory: count samples between this log's first and last step")
-    made.add_argument("--from", dest="start", metavar="TIME", help="memory: count samples from then on")
-    made.add_argument("--to", dest="stop", metavar="TIME", help="memory: count samples up to then")
-    made.add_argument(
-        "--baseline", type=count, default=1, metavar="N", help="scaling: speed-up is over the run on N processes (1)"
-    )
-    made.add_argument("--json", action="store_true", help="print JSON in SI units")
-    usual = {name: made.get_default(name) for name in ("out", "device", "seconds", "steps", "seed", "only")}
-    made.set_defaults(usual=usual)
+    made.add_argument("--json", action="store_true", help="print as JSON")
+    made.add_argument("--key", metavar="A.B", help="what a key of a plan means; no CONFIG needed")
 
 
 def _validate(made: argparse.ArgumentParser) -> None:
@@ -281,16 +262,26 @@ def _validate(made: argparse.ArgumentParser) -> None:
     log_options.add_to_validate(made)
 
 
+def _listing(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="raw figures in SI units")
+
+
 def _show(made: argparse.ArgumentParser) -> None:
+    _listing(made)
     made.add_argument("name", metavar="NAME", help="a machine, model, accelerator or software profile")
 
 
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
+    "search": search_options.add,
     "scale": _scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
-    "bench": _bench,
+    "bench": bench_options.add,
+    "serve": view_options.add_to_serve,
+    "init": _init,
     "validate": _validate,
     "show": _show,
+    "machines": _listing,
+    "models": _listing,
 }

@@ -11,6 +11,8 @@ from steptime.base.config import ConfigError
 from steptime.report.table import ReportSection, style_of, to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from steptime.job.job import Job
 
 
@@ -31,7 +33,7 @@ class Printer:
             _abandon_stdout()
             raise ConfigError(f"cannot write to standard output ({error.strerror})") from None
 
-    def sections(self, sections: list[ReportSection]) -> None:
+    def sections(self, sections: Sequence[ReportSection]) -> None:
         """Print sections with an empty line between."""
         self.text(to_text(sections, self.style))
 

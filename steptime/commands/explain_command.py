@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from steptime.job.job import Job
+    from steptime.report.table import ReportSection
     from steptime.validation.measurements import MeasuredRow
 
 
@@ -21,8 +22,10 @@ def explain(options: Namespace, out: Printer) -> int:
     from steptime.report import explain as working
     from steptime.validation.find import find
 
-    if options.json and not options.trace:
-        raise ConfigError("--json: only with --trace")
+    if options.key is not None:
+        return _explain_key(options, out)
+    if options.config is None:
+        raise ConfigError("explain: a CONFIG, the id of a measured row, or --key is required")
     row = find(options.config, options.measurements)
     if row is not None and options.sets:
         raise ConfigError(
@@ -31,17 +34,52 @@ def explain(options: Namespace, out: Printer) -> int:
     if options.trace:
         return _explain_trace(_row_job(row) if row is not None else load(options.config, options.sets), options, out)
     if row is not None and (options.yaml or options.name is None):
-        return _explain_row(row, out, only_yaml=options.yaml)
+        return _explain_row(row, options, out)
     if options.yaml:
         raise ConfigError("--yaml: for a measured row; a config is YAML already")
     found = estimate(_row_job(row) if row is not None else load(options.config, options.sets))
     if options.name is None:
-        out.text("\n".join(working.names(found)) + "\n")
+        names = working.names(found)
+        if options.json:
+            out.json({"names": names})
+        else:
+            out.text("\n".join(names) + "\n")
         return 0
     try:
-        out.sections(list(working.explain(found, options.name)))
+        _print(list(working.explain(found, options.name)), options, out)
     except working.UnknownNameError as error:
         raise ConfigError(str(error)) from None
+    return 0
+
+
+def _print(sections: list[ReportSection], options: Namespace, out: Printer) -> None:
+    """Sections as text, or as JSON."""
+    if options.json:
+        from steptime.report import section_json
+
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
+
+
+def _explain_key(options: Namespace, out: Printer) -> int:
+    """What one key of a plan takes and means, or all keys below it."""
+    from steptime.base.config import near
+    from steptime.job.names import meant_path
+    from steptime.report.key_pages import page
+    from steptime.report.keys import keys
+
+    every = keys()
+    path = options.key if any(key.path == options.key for key in every) else meant_path(options.key)
+    found = (
+        [key for key in every if key.path == path or key.path.startswith((f"{path}.", f"{path}[]."))] if path else []
+    )
+    if not found:
+        raise ConfigError(f"--key {options.key}: not a key of a plan{near(options.key, [key.path for key in every])}")
+    if options.json:
+        out.json([key._asdict() for key in found])
+    else:
+        out.sections(page(found))
     return 0
 
 
@@ -78,17 +116,23 @@ def _row_job(row: MeasuredRow) -> Job:
         raise ConfigError(f"{row.id}: {problem}") from None
 
 
-def _explain_row(row: MeasuredRow, out: Printer, *, only_yaml: bool) -> int:
+def _explain_row(row: MeasuredRow, options: Namespace, out: Printer) -> int:
     """A row as measured, the resulting config, prediction beside measurement, and all that the prediction rests on."""
     from steptime.answer.result import estimate
     from steptime.report import row_tables as view
+    from steptime.report import section_json
     from steptime.validation.judgement import judge
 
-    if only_yaml:
+    if options.yaml:
         _row_job(row)  # raises where there is none
         out.text(view.config_yaml(row))
         return 0
     judged = judge(row)
+    if options.json:
+        plan = {} if judged.config is None else {"config": judged.config}
+        predicted = [] if judged.config is None else view.predicted(judged, estimate(_row_job(row)))
+        out.json(section_json.document([*view.published(judged), *predicted]) | plan)
+        return 0
     out.sections(view.published(judged))
     if judged.config is not None:
         out.text(f"\nthe resulting config\n{indent(view.config_yaml(row), '  ')}\n")

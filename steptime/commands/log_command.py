@@ -48,7 +48,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     Raises:
         ConfigError: one line per problem.
     """
-    from steptime.report import diff_tables, setting_tables
+    from steptime.report import diff_tables, section_json, setting_tables
     from steptime.validation.kind import is_log
     from steptime.validation.logged import compare as beside
     from steptime.validation.setting_costs import differences as cost_of
@@ -63,7 +63,11 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
     a, b = (beside(runs[path]) if path in runs else None for path in paths)
     changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
-    out.sections([*setting_tables.sections(found, (a, b), labels), changed, *rest])
+    sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
+    if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
     return 0
 
 

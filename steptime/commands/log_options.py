@@ -34,5 +34,6 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in both"
     )
+    made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
     made.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)

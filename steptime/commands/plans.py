@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.commands import quick
 from steptime.commands.console import Printer, load
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def report(options: Namespace, out: Printer) -> int:
     else:
         from steptime.report import estimate_text
 
-        out.text(estimate_text.report(found, out.style, brief=options.brief))
+        out.text(estimate_text.report(found, out.style, brief=options.brief, assumed=options.assumed))
         if reading is not None and not options.brief:
             from steptime.report import launch_flags
 
@@ -59,7 +60,16 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         return launched(options)
     if options.save is not None or options.allow_unmodelled:
         raise ConfigError("--save and --allow-unmodelled go with --from KIND")
-    return load(options.config, options.sets), None
+    if options.config is None:
+        return quick.job(options.model, options.machine, options.devices, options.sets), None
+    return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None
+
+
+def init(options: Namespace, out: Printer) -> int:
+    """A commented plan in a file, or on standard output."""
+    from steptime.commands.init_command import init as run
+
+    return run(options, out)
 
 
 def _flags(reading: Reading | None) -> dict[str, Any]:
@@ -69,6 +79,13 @@ def _flags(reading: Reading | None) -> dict[str, Any]:
     from steptime.report import launch_flags
 
     return {"launch": launch_flags.document(reading)}
+
+
+def search(options: Namespace, out: Printer) -> int:
+    """The best layouts of a plan."""
+    from steptime.commands.search_command import search as run
+
+    return run(options, out)
 
 
 def scale(options: Namespace, out: Printer) -> int:
@@ -89,6 +106,7 @@ def diff(options: Namespace, out: Printer) -> int:
     """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
     from steptime.answer.result import estimate
     from steptime.commands import log_command
+    from steptime.report import section_json
     from steptime.report.diff_tables import diff as compare
     from steptime.validation.kind import is_log
 
@@ -100,7 +118,11 @@ def diff(options: Namespace, out: Printer) -> int:
     notes = [
         f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
     ]
-    out.sections(list(compare(estimate(a), estimate(b), labels, notes)))
+    sections = list(compare(estimate(a), estimate(b), labels, notes))
+    if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
     return 0
 
 
@@ -115,6 +137,13 @@ def _labels(a: str, b: str) -> tuple[str, str]:
 def explain(options: Namespace, out: Printer) -> int:
     """One name's working, a measured row's whole way, or a trace beside the estimate."""
     from steptime.commands.explain_command import explain as run
+
+    return run(options, out)
+
+
+def serve(options: Namespace, out: Printer) -> int:
+    """The what-if page, until it is interrupted."""
+    from steptime.commands.serve_command import serve as run
 
     return run(options, out)
 
@@ -165,8 +194,10 @@ def machines(options: Namespace, out: Printer) -> int:
     """The table of shipped machines."""
     from steptime.report import catalogue
 
-    del options
-    out.sections([catalogue.machines()])
+    if options.json:
+        out.json(catalogue.machine_rows())
+    else:
+        out.sections([catalogue.machines()])
     return 0
 
 
@@ -174,16 +205,25 @@ def models(options: Namespace, out: Printer) -> int:
     """The table of model presets."""
     from steptime.report import catalogue
 
-    del options
-    out.sections([catalogue.models()])
+    if options.json:
+        out.json(catalogue.model_rows())
+    else:
+        out.sections([catalogue.models()])
     return 0
 
 
 def show(options: Namespace, out: Printer) -> int:
-    """One machine, model or profile as YAML."""
+    """One machine, accelerator, model or profile as YAML."""
+    from steptime.answer.result import finite
     from steptime.report import catalogue
 
-    out.text(catalogue.show(options.name))
+    text = catalogue.show(options.name)
+    if options.json:
+        import yaml
+
+        out.json(finite(yaml.safe_load(text)))
+    else:
+        out.text(text)
     return 0
 
 

@@ -5,59 +5,82 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from steptime.checkpoint import against_plan, identity, model_yaml
-from steptime.checkpoint.api import summarize_checkpoint
+from steptime.checkpoint import against_plan, difference, model_yaml
+from steptime.checkpoint.api import summarize_checkpoint, without_collector
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
 from steptime.checkpoint.records import Problem
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
-from steptime.report.table import style_of
+from steptime.report.table import PLAIN, WIDTH, style_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.api import Summary
     from steptime.checkpoint.records import StoredTensor
+    from steptime.report.table import Style
 
 EPILOG = """exit codes: 0 ok, 1 problems found (with --diff: the structures differ, with --model: they
 disagree), 2 nothing could be read. Only headers and metadata are read; nothing in the checkpoint is executed."""
 MAX_DIFF = 200
+MAX_WIDTH = 200
+JSON = ("summary", "full")
+ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="summarize-ckpt", description="What is in a checkpoint, from its headers alone.", epilog=EPILOG
     )
-    parser.add_argument("path", help="a checkpoint file or directory")
-    parser.add_argument("--depth", type=int, default=1, help="levels of the module tree (default 1)")
+    parser.add_argument("path", nargs="?", help="a checkpoint file or directory")
+    parser.add_argument("--depth", type=int, help="levels of the module tree (default 1)")
     parser.add_argument("--tensors", nargs="?", const="*", metavar="GLOB", help="list tensors whose name matches")
-    parser.add_argument(
-        "--json", nargs="?", const="summary", choices=["summary", "full"], help="print JSON (full: with tensors)"
-    )
+    parser.add_argument("--json", nargs="?", const="summary", metavar="full", help="print JSON (full: with tensors)")
     parser.add_argument("--emit-config", metavar="FILE", help="write the model section of a 3dtrn config")
     parser.add_argument("--model", metavar="PLAN", help="compare with a 3dtrn config")
     parser.add_argument("--diff", metavar="OTHER", help="compare names, shapes and types with another checkpoint")
-    parser.add_argument("--id", action="store_true", help="print only the structural hash")
+    parser.add_argument("--id", action="store_true", help="print only the structural hash, with no other option")
     parser.add_argument("--strict", action="store_true", help="warnings count as problems")
     parser.add_argument("--all", action="store_true", help="read every save of a directory, not only the newest")
-    parser.add_argument("--units", choices=["iec", "si"], default="iec", help="GiB (iec) or GB (si)")
+    parser.add_argument("--units", choices=["iec", "si"], help="GiB (iec, the default) or GB (si)")
     return parser
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    """The arguments; what follows --json or --tensors is the path where no other is given. Exits with 2 on misuse."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.json not in (None, *JSON):
+        if options.path is not None:
+            parser.error(f"--json {options.json}: use --json or --json=full; the path is {options.path}")
+        options.path, options.json = options.json, JSON[0]
+    if options.path is None and options.tensors not in (None, "*"):
+        options.path, options.tensors = options.tensors, "*"
+    if options.path is None:
+        parser.error("which checkpoint? a path is missing")
+    given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) is not None]
+    if options.id and given:
+        parser.error(f"--id prints the hash alone: leave out {', '.join(given)}")
+    return options
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns 0, 1 or 2. A reader that goes away (`| head`) is no error."""
-    options = _parser().parse_args(argv)
+    options = _options(argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks is written as \x..
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(options)
-        sys.stdout.flush()
+        with without_collector():
+            code = _run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             return _closed()
@@ -70,13 +93,16 @@ def main(argv: list[str] | None = None) -> int:
 def _say(words: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Write a line; progress is shown at once."""
     out = stream or sys.stdout
-    out.write(words + end)
-    if not end:
-        out.flush()
+    if out is not None:  # None: the caller closed it, as with >&-
+        out.write(words + end)
+        if not end:
+            out.flush()
 
 
 def _closed() -> int:
     """The reader went away: nothing more can be said, and nothing is wrong."""
+    if sys.stdout is None:
+        return 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -103,10 +129,20 @@ def _run(options: argparse.Namespace) -> int:
     if options.tensors:
         _list(_matching(summary, options.tensors))
     else:
-        units = BINARY if options.units == "iec" else DECIMAL
-        _say(report(summary, options.depth, units, style_of(sys.stdout)), end="")
+        units = DECIMAL if options.units == "si" else BINARY
+        depth = 1 if options.depth is None else options.depth
+        _say(report(summary, depth, units, _style()), end="")
     _emit(summary, options)
     return max(summary.exit_code, _plan(summary, options))
+
+
+def _style() -> Style:
+    """Colors and width of the terminal; 80 columns where nobody looks."""
+    if sys.stdout is None:
+        return PLAIN
+    style = style_of(sys.stdout)
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    return style._replace(width=max(WIDTH, min(wide, MAX_WIDTH)))
 
 
 def _summarize(options: argparse.Namespace, path: str) -> Summary:
@@ -154,8 +190,7 @@ def _json(summary: Summary, options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:  # the other side is unusable: still one document, which says so
         document["problems"] += [problem(Problem("REFUSED", line)) for line in str(error).splitlines()]
         document["exit_code"] = 2
-    json.dump(document, sys.stdout, allow_nan=False, separators=(",", ":"))
-    _say("")
+    _say(json.dumps(document, allow_nan=False, separators=(",", ":")))
     return int(document["exit_code"])
 
 
@@ -163,7 +198,7 @@ def _compared(summary: Summary, options: argparse.Namespace, document: dict[str,
     """Add what --diff and --model find to the JSON document."""
     if options.diff:
         other = _summarize(options, options.diff)
-        document["diff"] = identity.difference(summary.model, other.model) if other.sections else None
+        document["diff"] = _differences(summary, other) if other.sections else None
         document["problems"] += [] if other.sections else [problem(item) for item in other.all_problems]
         document["exit_code"] = max(summary.exit_code, other.exit_code, int(bool(document["diff"])))
     if options.model and summary.sections:
@@ -178,14 +213,21 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
     if not other.sections:
         _print_failure(other)
         return 2
-    lines = identity.difference(summary.model, other.model)
+    note, found = difference.difference(summary.model, other.model)
+    lines = [*([note] if note else []), *difference.folded(found)]
     for line in lines[:MAX_DIFF]:
         _say(escaped(line, 1000))
     if len(lines) > MAX_DIFF:
         _say(f"and {len(lines) - MAX_DIFF} more differences")
-    if not lines:
-        _say(f"same names, shapes and types: {len(summary.model)} tensors, id {summary.id}")
+    if not found:
+        names = "shapes and types are the same" if note else "same names, shapes and types"
+        _say(f"{names}: {len(summary.model)} tensors" + ("" if note else f", id {summary.id}"))
     return max(summary.exit_code, other.exit_code, int(bool(lines)))
+
+
+def _differences(summary: Summary, other: Summary) -> list[str]:
+    note, lines = difference.difference(summary.model, other.model)
+    return [*([note] if note else []), *map(str, lines)]
 
 
 def _plan(summary: Summary, options: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.commands.argument_types import count
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
@@ -14,6 +16,23 @@ def add_to_report(made: ArgumentParser) -> None:
     """The options of the bare `3dtrn CONFIG`."""
     made.add_argument("--html", metavar="FILE", help="the report as a page: one file, opened in any browser")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
+
+
+def add_to_serve(made: ArgumentParser) -> None:
+    """The options of `3dtrn serve`."""
+    made.add_argument(
+        "config", metavar="PLAN", nargs="?", help="the plan that the page opens with; a YAML or JSON file"
+    )
+    made.add_argument("--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting of it")
+    made.add_argument(
+        "--port", type=count, default=8765, metavar="N", help="port to listen on; 0 takes a free one (8765)"
+    )
+    made.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on; another one opens the page to others",
+    )
 
 
 def check(options: Namespace) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, maximum, where
 from steptime.cost.rates import Rates
-from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.ops import Attention, Gemm, Move, Op, Scan
 from steptime.software.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
@@ -34,6 +35,11 @@ HEAD_64 = 0.87
 ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
+SCAN_KERNELS = 6.0
+"""The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (mamba_ssm/ops/triton/ssd_combined.py)."""
+SCAN_BACKWARD = 2.8
+"""Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
+3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
 
 
 class Pass(NamedTuple):
@@ -134,6 +140,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
     if isinstance(op, Attention):
         flops = op.full_flops * op.causal_share
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
+    if isinstance(op, Scan):
+        return scan_pass(op, r, 1.0)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -155,6 +163,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
         flops = op.full_flops * op.causal_share * widths
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
+    if isinstance(op, Scan):
+        return scan_pass(op, r, SCAN_BACKWARD), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -164,10 +174,23 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
     return NOTHING, NOTHING
 
 
+def scan_pass(op: Scan, r: Rates, times: float) -> Pass:
+    """A state-space scan: its matrix products, and beside them the kernels that move memory, `times` those of forward."""
+    flops, bytes_ = times * op.flops, times * op.forward_bytes
+    compute, bandwidth = flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
+    kernels = SCAN_KERNELS * times
+    return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
+
+
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:
     """dgrad: m x n by n x k. wgrad: k x m by m x n, into the gradient's own dtype, read first when it accumulates."""
     _, dgrad, wgrad = gemm_traffic(op, r)
     rate = op.recipe.backward_rate if op.recipe else 1.0
+    if op.recipe and op.recipe.casts and op.recipe.casts.plain_wgrad:
+        plain = replace(op, recipe=None)
+        traffic = gemm_traffic(plain, r)[2]
+        third = gemm_pass(plain, r, op.k, op.n, op.m, traffic.bytes, WGRAD_RATE)
+        return gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate), third
     return (
         gemm_pass(op, r, op.m, op.k, op.n, dgrad.bytes, rate),
         gemm_pass(op, r, op.k, op.n, op.m, wgrad.bytes, rate * (WGRAD_RATE if op.params else 1.0)),

@@ -136,14 +136,21 @@ def part_time(
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
+    forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
+    replay = segment_replay(ops, passes, context, segments, gap_s)
+    for work in (forward, backward):
+        wait_for_host(work, context.software)
+    return PartTime(forward, backward, replay)
+
+
+def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments: list[Segment], gap_s: float) -> Work:
+    """What recomputation of some segments repeats within one backward of a part; `passes`: its ops forward."""
     early = context.software.activations.recompute_stops_early
     again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
-    forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
-    replay.launch_s = forward.launch_s * len(again) / len(ops)
-    for work in (forward, backward, replay):
-        wait_for_host(work, context.software)
-    return PartTime(forward, backward, replay)
+    replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
+    wait_for_host(replay, context.software)
+    return replay
 
 
 def wait_for_host(work: Work, software: Software) -> None:

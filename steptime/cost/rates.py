@@ -15,9 +15,17 @@ FALLBACK_SUSTAINED = 0.75
 BEST_SUSTAINED = 0.8
 """The same of the best shape's rate, where a machine states that alone (assumed: long GEMMs sustain some 0.85 of it on Ampere and
 Hopper, 0.6 to 0.8 on Blackwell)."""
-OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7}
+OLDER_KERNELS = {"fa1": 1.0 / 2.35, "triton": 1.0 / 1.7, "flex": 0.9}
 """Rates over FlashAttention-2's: it is 1.7 to 3.0 times as fast as FlashAttention-1 and 1.3 to 2.5 times as fast as the Triton
-version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha."""
+version (Dao 2023, arXiv 2307.08691 section 4). Within these, chosen on rows marked fit of llm-foundry and Aleph Alpha.
+FlexAttention reaches 0.85 to 0.9 of it on A100 (pytorch.org/blog/flexattention)."""
+FLEX_ON_BLACKWELL = 1.5
+"""The same of FlexAttention where FlashAttention-2 leaves Blackwell's own instructions unused: 14B steps at 512 and at 2,048
+tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
+
+SCAN_SHARE = 0.132
+"""Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
+H800, 1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Rates:
     """GEMM rate without tensor cores over `gemm_flops`."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantized operands."""
+    scan_flops: float = 0.0
+    """Rate of the matrix products inside a state-space scan."""
     attention_ramp_tokens: float = 450.0
     gemm_overhead_k: float | None = None
 
@@ -93,6 +103,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
+        scan_flops=peak * SCAN_SHARE,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )
@@ -109,6 +120,8 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
     if software.kernels.attention_kernel == "best":
         return forward, backward
     older = OLDER_KERNELS.get(software.kernels.attention_kernel, 1.0)
+    if software.kernels.attention_kernel == "flex" and accelerator.microscaling:
+        older = FLEX_ON_BLACKWELL
     return (accelerator.fa2_forward_efficiency or forward) * older, (
         accelerator.fa2_backward_efficiency or backward
     ) * older

@@ -6,7 +6,7 @@ block and the root with the embedding, final norm and head; with wrap "model" al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from steptime.base.num import Num
@@ -35,6 +35,8 @@ class ParamGroup:
     ranks: Num
     last: Num
     """Elements of its last parameter."""
+    quantized: Num = 0.0
+    """Weights that a recipe quantizes."""
 
 
 class Buffers(NamedTuple):
@@ -86,7 +88,7 @@ def groups(assembly: Assembly) -> Groups:
         every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
         nothing = ParamGroup(0, 0, ranks, 0)
         return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
-    kinds = {part: group_of(part.params, tp, ranks) for part in assembly.kinds}
+    kinds = {part: replace(group_of(part.params, tp, ranks), quantized=part.n_quantized) for part in assembly.kinds}
     return Groups(
         group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
     )
@@ -99,14 +101,23 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
     shard = of.padded / of.ranks
     copied = 0.0 if stored == reduce else stored
+    whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
-        gathered=of.padded * used,
-        unsharded=of.padded * used,
+        gathered=whole,
+        unsharded=whole,
         gradients=of.elements * used,
         reduce_input=of.padded * reduce,
         reduce_output=shard * reduce,
         reduced=shard * (reduce + copied) + of.last * used,
     )
+
+
+def quantized_saving(job: Job) -> float:
+    """Bytes per weight that go out less where the all-gather sends quantized ones (torchao's fsdp_pre_all_gather)."""
+    software = job.software
+    if software.recipe is None or not software.states.fp8_params:
+        return 0.0
+    return software.itemsize - software.recipe.param_gather_itemsize
 
 
 def sharded_elements(assembly: Assembly) -> Num:

@@ -6,6 +6,7 @@ its source. A user's machine is one such file, given by path.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
@@ -17,9 +18,13 @@ from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section, build, near
 from steptime.base.units import BYTE_UNITS, FLOP_UNITS, Bytes, BytesPerS, FlopPerS, Seconds, read_quantity
+from steptime.hardware.accelerators import ACCELERATORS, accelerator_names
+from steptime.hardware.machine_tree import plain_tree, put_figure
+from steptime.hardware.plausible import implausible
 
 _DATA = Path(__file__).parents[1] / "data"
 _MACHINES = _DATA / "machines"
+_ALIASES = _DATA / "machine_aliases.yaml"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -122,7 +127,21 @@ class Machine(Config):
         sizes = [tier.size for tier in self.tiers]
         if any(inner >= outer for inner, outer in pairwise(sizes)):
             raise ValueError(f"tier sizes {sizes} must increase, innermost first")
+        if lines := implausible(self.figures()):
+            raise ConfigError(ConfigProblem(line, path) for path, line in lines)
         return self
+
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """What it is a figure of, dotted path, and value, of each figure that has a unit."""
+        for i, tier in enumerate(self.tiers):
+            yield "tier.bytes_per_s", f"tiers.{i}.bytes_per_s", tier.bytes_per_s
+            yield "tier.latency_s", f"tiers.{i}.latency_s", tier.latency_s
+        device = self.accelerator
+        for key in ("memory_bytes", "usable_memory_bytes", "memory_bytes_per_s"):
+            yield key, f"accelerator.{key}", getattr(device, key)
+        for key in ("peak_flops", "sustained_flops"):
+            for dtype, value in getattr(device, key).items():
+                yield key, f"accelerator.{key}.{dtype}", value
 
     @staticmethod
     def load(name_or_path: str, overrides: dict[str, object] | None = None) -> Machine:
@@ -149,9 +168,21 @@ def machine_names() -> list[str]:
     return sorted(path.stem for path in _MACHINES.glob("*.yaml"))
 
 
+def shipped_name(name: str) -> str:
+    """The name behind an alias of a shipped machine; a path, and a name itself, as it is."""
+    path = _find(name)
+    return path.stem if path.parent == _MACHINES else name
+
+
 def normalise(name: str) -> str:
     """How names are compared: lower case, with "-" for blanks and underscores."""
     return "-".join(name.lower().replace("_", " ").split())
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a machine of this name or alias comes with the package, so that no file of the user's is read for it."""
+    key = normalise(name)
+    return key in machine_names() or key in _shipped(_DATA / "machine_aliases.yaml")
 
 
 def _find(name: str) -> Path:
@@ -160,7 +191,7 @@ def _find(name: str) -> Path:
     shipped = _MACHINES / f"{key}.yaml"
     if "/" not in key and shipped.is_file():
         return shipped
-    aliases: dict[str, str] = _shipped(_DATA / "machine_aliases.yaml")
+    aliases: dict[str, str] = _shipped(_ALIASES)
     if key in aliases:
         return _MACHINES / f"{aliases[key]}.yaml"
     if Path(name).suffix in {".yaml", ".yml", ".json"} or Path(name).is_file():
@@ -192,7 +223,7 @@ def _load(path: Path) -> Machine:
 
 def _build(path: Path, overrides: dict[str, object]) -> Machine:
     provenance: dict[str, str] = {}
-    plain = _plain(_read(path), "", provenance)
+    plain = plain_tree(_read(path), "", provenance)
     if "accelerator" in overrides:
         plain["accelerator"] = overrides["accelerator"]
     if isinstance(plain.get("accelerator"), str):
@@ -202,7 +233,7 @@ def _build(path: Path, overrides: dict[str, object]) -> Machine:
     peaks = dict(device.get("peak_flops") or {}) if isinstance(device, dict) else {}
     for key, value in overrides.items():
         if key != "accelerator":
-            _override(plain, key, value)
+            put_figure(plain, key, value)
         provenance[key] = "override"
     if "accelerator.memory_bytes" in overrides and "accelerator.usable_memory_bytes" not in overrides:
         provenance["accelerator.usable_memory_bytes"] = "override of memory_bytes, in proportion"
@@ -246,47 +277,10 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    path = _DATA / "accelerators" / f"{normalise(name)}.yaml"
+    path = ACCELERATORS / f"{normalise(name)}.yaml"
+    if "/" not in name and not path.is_file() and (machine := _shipped(_ALIASES).get(normalise(name))):
+        path = path.with_name(f"{_shipped(_MACHINES / f'{machine}.yaml')['accelerator']}.yaml")
     if "/" in name or not path.is_file():
-        known = (file.stem for file in path.parent.glob("*.yaml"))
-        line = f"accelerator: unknown accelerator {name!r}{near(name, known)}; or give its figures inline"
+        line = f"accelerator: unknown accelerator {name!r}{near(name, accelerator_names())}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
-    return dict(_plain(_shipped(path), "accelerator", provenance))
-
-
-def _plain(node: Any, path: str, provenance: dict[str, str]) -> Any:
-    """`node` without its sources, which go to `provenance` under their dotted path."""
-    if isinstance(node, list):
-        return [_plain(item, f"{path}.{i}", provenance) for i, item in enumerate(node)]
-    if not isinstance(node, dict):
-        return node
-    if node.keys() == {"value", "source"}:
-        provenance[path] = str(node["source"])
-        return node["value"]
-    plain = {}
-    for key, value in node.items():
-        if key in {"source", "provenance"} and isinstance(value, str):
-            provenance[path] = value
-        elif key == "provenance" and isinstance(value, dict):
-            provenance.update((str(at), str(source)) for at, source in value.items())
-        else:
-            plain[key] = _plain(value, f"{path}.{key}" if path else str(key), provenance)
-    return plain
-
-
-def _override(plain: dict[str, Any], key: str, value: object) -> None:
-    """Put `value` at a dotted key; whether there is such a key the check of the whole tells."""
-    node: Any = plain
-    parts, at = key.split("."), f"hardware.overrides.{key}"
-    for depth, part in enumerate(parts):
-        if isinstance(node, list) and not (part.isdecimal() and int(part) < len(node)):
-            valid = ", ".join(map(str, range(len(node))))
-            raise ConfigError(ConfigProblem(f"{at}: {part!r} is not a valid index; valid: {valid}", at))
-        if not isinstance(node, dict | list):
-            line = f"{at}: {'.'.join(parts[:depth])} is a single value and has no keys"
-            raise ConfigError(ConfigProblem(line, at))
-        step: Any = int(part) if isinstance(node, list) else part
-        if depth == len(parts) - 1:
-            node[step] = value
-        else:
-            node = node.setdefault(step, {}) if isinstance(node, dict) else node[step]
+    return dict(plain_tree(_shipped(path), "accelerator", provenance))

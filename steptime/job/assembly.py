@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from steptime.model.blocks import embedding_ops, head_ops, layers, params_of
 from steptime.model.model import Model
 from steptime.model.ops import Gemm, Op, Param, Tensor, tensor_bytes
 from steptime.model.shard import Shard
-from steptime.schedule import placement
+from steptime.schedule import Place, placement
 
 
 def padded_vocab(vocab_sz: int, tp: Num, multiple: int) -> Num:
@@ -145,21 +146,12 @@ class Assembly:
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
         p = self.job.parallelism
-        counts, places = self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp)
-        last, left = len(counts) - 1, tuple(self.runs)
-        chunks = []
-        for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
-            mine, left = take(left, count)
-            chunks.append(Chunk(depth, place.stage, place.chunk, mine, depth == 0, depth == last))
-        return chunks
+        return chunks_of(tuple(self.runs), self.job.layers_per_chunk, placement(self.job.schedule, p.pp, p.vpp))
 
     @cached_property
     def stages(self) -> list[list[Chunk]]:
         """Chunks by stage, virtual chunks in order."""
-        held: list[list[Chunk]] = [[] for _ in range(self.job.parallelism.pp)]
-        for chunk in sorted(self.chunks, key=lambda chunk: chunk.virtual):
-            held[chunk.stage].append(chunk)
-        return held
+        return stages_of(self.chunks, self.job.parallelism.pp)
 
     @property
     def tied_copy(self) -> bool:
@@ -184,6 +176,23 @@ class Assembly:
         total = sum(count * part.n_params for part, count in chunk.runs)
         total += self.embedding.n_params if chunk.embedding else 0
         return total + (sum(p.local(self.head.tp) for p in self.head_params) if chunk.head else 0)
+
+
+def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:
+    """Model chunks in depth order: of `runs`, `counts` layers each, held at `places`."""
+    last, chunks = len(counts) - 1, []
+    for depth, (count, place) in enumerate(zip(counts, places, strict=True)):
+        mine, runs = take(runs, count)
+        chunks.append(Chunk(depth, place.stage, place.chunk, mine, depth == 0, depth == last))
+    return chunks
+
+
+def stages_of(chunks: Sequence[Chunk], pp: int) -> list[list[Chunk]]:
+    """Chunks by stage, virtual chunks in order."""
+    held: list[list[Chunk]] = [[] for _ in range(pp)]
+    for chunk in sorted(chunks, key=lambda chunk: chunk.virtual):
+        held[chunk.stage].append(chunk)
+    return held
 
 
 def take(runs: Runs, count: int) -> tuple[Runs, Runs]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from steptime.base.num import Num
+from steptime.base.num import Num, is_column, same
 from steptime.job import rules
 from steptime.job.job import Job, facts
 from steptime.model.blocks import layers
@@ -72,6 +72,17 @@ class Candidates:
         return self.data.gbs // (self.parallelism.dp * self.data.microbatch_sz)
 
     @property
+    def sp(self) -> bool:
+        """Sequence parallelism, as said or the profile's, where any candidate has tensor parallelism."""
+        said = self.job.parallelism.sp
+        return (self.job.software.layout.sp if said is None else said) and any_row(self.parallelism.tp > 1)
+
+    @property
+    def single_microbatch(self) -> bool:
+        """Whether a step of every candidate has one micro-batch."""
+        return same(self.microbatches == 1)
+
+    @property
     def as_job(self) -> Job:
         """The same for functions of one job, whose formulas take columns."""
         return cast("Job", self)
@@ -107,13 +118,35 @@ class Candidates:
             columns = self.rows(which).columns
             yield which, Candidates(job, **{key: c for key, c in columns.items() if np.any(c != c[0])})
 
+    def alike_parts(self) -> Iterator[tuple[Any, Candidates]]:
+        """(row indices, candidates) of every group whose layers and ends are made of the same ops."""
+        import numpy as np
+
+        keys = np.stack(np.broadcast_arrays(*self._ops()), axis=-1)
+        _, group = np.unique(keys, axis=0, return_inverse=True)
+        for i in range(int(group.max()) + 1):
+            which = np.flatnonzero(group.reshape(-1) == i)
+            yield which, self.rows(which)
+
+    def _ops(self) -> list[Num]:
+        """What decides which ops there are."""
+        p = self.parallelism
+        kv = {layer.model.n_kv_heads for layer, _ in layers(self.job.model)}
+        ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
+        if self.job.model.mamba is not None:
+            ones.append(1.0 * (self.data.microbatch_sz == 1))  # a scan puts several sequences in another order
+        return [1.0 * p.ep, 1.0 * p.etp, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
+
     def _structure(self) -> list[Num]:
         """What decides which ops, chunks and moments there are."""
         p = self.parallelism
-        kv = [layer.model.n_kv_heads for layer, _ in layers(self.job.model)]
-        degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches, 1.0 * p.ep, 1.0 * p.etp]
-        ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (p.dp * p.cp == 1)]
-        return [*degrees, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in kv)]
+        degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches]
+        return [*degrees, 1.0 * (p.dp * p.cp == 1), *self._ops()]
+
+
+def any_row(condition: Num) -> bool:
+    """Whether it holds, for any row of a column."""
+    return bool(condition.any()) if is_column(condition) else bool(condition)
 
 
 def _path(key: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steptime.base.config import Config, ConfigError, ConfigProblem, show
+from steptime.base.config import Config, ConfigError, show
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
+from steptime.job.devices import AUTO
+from steptime.job.names import meant_path
 from steptime.model.model import Model
 
 _EITHER = {
@@ -18,6 +20,8 @@ _EITHER = {
     "parallelism.n_param_buckets": "parallelism.bucket_size_mb",
     "run.checkpoint_write_s": "run.checkpoint_bytes_per_s",
     "run.checkpoint_bytes_per_s": "run.checkpoint_write_s",
+    "devices": "hardware.nodes",
+    "hardware.nodes": "devices",
 }
 """Two ways to say one thing: setting one takes the other away."""
 
@@ -104,6 +108,8 @@ def read_setting(setting: str) -> tuple[str, Any]:
     path = path.strip()
     if not equals or not all(path.split(".")):
         raise ConfigError(f"--set {setting}: expected a.b=value")
+    if "." not in path and (meant := meant_path(path)) not in {"", path}:
+        raise ConfigError(f"--set {setting}: unknown key; did you mean --set {meant}={value}?")
     return path, parse(value, f"--set {path}")
 
 
@@ -140,42 +146,24 @@ def put(data: dict[str, Any], path: str, value: Any) -> None:
     node[last] = value
     for key, other in _EITHER.items():
         if path == key or path.startswith(key + "."):
-            section, _, name = other.partition(".")
-            data[section].pop(name, None)
+            _take(data, other)
+    if path in {"devices", "hardware.nodes"}:
+        _take(data, "parallelism.dp")
+    if path == "parallelism" or (path == "parallelism.dp" and value != AUTO):
+        _take(data, "devices")
+        _take(data, "hardware.nodes")
 
 
-def mend(data: dict[str, Any], problems: list[ConfigProblem]) -> dict[str, Any] | None:
-    """A copy of `data` without its problems, or None where a required value is bad.
-
-    Unknown keys are renamed as suggested or dropped, bad optional values dropped, an unknown machine is any machine.
-    """
-    mended = {key: dict(section) if isinstance(section, dict) else section for key, section in data.items()}
-    for problem in problems:
-        if problem.path.startswith("hardware."):
-            mended["hardware"] = "dgx-h100"
-            continue
-        *parents, key = problem.path.split(".")
-        node: Any = mended
-        for part in parents:
-            node = node[part] if isinstance(node, dict) and part in node else None
-        if not problem.unknown and dropped(mended, problem.path):
-            continue
-        if not problem.unknown or not isinstance(node, dict):
-            return None
-        value = node.pop(key, None)
-        if problem.meant:
-            node.setdefault(problem.meant, value)
-    return mended
-
-
-def dropped(mended: dict[str, Any], path: str) -> bool:
-    """Take an optional setting out, whole, where the path lies in one; whether it did."""
-    section, _, rest = path.partition(".")
-    key = rest.partition(".")[0].partition("[")[0]
-    optional = section == "performance" or (section == "parallelism" and key not in {"tp", "pp", "dp"})
-    if not optional or not isinstance(mended.get(section), dict):
-        return False
-    return mended[section].pop(key, None) is not None
+def _take(data: dict[str, Any], path: str) -> None:
+    """Take a key away, where it is there."""
+    section, _, name = path.partition(".")
+    node = data.get(section)
+    if not name:
+        data.pop(section, None)
+    elif isinstance(node, Config):
+        data[section] = {key: getattr(node, key) for key in node.model_fields_set if key != name}
+    elif isinstance(node, dict):
+        data[section] = {key: value for key, value in node.items() if key != name}
 
 
 def _spelled_out(section: str, value: str | Machine | Model) -> dict[str, Any]:

@@ -28,18 +28,11 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
-        "expert_layers_listed": any(run.kind == "moe" for run in model.layers or []),
     }
 
 
 EXPERT_RULES = [
     Rule("ep needs moe", "parallelism.ep", "must be 1 without model.moe (got {f.ep})", lambda f: (f.ep == 1) | f.moe),
-    Rule(
-        "listed experts need moe",
-        "model.layers",
-        "lists layers of kind moe, but model.moe does not say what they are",
-        lambda f: f.moe | (not f.expert_layers_listed),
-    ),
     # megatron/core/transformer/moe/moe_layer.py, MoELayer.forward
     Rule(
         "moe without sp",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from steptime.base.num import Num
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
-from steptime.software.precision import RECIPES
 
 if TYPE_CHECKING:
     from steptime.software.performance import Recompute
@@ -52,12 +51,21 @@ class Facts(NamedTuple):
     padded: bool
     """They take as many always."""
     dispatcher: str
-    expert_layers_listed: bool
-    """model.layers lists layers with experts."""
+    kinds: frozenset[str]
+    """Kinds of layer that model.layers or model.hybrid_pattern lists."""
     layers_listed: int | None
-    """How many layers model.layers lists."""
+    """How many layers they list."""
+    listed_by: str
+    """Which of the two does."""
+    patterned: bool
+    """There is a hybrid pattern."""
+    mamba_heads: int
+    """Heads of the Mamba layers; 0 without such."""
+    mamba_groups: int
     attention: str
     attention_impl: str
+    compiled: str
+    """What torch.compile makes kernels of."""
     cp_comm_type: str
     window: int | None
     mtp: int
@@ -217,8 +225,14 @@ class Facts(NamedTuple):
     @property
     def dtype_words(self) -> str:
         """Precisions that the machine has a rate for and the model covers."""
-        recipes = RECIPES if self.framework.recipes else ()
-        return ", ".join(dtype for dtype in ("bf16", "fp16", "fp32", *recipes) if dtype in self.machine_dtypes)
+        return ", ".join(
+            dtype for dtype in ("bf16", "fp16", "fp32", *self.framework.recipes) if dtype in self.machine_dtypes
+        )
+
+    @property
+    def recipe_words(self) -> str:
+        """Recipes of the framework, or one that has some."""
+        return ", ".join(self.framework.recipes) or "software megatron-core"
 
     @property
     def zero_words(self) -> str:

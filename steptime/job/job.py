@@ -18,11 +18,15 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
-from steptime.job.edit import anchor, apply_setting, mend, one_line, put, read_hardware, read_model
+from steptime.job.devices import AUTO, DEGREES, spread
+from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardware, read_model
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.hybrid_rules import layer_facts
 from steptime.job.limits import NOT_MODELLED
+from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
+from steptime.job.names import PATHS
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -56,7 +60,16 @@ class Job(Config):
     notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
+    devices: int | None = Field(None, ge=1)
+    """Devices in all; parallelism.dp may then be left out or auto, and follows tp, pp and cp."""
+
     not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED
+    natural_names: ClassVar[Mapping[str, str]] = PATHS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_devices(cls, data: Any) -> Any:
+        return spread(data)
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
@@ -102,6 +115,9 @@ class Job(Config):
             ConfigError: one line per problem.
         """
         data: dict[str, Any] = {key: getattr(self, key) for key in Job.model_fields}
+        fixed = self.devices is not None or self.hardware.nodes is not None
+        if fixed and "parallelism.dp" not in changes and changes.keys() & {f"parallelism.{axis}" for axis in DEGREES}:
+            changes |= {"parallelism.dp": AUTO}
         for path, value in changes.items():
             section = path.partition(".")[0]
             if path != section and isinstance(data.get(section), Config):
@@ -128,7 +144,7 @@ class Job(Config):
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),
-            "hardware": self.hardware.model_dump(exclude_defaults=True),
+            "hardware": self.hardware.to_config(),
         }
         if self.model.moe:
             config["performance"]["moe"] = self.software.moe.model_dump()
@@ -141,6 +157,13 @@ class Job(Config):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.to_config() == other.to_config()
+
+    def __repr__(self) -> str:
+        """One line; `to_config` has everything."""
+        p, data = self.parallelism, self.data
+        layout = f"tp {p.tp} pp {p.pp} dp {p.dp}" + f" cp {p.cp}" * (p.cp > 1)
+        where = f"{p.devices:,} devices of {self.machine.name}"
+        return f"<Job {self.model.name or 'unnamed model'} on {where}: {layout}, gbs {data.gbs:,} x {data.seqlen:,}>"
 
     def __hash__(self) -> int:
         return hash((self.model.n_layers, self.parallelism.devices, self.data.gbs))
@@ -156,8 +179,7 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        found = resolve(self.performance, default, interleaved=self.parallelism.vpp > 1)
-        return found.on(self.machine.accelerator)
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine.accelerator)
 
     @cached_property
     def microbatches(self) -> int:
@@ -225,8 +247,7 @@ def facts(job: Job) -> Facts:
     """The facts of one job."""
     model, layout, batch, said = job.model, job.parallelism, job.data, job.performance
     software, machine = job.software, job.machine
-    split = layout.layers_per_stage
-    fsdp = layout.fsdp
+    split, fsdp = layout.layers_per_stage, layout.fsdp
     numbers: dict[str, Any] = {
         name: getattr(section, name)
         for section, names in ((model, _MODEL), (layout, _LAYOUT), (batch, _BATCH))
@@ -238,12 +259,12 @@ def facts(job: Job) -> Facts:
         n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1,
         head_dim_said="head_dim" in model.model_fields_set,
         **expert_facts(model, software),
-        layers_listed=None if model.layers is None else sum(run.repeat for run in model.layers),
+        **layer_facts(model),
         attention=model.attention.kind,
         attention_impl=software.kernels.attention_impl,
+        compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
         window=model.attention.window,
-        mtp=model.mtp,
         sp=job.sp,
         schedule_said=layout.schedule,
         zero_level=job.zero_level,
@@ -273,19 +294,7 @@ def _build(data: dict[str, Any], problems: list[ConfigProblem]) -> Job:
     try:
         job = build(Job, data)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.details, *_hidden_problems(data, error)]) from None
+        raise ConfigError([*problems, *error.details, *hidden_problems(Job, data, error)]) from None
     if problems:
         raise ConfigError(problems)
     return job
-
-
-def _hidden_problems(data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
-    """What else is wrong once unknown keys and an unknown machine are mended: the rules look at sound sections only."""
-    mended = mend(data, told.details)
-    if mended is None:
-        return []
-    try:
-        build(Job, mended)
-    except ConfigError as error:
-        return [problem for problem in error.details if problem.line not in told.problems]
-    return []

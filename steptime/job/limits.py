@@ -125,9 +125,9 @@ MODELLED = [
     Rule(
         "recipe with ZeRO",
         "performance.precision",
-        "a low-precision recipe is not modeled yet with zero_level 2 or 3 "
+        "TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "
         "(got {f.precision} with {f.zero_level}); use 0 or 1, or bf16",
-        lambda f: (not f.recipe) | (f.zero_level < 2),
+        lambda f: (not f.recipe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
         "recomputation with split backward",
@@ -174,7 +174,8 @@ NOT_MODELLED = {
         f"parallelism.schedule={word}": "not modeled yet; use 1f1b, interleaved, zero_bubble, zbv or dualpipev"
         for word in ("dualpipe", "zb-h2", "v-half", "v-min")
     },
-    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("mamba", "linear", "hybrid", "dsa")},
+    **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
+    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("linear", "dsa")},
     **{
         f"performance.{key}": "not modeled yet; remove it"
         for key in (
@@ -182,7 +183,6 @@ NOT_MODELLED = {
             "cpu_offload",
             "activation_offload",
             "optimizer_offload",
-            "compile",
         )
     },
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",

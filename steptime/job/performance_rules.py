@@ -14,8 +14,8 @@ PERFORMANCE_RULES = [
     Rule(
         "framework has the recipe",
         "performance.precision",
-        "{f.precision} requires TransformerEngine, which {f.software} does not use; use software megatron-core",
-        lambda f: (not f.recipe) | f.framework.recipes,
+        "{f.software} does not run {f.precision}; use {f.recipe_words}",
+        lambda f: (not f.recipe) | (f.precision in f.framework.recipes),
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: "Delayed scaling does not support moe_act and layernorm"
     Rule(
@@ -31,6 +31,13 @@ PERFORMANCE_RULES = [
         "performance.fp8_params",
         "needs a low-precision recipe (got precision {f.precision}); remove it",
         lambda f: (not f.fp8_params) | f.recipe,
+    ),
+    # pytorch/ao torchao/float8/config.py, Float8LinearConfig.__post_init__: enable_fsdp_float8_all_gather needs tensorwise scales
+    Rule(
+        "fp8_params of torchao",
+        "performance.fp8_params",
+        "FSDP gathers fp8 weights with fp8_tensorwise alone (got {f.precision}); remove it",
+        lambda f: (not f.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
     ),
     Rule(
         "remainder of bf16",
@@ -55,6 +62,22 @@ PERFORMANCE_RULES = [
         "performance.recompute",
         "method and n_layers belong to granularity full; selective takes modules",
         lambda f: not (f.granularity == "selective" and (f.recompute_method or f.recompute_counts)),
+    ),
+    Rule(
+        "memory budget",
+        "performance.recompute.memory_budget",
+        "belongs to granularity selective without modules, and to performance.compile (got compile {f.compiled})",
+        lambda f: (
+            f.recompute is None
+            or f.recompute.memory_budget is None
+            or (f.granularity == "selective" and not f.modules and f.compiled != "none")
+        ),
+    ),
+    Rule(
+        "framework compiles",
+        "performance.compile",
+        "torch.compile of whole blocks is modeled for torch and FSDP2 alone (got {f.software}); use none",
+        lambda f: f.compiled == "none" or f.family in {"torch", "fsdp2"},
     ),
     Rule(
         "full keys",

@@ -12,6 +12,7 @@ from typing import Any
 from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
+from steptime.job.hybrid_rules import HYBRID_RULES
 from steptime.job.limits import MODELLED, SANE, Rule
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
@@ -117,8 +118,8 @@ LAYOUT_RULES = [
     ),
     Rule(
         "layers listed",
-        "model.layers",
-        "must list n_layers {f.n_layers} layers, repeats included (got {f.layers_listed})",
+        "model.n_layers",
+        "must be the {f.layers_listed} layers that {f.listed_by} lists, repeats included (got {f.n_layers})",
         lambda f: (f.layers_listed is None) | (f.layers_listed == f.n_layers),
     ),
     Rule(
@@ -126,20 +127,22 @@ LAYOUT_RULES = [
         "model.n_layers",
         "must be a multiple of pp*vpp = {f.chunks} (got {f.n_layers}); "
         "or set parallelism.layers_per_stage to auto or to {f.chunks} counts",
-        lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0),
+        lambda f: (f.layers_per_stage is not None) | f.ends_count | (f.n_layers % f.chunks == 0) | (f.units < f.chunks),
     ),
     Rule(
         "layers and ends divide",
         "model.n_layers",
         "with embedding_and_loss_count_as_layers, n_layers + 2 must be a multiple of "
         "pp*vpp = {f.chunks} (got {f.n_layers} + 2); or set parallelism.layers_per_stage to auto",
-        lambda f: (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0),
+        lambda f: (
+            (f.layers_per_stage is not None) | (not f.ends_count) | (f.units % f.chunks == 0) | (f.units < f.chunks)
+        ),
     ),
     Rule(
         "enough layers",
-        "parallelism.layers_per_stage",
-        "{f.n_layers} layers cannot fill pp*vpp = {f.chunks} chunks; lower pp or vpp",
-        lambda f: (f.layers_per_stage != "auto") | (f.units >= f.chunks),
+        "parallelism.pp",
+        "pp*vpp = {f.chunks} is more than n_layers {f.n_layers}; lower pp or vpp (got pp {f.pp}, vpp {f.vpp})",
+        lambda f: (f.layers_per_stage not in {None, "auto"}) | (f.units >= f.chunks),
     ),
     Rule(
         "layers_per_stage has a count per chunk",
@@ -206,6 +209,7 @@ LAYOUT_RULES = [
         ),
     ),
     *EXPERT_RULES,
+    *HYBRID_RULES,
     Rule(
         "one bucket size",
         "parallelism",
@@ -225,7 +229,7 @@ def problems(facts: Facts) -> list[ConfigProblem]:
 
     def broken(stage: list[Rule]) -> list[ConfigProblem]:
         return [
-            ConfigProblem(f"{rule.path}: {rule.text.format(f=facts)}", rule.path)
+            ConfigProblem(f"{rule.path}: {rule.text.format(f=facts)}", rule.path, by_rule=True)
             for rule in stage
             if not rule.holds(facts)
         ]

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from steptime.base.config import Config, ConfigError, ConfigProblem, Section
 from steptime.base.units import BytesPerS, Seconds
-from steptime.hardware.machine import Machine
+from steptime.hardware.machine import Machine, shipped_name
 
 
 class Data(Config):
@@ -25,6 +25,7 @@ class Hardware(Config):
 
     node_type: str | Section[Machine]
     overrides: dict[str, Any] = Field(default_factory=dict)
+    nodes: int | None = Field(None, ge=1)
 
     @cached_property
     def machine(self) -> Machine:
@@ -42,6 +43,13 @@ class Hardware(Config):
             return Machine.load(self.node_type, self.overrides)
         except ConfigError as error:
             raise ConfigError(self._located(problem) for problem in error.details) from None
+
+    def to_config(self) -> dict[str, Any]:
+        """The section as plain data, a shipped machine by its name and not by an alias."""
+        plain = self.model_dump(exclude_defaults=True, exclude={"nodes"})
+        if isinstance(self.node_type, str):
+            plain["node_type"] = shipped_name(self.node_type)
+        return plain
 
     def _located(self, problem: ConfigProblem) -> ConfigProblem:
         """A machine's problem under the key of this section that it comes from."""

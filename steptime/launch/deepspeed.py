@@ -9,24 +9,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from steptime.base.config import ConfigError, show
+from steptime.base.config import ConfigError, build, show
+from steptime.job.edit import read_model
 from steptime.launch.beside import Beside
 from steptime.launch.devices import data_parallel, devices_in, told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.reading import LaunchFlag, Reading
+from steptime.model.model import Model
 
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_TOLD = {
-    _BATCH: "data.gbs",
-    _MICRO: "data.microbatch_sz",
-    "bf16.enabled": "performance.precision",
-    "fp16.enabled": "performance.precision",
-    "zero_optimization.reduce_bucket_size": "parallelism.bucket_size_mb",
-    "zero_optimization.stage": "parallelism.zero_level",
-    "zero_optimization.overlap_comm": "performance.overlap.dp",
-}
-"""Key that a trainer fills in ("auto") -> what the user sets instead."""
+_TOLD = {_BATCH: "data.gbs", _MICRO: "data.microbatch_sz", "zero_optimization.stage": "parallelism.zero_level"}
+"""Key -> what the user sets instead."""
+_BUCKET = "zero_optimization.reduce_bucket_size"
 
 
 def read_deepspeed(
@@ -51,18 +46,12 @@ def read_deepspeed(
     if isinstance(zero, bool):
         tree = tree | {"zero_optimization": {"stage": int(zero)}}
     keys = JobKeys(path, table, read_keys(flatten(tree), table), sets=sets)
-    _check_told(keys)
+    devices = devices_in("", env)
+    _check_told(keys, devices)
     performance = {"software": "deepspeed"} | _precision(keys)
-    parallelism, data = _layout(keys, devices_in("", env))
-    bucket = "zero_optimization.reduce_bucket_size"
+    parallelism, data = _layout(keys, devices)
     if parallelism["zero_level"]:
-        if told(sets, "parallelism.bucket_size_mb") is None and keys.get(bucket) != "auto":
-            itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
-            parallelism["bucket_size_mb"] = keys.count(bucket) * itemsize / 1e6
-        # unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides
-        overlap = "zero_optimization.overlap_comm"
-        if keys.get(overlap) != "auto" and not keys.on(overlap, default=parallelism["zero_level"] == 3):
-            performance["overlap"] = {"dp": False}
+        _reduction(keys, parallelism, performance)
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
         keys.leave_out("optimizer.type", "states of another optimizer; taken as Adam's")
     if told(sets, "parallelism.dp") is None:
@@ -105,19 +94,45 @@ def _json(path: str, text: str) -> dict[str, Any]:
     return tree
 
 
-def _check_told(keys: JobKeys) -> None:
-    """What only the user can tell: the model, the sequence, and values that a trainer would fill in."""
-    if all(told(keys.sets, key) is None for key in ("model", "model.preset", "model.n_layers")):
+def _reduction(keys: JobKeys, parallelism: dict[str, Any], performance: dict[str, Any]) -> None:
+    """Buckets of the gradients' reduction, and whether it overlaps with backward."""
+    sets = keys.sets
+    if told(sets, "parallelism.bucket_size_mb") is None:
+        if keys.get(_BUCKET) == "auto":  # transformers/integrations/deepspeed.py, trainer_config_finalize
+            keys.put(_BUCKET, build(Model, read_model(told(sets, "model"))).hidden_sz ** 2)
+        itemsize = 4 if performance.get("main_grad_dtype", performance["precision"]) == "fp32" else 2
+        parallelism["bucket_size_mb"] = keys.count(_BUCKET) * itemsize / 1e6
+    # unsaid, it is on at stage 3 alone (zero/config.py, overlap_comm_valid); the profile says how much hides
+    overlap = "zero_optimization.overlap_comm"
+    if keys.get(overlap) != "auto" and not keys.on(overlap, default=parallelism["zero_level"] == 3):
+        performance["overlap"] = {"dp": False}
+
+
+def _check_told(keys: JobKeys, devices: int | None) -> None:
+    """What only the user can tell: the model, the sequence, and values that a trainer would fill in, all at once."""
+
+    def unsaid(key: str) -> bool:
+        return told(keys.sets, key) is None
+
+    if all(map(unsaid, ("model", "model.preset", "model.n_layers"))):
         keys.problem("a ds_config.json names no model; add --set model=NAME (3dtrn models lists them)")
-    if told(keys.sets, "data.seqlen") is None:
+    if unsaid("data.seqlen"):
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
-    for key, ours in _TOLD.items():
-        if keys.get(key) == "auto" and told(keys.sets, ours) is None:
-            keys.problem(f'{key}: "auto" is filled in by the trainer; write its value, or add --set {ours}=...')
+    by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
+    for key in (_BATCH, _MICRO) if by_trainer else ():
+        if keys.get(key) in {None, "auto"} and unsaid(_TOLD[key]):
+            keys.problem(f'{", ".join(by_trainer)}: "auto" is filled in by the trainer; add --set {_TOLD[key]}=N')
+    halves = [key for key in ("bf16.enabled", "fp16.enabled") if keys.get(key) == "auto"]
+    if halves and unsaid("performance.precision"):
+        keys.problem(f'{", ".join(halves)}: "auto" is filled in by the trainer; add --set performance.precision=bf16')
+    if by_trainer and devices is None and unsaid("parallelism.dp"):
+        keys.problem("number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
+    if keys.get("zero_optimization.stage") == "auto" and unsaid("parallelism.zero_level"):
+        keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')
     if keys.get("bf16.enabled") is True and keys.get("fp16.enabled") is True:
         keys.problem("bf16.enabled and fp16.enabled are both true; keep one")
     if keys.problems:
-        raise ConfigError(keys.problems)
+        keys.reading({})
 
 
 def _precision(keys: JobKeys) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -27,13 +28,18 @@ def plan_yaml(plan: Reading | Job) -> str:
 
 
 def _document(job: Job) -> str:
-    said = _plain(job.model_dump(exclude_unset=True, exclude_none=True))
+    return mapping_yaml(job.model_dump(exclude_unset=True, exclude_none=True))
+
+
+def mapping_yaml(data: Mapping[str, Any]) -> str:
+    """Plain data as the YAML that `base.document` reads back to the same."""
+    said = _plain(data)
     return yaml.dump(said, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
 
 
 def _plain(value: Any) -> Any:
     """Mappings, lists and scalars alone."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | frozenset | set):
         return [_plain(item) for item in (sorted(value) if isinstance(value, frozenset | set) else value)]

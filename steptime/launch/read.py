@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 from steptime.base.config import ConfigError, near
 from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
+from steptime.launch.config_functions import split_path
 from steptime.launch.devices import told
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading
 from steptime.launch.shell.expansion import DEVICES_ON_NODE
-from steptime.launch.torchtitan.config_functions import split_path
 
 KINDS = {
     "megatron": ("steptime.launch.megatron.sources", "read_megatron"),

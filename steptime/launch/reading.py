@@ -55,7 +55,12 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modelled; of a model of another kind, which refuses by itself, that line alone."""
     refused = [flag for flag in flags if flag.status == "unmodelled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
-    return [f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or refused]
+    once = {
+        flag.note if "." in flag.name else flag.name: flag for flag in reversed(refused)
+    }  # of one reason the first key
+    return [
+        f"{source}: {told(flag)}; {LEAVE_OUT}" for flag in alone or [flag for flag in refused if flag in once.values()]
+    ]
 
 
 def is_other_model(flag: LaunchFlag) -> bool:

@@ -7,11 +7,12 @@ value per candidate layout: then peaks name no op.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Tensor, tensor_bytes
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Scan, Tensor, tensor_bytes
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
@@ -83,7 +84,7 @@ class Autograd(NamedTuple):
     """torch.compile sees forward and backward of a part."""
 
 
-def walk_part(ops: list[Op], x: Tensor, out: str, modules: frozenset[str], autograd: Autograd) -> PartMemory:
+def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
     """Walk one part with `modules` recomputed; `out` is the tensor it hands on."""
     sizes = tensor_bytes(ops, x)
     if autograd.pool:
@@ -113,7 +114,7 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
 
 def forward_temp(op: Op) -> Num:
     """Bytes that live only while an op runs forward."""
-    return op.forward_temp_bytes if isinstance(op, (Move, Attention)) else 0.0
+    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan)) else 0.0
 
 
 class BackwardWalk:
@@ -211,7 +212,7 @@ class BackwardWalk:
             self.ledger.bytes = self.ledger.bytes + self.weight_grad(op)
         else:
             extra = extra + self.weight_grad(op)
-        if isinstance(op, (Move, Attention)):
+        if isinstance(op, (Move, Attention, Scan)):
             extra = extra + op.backward_temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from steptime.base.num import Num
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
@@ -34,11 +36,15 @@ class PartMemories:
         """A layer of each kind, nothing recomputed."""
         modules = self.recompute.modules
         self.selective = {part: self.walk(part, modules) for part in assembly.kinds} if modules else self.plain
+        self._start()
+
+    def _start(self) -> None:
+        """Nothing is put together yet."""
         self._chunks: dict[tuple[object, ...], PartMemory] = {}
         self._split: dict[Part, SplitMemory] = {}
         self._groups: dict[Runs, PartMemory] = {}
 
-    def walk(self, part: Part, modules: frozenset[str] = frozenset()) -> PartMemory:
+    def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
         n_params = sum([p.local(part.tp, part.experts) for p in own])
@@ -69,7 +75,7 @@ class PartMemories:
             below: Num = 0.0 if input_kept(layers[0][0]) else x
             n_params = sum([count * part.n_params for part, count in layers])
             for part, count in layers:
-                forward = forward.worse(walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out))
+                forward = forward.worse(self.passing(part))
                 plain = self.plain[part]
                 below = below + (count - 1) * plain.saved
                 replay = replay.worse(Peak(below + plain.forward.bytes + x, plain.forward.op))
@@ -77,6 +83,10 @@ class PartMemories:
                 below = below + plain.saved
             self._groups[layers] = PartMemory(1.0 * x, forward, replay.worse(backward), n_params)
         return self._groups[layers]
+
+    def passing(self, part: Part) -> Peak:
+        """The most that a forward holds of which nothing but the input stays."""
+        return passing(part)
 
     def layers(self, chunk: Chunk) -> list[tuple[int, Runs, PartMemory]]:
         """The layers of a chunk in depth order: how often a group of layers stands there, the group (of one), its memory."""
@@ -122,6 +132,11 @@ class PartMemories:
         """Bytes of the tied weight's gradient before it is accumulated."""
         table = next(p for p in self.assembly.embedding.params if p.vocab)
         return self.autograd.weight_grad_itemsize * table.local(self.autograd.tp)
+
+
+def passing(part: Part) -> Peak:
+    """The most that a part's forward holds of which nothing but the input stays."""
+    return walk_forward(part.ops, part.sizes, [part.x.name], part.x.name, part.out)
 
 
 def groups_of(runs: Runs, size: int) -> list[tuple[int, Runs]]:

@@ -9,7 +9,7 @@ from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
 from steptime.model.latent import latent_ops
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast_context, cast_norm
+from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
 from steptime.model.sublayers import (
     FP32,
     Sublayer,
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from steptime.model.shard import Shard
 
 
+EAGER_ROPE = 20.0
+"""Accesses of every element that rotary embedding of eager torch takes in time: Hugging Face's 3,817 us on A100 for 16,384 tokens
+of 40 heads of 128 in bf16, 335 MB (linkedin/Liger-Kernel@ead96b61 benchmark/data/all_benchmark_data.csv), at 0.85 of 2.04 TB/s;
+torchtitan's 8.23 ms for 262,144 tokens of 9 heads, 604 MB, on H100 500 W at 0.92 of 2.4 TB/s is 30 (its commit 8ee8b42f7)."""
+
+
 def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
     """Query and key-value heads on this device; a key-value head is replicated where tp exceeds their number."""
     if model.attention.kind == "mla":
@@ -36,8 +42,8 @@ def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
     return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
 
 
-def attention_ops(model: Model, shard: Shard) -> list[Op]:
-    """The attention half of a block, from "x" to "x2"."""
+def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
+    """The attention half of a block, from "x" to `out`."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
     gate = ""
@@ -63,7 +69,7 @@ def attention_ops(model: Model, shard: Shard) -> list[Op]:
         made, branch = norm("attn.post_norm", branch, rows, hidden, model, shard, "")
         left += made
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    last = residual("attn.residual", "x", branch, "x2", rows * hidden, shard)
+    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
     return [*ops, *core, *quantised, project, *left, *dropped, last]
 
 
@@ -74,7 +80,8 @@ def query_key_value(
     elements = shard.sequence_tokens * model.hidden_sz
     normed, operand = cast_norm(normed, n1, elements, shard)
     entered, operand = enter_tp("attn", operand, model.hidden_sz, shard, shard.software.recipe)
-    ops, gate = [*normed, *entered], ""
+    late, operand = cast_again("attn.qkv", operand, shard.tokens * model.hidden_sz, shard)
+    ops, gate = [*normed, *entered, *late], ""
     if model.attention.gated:
         width = model.n_q_heads * model.head_dim / shard.tp
         weight = linear_params("attn.gate", (model.n_q_heads * model.head_dim, model.hidden_sz), model.qkv_bias)
@@ -170,6 +177,8 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
     tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * d, size),) if own else ()
     rotate_half, products, their_sum = 2.0, 2.0 * 2.0, 3.0  # accesses of every element
     accesses = 2.0 if fused else rotate_half + products + their_sum
+    if shard.software.kernels.rope_impl == "eager":
+        accesses = EAGER_ROPE
     moved = accesses * (out_q.bytes + out_k.bytes)
     saves = tuple(t.name for t in tables)
     op = Move("attn.rope", (q, k), (out_q, out_k), saves, tables, (), moved, moved, kernels=1.0 if fused else 10.0)

@@ -9,9 +9,10 @@ from steptime.base.num import ceil
 from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
 from steptime.model.embedding_and_head import head_ops
+from steptime.model.mamba import mamba_ops
 from steptime.model.mlp import mlp_ops
-from steptime.model.model import LayerRun, Model
-from steptime.model.moe import moe_block_ops
+from steptime.model.model import LayerKind, LayerRun, Model
+from steptime.model.moe import moe_block_ops, moe_ops
 from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
@@ -24,7 +25,29 @@ def block_ops(model: Model, shard: Shard) -> list[Op]:
     return [*attention_ops(model, shard), *mlp_ops(model, shard)]
 
 
-LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {"dense": block_ops, "moe": moe_block_ops}
+def attention_layer_ops(model: Model, shard: Shard) -> list[Op]:
+    """Attention alone, from tensor "x" to "y"."""
+    return attention_ops(model, shard, out="y")
+
+
+def mlp_layer_ops(model: Model, shard: Shard) -> list[Op]:
+    """An MLP alone, from tensor "x" to "y"."""
+    return mlp_ops(model, shard, x="x")
+
+
+def expert_layer_ops(model: Model, shard: Shard) -> list[Op]:
+    """Experts alone, from tensor "x" to "y"."""
+    return moe_ops(model, shard, x="x")
+
+
+LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {
+    "dense": block_ops,
+    "moe": moe_block_ops,
+    "mamba": mamba_ops,
+    "attention": attention_layer_ops,
+    "mlp": mlp_layer_ops,
+    "experts": expert_layer_ops,
+}
 """Every kind of layer by name: its ops, from tensor "x" to "y"."""
 
 
@@ -70,8 +93,14 @@ def sights(model: Model) -> Iterator[tuple[LayerRun, bool]]:
             layer += 1
 
 
+HYBRID: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
+"""Letters of Megatron's hybrid patterns (megatron/core/ssm/mamba_hybrid_layer_allocation.py, Symbols)."""
+
+
 def pattern(model: Model) -> list[LayerRun]:
-    """The layers of a model that lists none: dense ones, or those of its experts' pattern."""
+    """The layers of a model that lists none: those of its hybrid pattern or of its experts', or dense ones."""
+    if model.hybrid_pattern is not None:
+        return [LayerRun(kind=HYBRID[letter]) for letter in model.hybrid_pattern]
     moe = model.moe
     if moe is None:
         return [LayerRun(repeat=model.n_layers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.model.ops import Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
+from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
 from steptime.model.sublayers import Sublayer, casts, dropout, enter_tp, leave_tp, linear, linear_params, norm, residual
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ class Words(NamedTuple):
 MLP = Words("mlp", "mlp", "act")
 
 
-def mlp_ops(model: Model, shard: Shard) -> list[Op]:
-    """The MLP half of a block, from "x2" to "y"."""
+def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
+    """The MLP half of a block, from `x` to "y"."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
-    normed, n2 = norm("mlp.norm", "x2", rows, hidden, model, shard)
+    normed, n2 = norm("mlp.norm", x, rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
     inner, branch = feed_forward(model, shard, operand, MLP)
     if model.post_norms:
         made, branch = norm("mlp.post_norm", branch, rows, hidden, model, shard, "")
         inner += made
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
-    last = residual("mlp.residual", "x2", branch, "y", rows * hidden, shard)
+    last = residual("mlp.residual", x, branch, "y", rows * hidden, shard)
     return [*normed, *inner, *dropped, last]
 
 
@@ -43,6 +43,7 @@ def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> 
     """Into the tensor-parallel region, up, activation, down, and out of it."""
     hidden, width = model.hidden_sz, model.inter_sz / shard.tp
     entered, operand = enter_tp(words.name, operand, hidden, shard, shard.software.recipe, words.role)
+    late, operand = cast_again(f"{words.name}.up", operand, shard.tokens * hidden, shard, words.role)
     inner, act = glu(model, shard, operand, words) if model.glu else plain(model, shard, operand, words)
     quantized, operand = cast(f"{words.name}.act", act, shard.tokens * width, shard, role=words.act)
     weight = Param(f"{words.name}.down.weight", (hidden, model.inter_sz), 1)
@@ -50,7 +51,7 @@ def feed_forward(model: Model, shard: Shard, operand: Operand, words: Words) -> 
     back, out = backward_casts(shard, shard.tokens, hidden, width, reduced=True), f"{words.name}.down.out"
     down = linear(f"{words.name}.down", operand, out, width, hidden, shard, (weight, *bias), back, words.role)
     left, branch = leave_tp(words.name, out, hidden, shard, words.role)
-    return [*entered, *inner, *quantized, down, *left], branch
+    return [*entered, *late, *inner, *quantized, down, *left], branch
 
 
 def glu(model: Model, shard: Shard, x: Operand, words: Words) -> Sublayer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -115,11 +115,33 @@ class AttentionKind(Config):
         return seen / length * (1.0 - seen / length / 2.0), useful
 
 
+LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]
+"""A dense transformer layer, one with experts, a Mamba-2 layer, and in hybrid models attention, an MLP or experts alone."""
+
+
+class Mamba(Config):
+    """Mamba-2 layers (Dao and Gu 2024, arXiv 2405.21060); unsaid figures are Megatron-Core's defaults."""
+
+    n_heads: int | None = Field(None, ge=1)
+    """Heads; twice the hidden size over head_dim where unsaid."""
+    head_dim: int = Field(64, ge=1)
+    state_dim: int = Field(128, ge=1)
+    n_groups: int = Field(8, ge=1)
+    """Groups of heads that share B and C."""
+    conv_width: int = Field(4, ge=1)
+    chunk_sz: int = Field(128, ge=1)
+    """Tokens that the scan takes at once."""
+
+    def heads(self, hidden_sz: int) -> int:
+        """Heads of a model of so wide a residual stream."""
+        return self.n_heads or 2 * hidden_sz // self.head_dim
+
+
 class LayerRun(Config):
     """`repeat` neighboring layers of one kind, with widths of their own where they differ from the model's."""
 
     repeat: int = Field(1, ge=1)
-    kind: Literal["dense", "moe"] = "dense"
+    kind: LayerKind = "dense"
     inter_sz: int | None = Field(None, ge=1)
     n_q_heads: int | None = Field(None, ge=1)
     n_kv_heads: int | None = Field(None, ge=1)
@@ -166,6 +188,11 @@ class Model(Config):
     )
     layers: list[Section[LayerRun]] | None = None
     """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
+    hybrid_pattern: str | None = Field(None, pattern=r"^[M*E-]+$")
+    """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
+    mamba: Section[Mamba] | None = Field(
+        default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None
+    )
     moe: Section[Moe] | None = None
     attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
     mtp: int = 0

@@ -29,8 +29,8 @@ def moe_block_ops(model: Model, shard: Shard) -> list[Op]:
     return [*attention_ops(model, shard), *moe_ops(model, shard)]
 
 
-def moe_ops(model: Model, shard: Shard) -> list[Op]:
-    """The experts' half of a block, from "x2" to "y" (megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
+def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
+    """The experts' half of a block, from `x` to "y" (megatron/core/transformer/moe/moe_layer.py, MoELayer.forward).
 
     Raises:
         ValueError: the model has no experts.
@@ -40,10 +40,10 @@ def moe_ops(model: Model, shard: Shard) -> list[Op]:
         raise ValueError("model.moe: unsaid, so there are no experts")
     rows = Rows(moe, hidden, shard)
     elements = rows.tokens * hidden
-    normed, x = norm("mlp.norm", "x2", rows.tokens, hidden, model, shard)
-    shared, extra = shared_experts(model, moe, shard, x) if moe.shared_expert_inter_sz else ([], "")
-    routed, probs = router_ops(model, rows, x)
-    out, sent = dispatch(rows, x, probs)
+    normed, normal = norm("mlp.norm", x, rows.tokens, hidden, model, shard)
+    shared, extra = shared_experts(model, moe, shard, normal) if moe.shared_expert_inter_sz else ([], "")
+    routed, probs = router_ops(model, rows, normal)
+    out, sent = dispatch(rows, normal, probs)
     inner, y = experts(model, rows, sent)
     back, branch = combine(rows, y)
     ops = [*normed, *shared, *routed, *out, *inner, *back]
@@ -56,7 +56,7 @@ def moe_ops(model: Model, shard: Shard) -> list[Op]:
         made, branch = norm("mlp.post_norm", branch, rows.tokens, hidden, model, shard, "")
         ops += made
     dropped, branch = dropout("mlp.dropout", branch, elements, model, shard)
-    return [*ops, *dropped, residual("mlp.residual", "x2", branch, "y", elements, shard)]
+    return [*ops, *dropped, residual("mlp.residual", x, branch, "y", elements, shard)]
 
 
 def shared_experts(model: Model, moe: Moe, shard: Shard, x: str) -> Sublayer:

@@ -49,11 +49,27 @@ def cast(
     recipe = shard.software.recipe
     if recipe is None:
         return [], Operand(x, x)
+    if recipe.casts:
+        return cast_again(name, Operand(x, x), elements, shard, role)
     made = copies(x, elements, recipe, shard.itemsize, both=both and recipe.copies > 1.0)
     moved = cast_bytes(elements, recipe, shard.itemsize, float(len(made)))
     kernels = cast_kernels(recipe, float(len(made)))
     op = Move(f"{name}.cast", (x,), made[:1], (), made[1:], (), moved, kernels=kernels, same_grad=True, role=role)
     return [op], Operand(made[0].name, made[-1].name, len(made) > 1)
+
+
+def cast_again(name: str, x: Operand, elements: Num, shard: Shard, role: Role = "") -> tuple[list[Op], Operand]:
+    """Torchao: the quantized copy of what a projection reads lives for its product alone; backward casts the kept one again.
+
+    `x` is what tensor parallelism has gathered in the compute dtype. Nothing for other recipes.
+    """
+    recipe = shard.software.recipe
+    if recipe is None or recipe.casts is None:
+        return [], x
+    [rows] = copies(x.read, elements, recipe, shard.itemsize, both=False)
+    moved = elements * recipe.casts.input_forward
+    op = Move(f"{name}.cast", (x.read,), (rows,), (), (), (), moved, kernels=1.0, same_grad=True, role=role)
+    return [op], x._replace(read=rows.name)
 
 
 def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op]:
@@ -63,7 +79,7 @@ def agree(name: str, shard: Shard, *, forward: bool, role: Role = "") -> list[Op
     column-parallel projection, the output's gradient of a row-parallel one.
     """
     recipe = shard.software.recipe
-    if recipe is None or not recipe.amax_reads or not shard.sp or not shard.split:
+    if recipe is None or recipe.casts or not recipe.amax_reads or not shard.sp or not shard.split:
         return []
     if forward:
         return [Comm(f"{name}.amax", kind="all_reduce", bytes=4.0, role=role)]
@@ -77,7 +93,7 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
     (TE pytorch/module/layernorm_linear.py: the rows are saved where the input is gathered).
     """
     recipe = shard.software.recipe
-    if recipe is None:
+    if recipe is None or recipe.casts:
         return normed, Operand(x, x)
     both = not recipe.tensor_scaled
     last = normed[-1]
@@ -92,7 +108,7 @@ def cast_norm(normed: list[Op], x: str, elements: Num, shard: Shard) -> tuple[li
 def cast_context(x: str, elements: Num, shard: Shard) -> tuple[list[Op], Operand]:
     """The input of the attention's output projection: most recipes keep it in bf16, as attention does anyway."""
     recipe = shard.software.recipe
-    if recipe is None or not recipe.proj_keeps_input:
+    if recipe is None or recipe.casts or not recipe.proj_keeps_input:
         return cast("attn.proj", x, elements, shard, role="attn_proj")
     ops, operand = cast("attn.proj", x, elements, shard, both=False, role="attn_proj")
     return ops, Operand(operand.read, x)
@@ -117,6 +133,9 @@ def backward_casts(
     recipe = shard.software.recipe
     if recipe is None:
         return Backward(0.0, 0.0)
+    if of := recipe.casts:
+        weight = 0.0 if shard.software.states.fp8_params else of.weight
+        return Backward(of.gradient * m * n + of.input_backward * m * k + weight * n * k, 4.0)
     transposed = recipe.tensor_scaled and recipe.copies > 1.0
     gathered = reduced and shard.sp and shard.split
     share = 1.0 / shard.tp if gathered else 1.0

@@ -8,6 +8,7 @@ replayed just before its consumer's backward (same file, CheckpointWithoutOutput
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from itertools import combinations
 from typing import NamedTuple
 
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Role
@@ -31,7 +32,7 @@ class Segment(NamedTuple):
     """Those outputs."""
 
 
-def find_segments(ops: list[Op], modules: frozenset[str], *, compiled: bool = False) -> list[Segment]:
+def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled: bool = False) -> list[Segment]:
     """The segments of a layer for the named modules, in op order; none of a module that it has not.
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
@@ -43,7 +44,9 @@ def find_segments(ops: list[Op], modules: frozenset[str], *, compiled: bool = Fa
     if "per_op" in modules:
         return [per_op(ops, compiled=compiled)]
     segments: list[Segment] = []
-    for module in sorted(modules):
+    for budget in (share for share in modules if isinstance(share, float)):
+        return within_budget(ops, budget)
+    for module in sorted(str(module) for module in modules):
         if module == "core_attn":
             segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
         elif module == "mlp":
@@ -89,6 +92,32 @@ def per_op(ops: list[Op], *, compiled: bool) -> Segment:
     every = range(len(ops))
     drops = allocated_names(ops, every) - set(keeps)
     return Segment(0, len(ops) - 1, len(ops) - 1, reads(ops, every), frozenset(drops), frozenset(skips), keeps)
+
+
+def within_budget(ops: list[Op], budget: float) -> list[Segment]:
+    """Element-wise ops whose outputs torch.compile recomputes to save `budget` of what it would save without, the input apart.
+
+    The fewest bytes that suffice (torch/_functorch/partitioners.py, choose_saved_values_set: a knapsack over what a block would
+    save, in which an element-wise op costs nothing to run again); all of them where that is not enough.
+    """
+    free = [recomputed_output(ops, i) for i, op in enumerate(ops) if isinstance(op, Move) and op.outputs]
+    sizes = {t.name: t.bytes for op in ops for t in op.allocates}
+
+    def saved(segments: tuple[Segment, ...]) -> float:
+        return float(sum(sizes.get(name, 0.0) for name in kept_names(ops, list(segments))))
+
+    wanted = budget * saved(())
+    useful = [segment for segment in free if saved((segment,)) < saved(())]
+    choices = [chosen for n in range(len(useful) + 1) for chosen in combinations(useful, n)]
+    enough = [chosen for chosen in choices if saved(chosen) <= wanted]
+    return sorted(max(enough, key=saved) if enough else useful)
+
+
+def recomputed_output(ops: list[Op], i: int) -> Segment:
+    """An op whose outputs are made again before they are needed; its sums of each row are kept."""
+    stats = tuple(t.name for t in ops[i].stats)
+    segment = discarded(ops, range(i, i + 1))
+    return segment._replace(drops=segment.drops - set(stats), keeps=stats)
 
 
 def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:

@@ -117,7 +117,7 @@ def enter_tp(
         return [Comm(f"{name}.copy", (x.read,), backward="all_reduce", bytes=full, region="enter", role=role)], x
     regather = shard.software.activations.sp_regather
     whole = Tensor(f"{x.read}.gathered", shard.tokens * hidden, shard.itemsize, pooled=regather)
-    if recipe:
+    if recipe and not recipe.casts:
         whole = whole._replace(itemsize=recipe.itemsize, grad_itemsize=shard.itemsize)
     gather = Comm(
         f"{name}.gather",
@@ -146,7 +146,8 @@ def leave_tp(name: str, partial: str, hidden: int, shard: Shard, role: Role = ""
     if not shard.sp:
         return [Comm(f"{name}.reduce", (partial,), kind="all_reduce", bytes=bytes_, region="leave", role=role)], partial
     out = Tensor(f"{partial}.scattered", shard.sequence_tokens * hidden, shard.itemsize)
-    recipe = shard.software.recipe
+    said = shard.software.recipe
+    recipe = None if said and said.casts else said
     back = shard.tokens * hidden * recipe.itemsize * (1.0 if recipe.tensor_scaled else 2.0) if recipe else bytes_
     scatter = Comm(
         f"{name}.scatter",

@@ -116,9 +116,10 @@ def _memory_notes(estimate: Estimate, shown: Sequence[list[StageMemory]]) -> lis
     """Which stage is the worst, the op at its peak, and how many stages the table leaves out."""
     found = estimate.memory
     p = estimate.job.parallelism
-    worst, last = found.stages[found.worst_stage], found.stages[placement(estimate.job.schedule, p.pp, p.vpp)[-1].stage]
+    worst = found.stages[found.worst_stage]
     if len(found.stages) == 1:
         return [f"peak at {worst.peak_op}"]
+    last = found.stages[placement(estimate.job.schedule, p.pp, p.vpp)[-1].stage]
     notes = [f"stage {worst.stage} needs the most memory: peak at {worst.peak_op}"]
     if last is not worst and last.peak_op != worst.peak_op:
         where = "last" if last is found.stages[-1] else "with the head"

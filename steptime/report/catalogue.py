@@ -18,25 +18,57 @@ if TYPE_CHECKING:
 UNMEASURED = "no measured run on this machine: figures come from data sheets and third-party benchmarks"
 
 
-def machines() -> Table:
-    """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device."""
+def machine_rows() -> list[dict[str, Any]]:
+    """All machines: accelerator, devices per node, memory, bandwidth of the innermost and outermost tier per device; SI."""
     from steptime.hardware.machine import Machine, machine_names
 
     rows = []
-    for name in machine_names():
-        machine = Machine.load(name)
+    for machine in map(Machine.load, machine_names()):
         device = machine.accelerator
         peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16") or max(device.peak_flops.values())
-        links = [number(machine.tiers[i].bytes_per_s / 1e9) for i in (0, -1)]
-        figures = [f"{peak / 1e12:,.0f}", f"{device.memory_bytes / 2**30:,.0f}"]
-        node = f"{machine.devices_per_node} x {device.name}"
-        rows.append([name, node, *figures, *links, "yes" if machine.measured else ""])
+        inner, outer = (machine.tiers[i].bytes_per_s for i in (0, -1))
+        rows.append(
+            {
+                "name": machine.name,
+                "aliases": machine.aliases,
+                "accelerator": device.name,
+                "devices_per_node": machine.devices_per_node,
+                "peak_flops": peak,
+                "memory_bytes": device.memory_bytes,
+                "inner_bytes_per_s": inner,
+                "outer_bytes_per_s": outer,
+                "measured": machine.measured,
+            }
+        )
+    return rows
+
+
+def machines() -> Table:
+    """`machine_rows` as a table."""
+    rows = []
+    for row in machine_rows():
+        links = [number(row[key] / 1e9) for key in ("inner_bytes_per_s", "outer_bytes_per_s")]
+        figures = [f"{row['peak_flops'] / 1e12:,.0f}", f"{row['memory_bytes'] / 2**30:,.0f}"]
+        node = f"{row['devices_per_node']} x {row['accelerator']}"
+        rows.append([row["name"], node, *figures, *links, "yes" if row["measured"] else ""])
     header = ["", "one node", "TFLOP/s", "GiB", "inner", "outer", "runs"]
     notes = [
         "TFLOP/s: dense bf16 (fp16 where there is none); inner, outer: GB/s per device and direction, node and network",
         "runs: validated against published runs; aliases and sources: 3dtrn show NAME",
     ]
     return Table("machines", header, rows, notes, left=2)
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """All model presets: parameters and shape."""
+    from steptime.model.presets import load_model, model_names
+
+    fields = ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "n_kv_heads", "vocab_sz")
+    found = [(name, load_model(name)) for name in model_names()]
+    return [
+        {"name": name, "params": n_params(model)} | {key: getattr(model, key) for key in fields}
+        for name, model in found
+    ]
 
 
 def models() -> Table:
@@ -53,11 +85,12 @@ def models() -> Table:
 
 
 def show(name: str) -> str:
-    """One software profile, model or machine as YAML, each figure with its source; a machine may be a path.
+    """One software profile, model, accelerator or machine as YAML, each figure with its source; a machine may be a path.
 
     Raises:
         ConfigError: nothing has that name, or the file is no machine.
     """
+    from steptime.hardware.accelerators import accelerator_names, accelerator_yaml
     from steptime.hardware.machine import Machine, machine_names
     from steptime.model.presets import load_model, model_names
     from steptime.software.performance import load_software, software_names
@@ -66,6 +99,8 @@ def show(name: str) -> str:
         profile = load_software(name)
         head = profile.model_dump(include={"name", "family", "description"})
         return _profile_head(name) + _yaml(head | profile.settings() | {"sources": profile.sources}, inline=False)
+    if name in accelerator_names():
+        return accelerator_yaml(name)
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
     if name not in model_names():
         try:
@@ -76,7 +111,8 @@ def show(name: str) -> str:
     try:
         model = load_model(name)
     except ValueError:
-        near = get_close_matches(name.lower(), [*machine_names(), *model_names(), *software_names()], n=4, cutoff=0.5)
+        known = [*machine_names(), *model_names(), *software_names(), *accelerator_names()]
+        near = get_close_matches(name.lower(), known, n=4, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else "3dtrn machines and 3dtrn models list them"
         raise ConfigError(f"{name}: not a machine, model, accelerator or software profile; {hint}") from None
     return f"# {whole(n_params(model))} parameters\n" + _yaml(model.model_dump(exclude_none=True))
@@ -142,13 +178,17 @@ def schema() -> dict[str, Any]:
     from steptime.hardware.machine import machine_names
     from steptime.job.job import Job
     from steptime.model.presets import model_names
+    from steptime.report.key_pages import described
 
-    document = Job.model_json_schema()
+    document = described(Job.model_json_schema())
     fields = document["properties"]
     named: dict[str, Any] = {"type": "object", "required": ["preset"], "properties": {"preset": {"type": "string"}}}
     from_hf: dict[str, Any] = {"type": "object", "required": ["hf"], "properties": {"hf": {"type": "string"}}}
     fields["model"] = {"anyOf": [{"type": "string", "examples": model_names()}, named, from_hf, fields["model"]]}
     model = document["$defs"]["Model"]["properties"]
+    layout = document["$defs"]["Parallelism"]
+    layout["required"].remove("dp")
+    layout["properties"]["dp"] = {"anyOf": [layout["properties"]["dp"], {"const": "auto"}]}
     model["dropout"] = {"anyOf": [model["dropout"], {"type": "boolean"}]}
     fields["hardware"] = {"anyOf": [{"type": "string", "examples": machine_names()}, fields["hardware"]]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}

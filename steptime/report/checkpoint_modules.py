@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.report.format import bytes_in, unit_for
 from steptime.report.table import Table
@@ -23,7 +24,10 @@ def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int =
     total = summary.params or 1
     unit = unit_for(summary.tree.nbytes, units)
     found: list[tuple[int, str, Node]] = []
-    for name, child in _opened(summary.tree):
+    apart = any("pipeline" in section.facts for section in summary.counted)
+    for name, child in (
+        [(child.name, child) for child in summary.tree.children.values()] if apart else _opened(summary.tree)
+    ):
         _collect(found, name, child, 0, depth, 4 * most)
     if not found:
         return None
@@ -31,6 +35,7 @@ def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int =
         [
             escaped("  " * level + name.removesuffix(".weight") + (f" x{node.repeat}" if node.repeat > 1 else "")),
             _detail(node),
+            short(node.dtype),
             f"{node.params:,}",
             f"{node.params / total:.1%}" if level == 0 else "",
             bytes_in(node.nbytes, unit),
@@ -38,7 +43,7 @@ def modules(summary: Inventory, depth: int, units: tuple[Unit, ...], most: int =
         for level, name, node in found[:most]
     ]
     more = [f"{len(found) - most} more rows: --depth, --tensors or --json show them"] if len(found) > most else []
-    return Table("modules", ["", "", "params", "share", unit.name], rows, more, left=2)
+    return Table("modules", ["", "", "dtype", "params", "share", unit.name], rows, more, left=3, tails=True)
 
 
 def _opened(root: Node) -> list[tuple[str, Node]]:

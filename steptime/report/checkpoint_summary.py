@@ -20,6 +20,7 @@ from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to
 
 if TYPE_CHECKING:
     from steptime.checkpoint.inventory import Inventory
+    from steptime.checkpoint.quantized import Row
     from steptime.report.format import Unit
     from steptime.report.table import ReportSection
 
@@ -36,11 +37,11 @@ Units = tuple["Unit", ...]
 
 
 def report(summary: Inventory, depth: int = 1, units: Units = BINARY, style: Style = PLAIN) -> str:
-    """The whole report, 80 columns wide; "" where nothing could be read. Without Unicode names keep theirs."""
+    """The whole report, as wide as `style` says; "" where nothing could be read. Without Unicode names keep theirs."""
     if not summary.sections:
         return ""
     first, *rest = _headline(summary, units, style)
-    lines = [first, *(line for text in rest for line in wrapped(text, hang="  "))]
+    lines = [first, *(line for text in rest for line in wrapped(text, style.width, "  "))]
     text = "\n".join([*lines, "", to_text(sections(summary, depth, units), style._replace(ascii=False))])
     return text.translate(ASCII) if style.ascii else text
 
@@ -52,6 +53,7 @@ def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection
         ranks(summary, units),
         roles(summary, units),
         files(summary, units),
+        adapter(summary),
         architecture(summary),
         pickle(summary),
         problems(summary),
@@ -70,7 +72,8 @@ def summary_html(summary: Summary) -> str:
 
 def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     main, totals = summary.counted[0], summary.totals
-    state = "complete" if summary.complete else style.paint("INCOMPLETE", "bad")
+    part = bool(main.facts.get("part"))
+    state = "part of a set" if part else "complete" if summary.complete else style.paint("INCOMPLETE", "bad")
     count = len(summary.all_problems)
     state += style.paint(f", {_counted(count, 'problem')} (below)", "bad") if count else ""
     container = "" if main.container == "single file" else f", {main.container}"
@@ -78,12 +81,16 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     io, size = summary.io, totals["logical_bytes"]
     read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
     n_files = sum(len(section.files) for section in summary.sections)
+    params, rows = summary.restored.params, summary.restored.rows
     lines = [
         style.paint(escaped(summary.path), "head"),
         *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
         f"{_counted(totals['tensors'], 'tensor')} in {_counted(n_files, 'file')}; {read}, no tensor data, no code run",
-        f"parameters {summary.params:,} ({quantity(summary.params, COUNT)})   bytes {size:,} ({_size(size, units)})",
+        f"parameters {params:,} ({quantity(params, COUNT)})   bytes {size:,} ({_size(size, units)})",
     ]
+    if rows:
+        inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
+        lines.append(f"  quantized{inside}: {'; '.join(map(_quantized, rows[:4]))}")
     if totals["logical_params"] != totals["params"] or totals["stored_params"] != totals["params"]:
         logical, stored = totals["logical_params"], totals["stored_params"]
         lines.append(f"  unique {totals['params']:,}   in whole tensors {logical:,}   stored {stored:,}")
@@ -92,6 +99,14 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
     parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype]
     return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
+
+
+def _quantized(row: Row) -> str:
+    """Method, bits and group of one kind of quantized weights."""
+    bits = f", {row.bits} bits" if row.bits else ""
+    group = f", groups of {row.group_size}" if row.group_size else ""
+    what = f", {row.params:,} parameters" if row.tensors else ": its packing is not known, elements are as stored"
+    return escaped(f"{row.method}{bits}{group}{what}", 160)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -202,6 +217,17 @@ def architecture(summary: Inventory) -> Table | None:
         fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
         rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
+
+
+def adapter(summary: Inventory) -> FactList | None:
+    """What is adapted, by how much, and the base that is not here."""
+    found = summary.adapter
+    if found is None:
+        return None
+    rank = found["rank"] if found["rank"] is not None else ", ".join(map(str, found["ranks"]))
+    rows = {"rank": rank, "alpha": found["alpha"], "targets": _listed(found["targets"], 16), "base": found["base"]}
+    facts = [Fact(key, [_shown(str(value), 400)]) for key, value in rows.items() if value not in (None, "")]
+    return FactList(f"adapter: {escaped(found['kind'], 40)}, the base model is not in it", facts)
 
 
 def _value(value: object) -> str:

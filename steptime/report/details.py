@@ -141,7 +141,9 @@ def weak_scaling(
     steps = column([row.step_s for row in rows], unit.size, 4)
     cells = []
     for row, step in zip(rows, steps, strict=True):
-        mark = "this job" if row.dp == here else ""
+        mark = "this job" * (row.dp == here)
+        if row.verdict != "fits":
+            mark = ", ".join(filter(None, (mark, row.verdict.replace("_", " "))))
         cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, percent(row.efficiency), mark])
     more = any(row.efficiency > 1.0005 for row in rows)
     notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
@@ -152,10 +154,14 @@ _RUN: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens", lambda x: quantity(x, COUNT)),
     "steps": ("steps", whole),
     "days": ("training alone", lambda x: f"{number(x)} days"),
-    "wall_days": ("wall time", lambda x: f"{number(x)} days, with start-up, checkpoints and failures"),
-    "goodput": ("goodput", lambda x: f"{percent(x)} of the wall time trains"),
+    "wall_days": ("wall time", lambda x: f"{number(x)} days"),
+    "counted": ("  counted", lambda x: "training, " + ", ".join(x) if x else "training alone"),
+    "not_counted": ("  not counted", "; ".join),
+    "goodput": ("goodput", lambda x: f"{100.0 * x:.4g} % of the wall time is training"),
     "device_hours": ("device-hours", lambda x: f"{x:,.0f}"),
-    "cost": ("cost", lambda x: f"{quantity(x, COUNT)}, in the currency of price_per_device_hour"),
+    "cost": ("cost", lambda x: quantity(x, COUNT)),
+    "price_per_device_hour": ("  price", lambda x: f"{x:g} per device-hour"),
+    "price_source": ("  from", str),
     "energy_kwh": ("energy", lambda x: quantity(1e3 * x, SI, "Wh") + " of the devices at their rated power"),
     "checkpoint_bytes": ("one checkpoint", lambda x: quantity(x, BINARY)),
     "checkpoint_write_s": ("time to write", seconds),
@@ -170,8 +176,15 @@ def run(estimate: Estimate) -> FactList | None:
     """What the whole training run takes; units are read off the names. None where the config has no `run`."""
     if not estimate.run:
         return None
-    names = sorted(estimate.run, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
-    facts = [Fact(*_run_fact(name, estimate.run[name])) for name in names if estimate.run[name] is not None]
+    found = dict(estimate.run)
+    if not found.get("counted"):  # 100 % of nothing
+        found.pop("goodput", None)
+    if "wall_days" not in found:
+        found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
+    names = sorted(found, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))
+    facts = [
+        Fact(*_run_fact(name, found[name])) for name in names if found[name] not in (None, []) or name == "counted"
+    ]
     return FactList("the whole run", [fact for fact in facts if fact.label])
 
 

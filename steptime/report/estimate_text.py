@@ -5,40 +5,50 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from steptime.answer.assumptions import foremost
 from steptime.report import breakdown, details, headline
-from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout
+from steptime.report.table import PLAIN, WIDTH, ReportSection, Style, layout, wrapped
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
 
 
-def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False) -> str:
-    """The whole report; `brief` ends it after step time breakdown and the memory of the stages."""
+def report(estimate: Estimate, style: Style = PLAIN, *, brief: bool = False, assumed: bool = False) -> str:
+    """The whole report; `brief` is its answer alone, `assumed` lists every assumption."""
     lines = [style.paint(line, "head" if i == 0 else "plain") for i, line in enumerate(headline.headline(estimate))]
     out = [[style.fold(line) for line in lines]]
     out += [layout(section, style) for section in sections(estimate, brief=brief)]
-    out.append(assumptions(estimate.assumptions, style))
+    out.append(_assumptions(estimate, style, brief=brief, every=assumed))
     return "\n\n".join("\n".join(block) for block in out if block) + "\n"
 
 
 def sections(estimate: Estimate, *, brief: bool = False) -> list[ReportSection]:
-    """What the report consists of, in order. Tables of a brief report leave the lazy parts of an estimate alone."""
-    found: list[ReportSection | None] = [
-        headline.answer(estimate),
-        headline.fixes(estimate),
-        breakdown.step_parts(estimate),
-        breakdown.memory(estimate),
-    ]
+    """What the report consists of, in order. A brief report leaves the lazy tables of an estimate alone."""
+    found: list[ReportSection | None] = [headline.answer(estimate, brief=brief), headline.fixes(estimate)]
     if not brief:
+        found += [breakdown.step_parts(estimate), breakdown.memory(estimate)]
         found += [details.gemms(estimate), details.collectives(estimate), details.pipeline(estimate)]
         found.append(details.weak_scaling(estimate.weak_scaling, estimate.job.parallelism.dp))
-    found.append(details.run(estimate))
+        found.append(details.run(estimate))
     return [section for section in found if section is not None and not _empty(section)]
 
 
 def _empty(section: ReportSection) -> bool:
     """Whether a table has a header and nothing under it (one device has no collectives)."""
     return bool(getattr(section, "header", None)) and not getattr(section, "rows", None)
+
+
+def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) -> list[str]:
+    """The foremost assumptions and how many more there are; all of them, or their number alone."""
+    texts = estimate.assumptions
+    if every:
+        return assumptions(texts, style)
+    if brief:
+        lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
+        return [style.fold(line) for line in lines]
+    shown = foremost(estimate.job)
+    left = len(texts) - len(shown)
+    return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)
 
 
 def assumptions(texts: list[str], style: Style = PLAIN) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, SI, gib, number, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList, Table
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
     from steptime.report.table import Tone
+
+_WIDEST = 5
 
 VERDICTS: dict[str, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
@@ -49,13 +52,14 @@ def layout_words(estimate: Estimate) -> str:
     return "  ".join(words)
 
 
-def answer(estimate: Estimate) -> FactList:
-    """Verdict, step, MFU."""
+def answer(estimate: Estimate, *, brief: bool = False) -> FactList:
+    """Verdict, step, MFU; in brief with one line each of where the time and the memory go."""
     word, tone = VERDICTS[estimate.memory.verdict]
     rate = estimate.throughput
     peak = f"{quantity(rate.peak_flops_used, SI, 'FLOP/s')} {rate.peak_dtype} dense"
     step = [seconds(estimate.time.step_s), quantity(rate.tokens_per_s, COUNT) + " tokens/s"]
     step.append(number(rate.tokens_per_s_per_device, 4) + " tokens/s/device")
+    step.append(number(rate.model_tflops_per_device) + " TFLOP/s/device")
     mfu = [
         f"{percent(rate.mfu)} of {peak} (causal attention halved)",
         f"{percent(rate.mfu_full_attention)} with full attention counted (PaLM, torchtitan)",
@@ -64,9 +68,48 @@ def answer(estimate: Estimate) -> FactList:
     facts = [
         Fact(word, [_room(estimate)], tone),
         Fact("STEP", ["   ".join(step), *_interval(estimate)]),
-        Fact("MFU", mfu),
+        Fact("MFU", mfu[:1] if brief else mfu),
     ]
-    return FactList("", [*facts, Fact("WORK", _work(estimate))])
+    rest = (
+        [Fact("TIME", [_widest(estimate)]), Fact("MEMORY", [_held(estimate)])]
+        if brief
+        else [Fact("WORK", _work(estimate))]
+    )
+    return FactList("", [*facts, *_whole_run(estimate), *rest])
+
+
+def _widest(estimate: Estimate) -> str:
+    """The parts of the step that take most of it, in percent."""
+    time = estimate.time
+    parts = sorted(time.parts_s.items(), key=lambda part: -part[1])
+    shown = [(name, value / time.step_s) for name, value in parts if value >= 0.02 * time.step_s][:_WIDEST]
+    return ", ".join(f"{part_name(name)} {100.0 * share:.0f} %" for name, share in shown)
+
+
+def _held(estimate: Estimate) -> str:
+    """What the stage that needs most holds at its peak."""
+    row = estimate.memory.stages[estimate.memory.worst_stage]
+    parts = (
+        ("parameters", row.params_bytes),
+        ("gradients", row.gradients_bytes),
+        ("optimizer", row.optimizer_bytes),
+        ("activations", row.activations_bytes + row.transient_bytes),
+    )
+    return ", ".join(f"{name} {gib(size)}" for name, size in parts) + f"; reserved {gib(row.reserved_bytes)} GiB"
+
+
+def _whole_run(estimate: Estimate) -> list[Fact]:
+    """Days and cost, where the plan has a run section with tokens."""
+    found = estimate.run or {}
+    if not {"days", "tokens"} <= found.keys():
+        return []
+    days = found.get("wall_days", found["days"])
+    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens"]
+    if "device_hours" in found:
+        words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
+    if "cost" in found and "price_per_device_hour" in found:
+        words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h)")
+    return [Fact("RUN", ["   ".join(words)])]
 
 
 def _interval(estimate: Estimate) -> list[str]:

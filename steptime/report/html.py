@@ -23,5 +23,6 @@ def html(section: ReportSection) -> str:
     if not section.header:
         return title + "".join(f"<p>{escape(row[0])}</p>" for row in section.rows) + notes
     body = [row + [""] * (len(section.header) - len(row)) for row in section.rows if row]
-    align = ["left"] * section.left + ["right"] * (len(section.header) - section.left)
+    bars = {i for row in body for i, cell in enumerate(row) if cell.startswith(("█", "▌"))}
+    align = ["left" if i < section.left or i in bars else "right" for i in range(len(section.header))]
     return title + str(tabulate(body, section.header, tablefmt="html", disable_numparse=True, colalign=align)) + notes

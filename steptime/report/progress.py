@@ -14,7 +14,9 @@ PATIENCE_S, EVERY_S = 1.0, 0.2
 class ProgressLine:
     """Tells a terminal how far a file is read, once that has taken longer than `PATIENCE_S`; other streams stay silent."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, done: str = "read") -> None:
+        """`done`: what is said to have been done of it."""
+        self.done = done
         self.stream = stream if stream is not None and stream.isatty() else None
         self._next = monotonic() + PATIENCE_S
         self._width = 0
@@ -32,7 +34,7 @@ class ProgressLine:
         """Take note of the share of a file that is read."""
         if self.stream is None or monotonic() < self._next:
             return
-        text = f"{name[-60:]}: {100.0 * min(share, 1.0):.0f} % read"
+        text = f"{name[-60:]}: {100.0 * min(share, 1.0):.0f} % {self.done}"
         self._width = max(self._width, len(text))
         self.stream.write("\r" + text.ljust(self._width))
         self.stream.flush()

@@ -33,7 +33,8 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
         except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centers)
             continue
         base = base or found.devices * found.step_s
-        rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, base / (found.devices * found.step_s)))
+        efficiency = base / (found.devices * found.step_s)
+        rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, efficiency, found.memory.verdict))
     return rows
 
 

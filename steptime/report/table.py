@@ -28,10 +28,11 @@ ASCII = str.maketrans({"█": "#", "▌": "#", "─": "-", "…": "~"})
 
 
 class Style(NamedTuple):
-    """How text leaves: with colors or without, all of Unicode or ASCII alone."""
+    """How text leaves: with colors or without, all of Unicode or ASCII alone, in so many columns."""
 
     color: bool = False
     ascii: bool = False
+    width: int = WIDTH
 
     def paint(self, text: str, tone: Tone) -> str:
         """`text` in the color of its tone."""
@@ -88,6 +89,8 @@ class Table(NamedTuple):
     notes: Sequence[str] = ()
     left: int = 1
     """How many leading columns are aligned left."""
+    tails: bool = False
+    """Whether cells that are too long keep their end, as names do that differ there."""
 
 
 ReportSection = Table | FactList
@@ -99,7 +102,7 @@ def to_text(sections: Sequence[ReportSection], style: Style = PLAIN) -> str:
 
 
 def layout(section: ReportSection, style: Style) -> list[str]:
-    """The lines of one section, title first, within `WIDTH` columns."""
+    """The lines of one section, title first, within the columns of `style`."""
     lines = _facts(section, style) if isinstance(section, FactList) else _table(section, style)
     return [style.fold(line).rstrip() for line in lines]
 
@@ -112,7 +115,7 @@ def _facts(section: FactList, style: Style) -> list[str]:
         lead = (2 + len(fact.label) + 2) - start
         first = True
         for line in fact.lines:
-            for piece in wrapped(" " * max(lead, 0) * first + line, WIDTH - start):
+            for piece in wrapped(" " * max(lead, 0) * first + line, style.width - start):
                 label = fact.label if first else ""
                 out.append("  " + style.paint(label, fact.tone) + " " * max(start - 2 - len(label), 2) + piece.lstrip())
                 first = False
@@ -128,38 +131,47 @@ def _table(section: Table, style: Style) -> list[str]:
     """Columns as wide as their widest cell, numbers to the right."""
     cells = [section.header, *(row for row in section.rows if len(row) > 1)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(section.header))]
-    gap, widths = _fit(widths, section.left)
-    head = _line(section.header, widths, gap, section.left)
+    gap, widths = _fit(widths, section.left, style.width)
+    head = _line(section.header, widths, gap, section)
     out = [style.paint(line, "head") for line in _title(section.title, head)]
     for row in section.rows:
         if not row:
             out.append(style.paint("  " + "─" * (sum(widths) + gap * (len(widths) - 1)), "dim"))
         elif len(row) == 1:
-            out += wrapped("  " + row[0], WIDTH, "      ")
+            out += wrapped("  " + row[0], style.width, "      ")
         else:
-            out.append(_line(row, widths, gap, section.left))
+            out.append(_line(row, widths, gap, section))
     for note in section.notes:
-        out += [style.paint(line, "dim") for line in wrapped("  " + note, WIDTH, "    ")]
+        out += [style.paint(line, "dim") for line in wrapped("  " + note, style.width, "    ")]
     return out
 
 
-def _fit(widths: list[int], left: int) -> tuple[int, list[int]]:
+def _fit(widths: list[int], left: int, width: int) -> tuple[int, list[int]]:
     """The gap between columns, and widths that fit the page: the gap narrows first, then the widest of the left columns."""
-    gap = next((gap for gap in (3, 2, 1) if 2 + sum(widths) + gap * (len(widths) - 1) <= WIDTH), 1)
-    for _ in range(2 + sum(widths) + gap * (len(widths) - 1) - WIDTH):
+    gap = next((gap for gap in (3, 2, 1) if 2 + sum(widths) + gap * (len(widths) - 1) <= width), 1)
+    for _ in range(2 + sum(widths) + gap * (len(widths) - 1) - width):
         widest = max(range(min(left, len(widths))), key=lambda i: widths[i], default=0)
         if widths and widths[widest] > _LEAST:
             widths[widest] -= 1
     return gap, widths
 
 
-def _line(row: list[str], widths: list[int], gap: int, left: int) -> str:
+def _line(row: list[str], widths: list[int], gap: int, section: Table) -> str:
     """One row, indented by two."""
     cells = []
     for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        shown = cell if len(cell) <= width else cell[: width - 1] + "…"
-        cells.append(shown.ljust(width) if i < left else shown.rjust(width))
+        shown = _cut(cell, width, tail=section.tails and i < section.left)
+        cells.append(shown.ljust(width) if i < section.left else shown.rjust(width))
     return "  " + (" " * gap).join(cells)
+
+
+def _cut(cell: str, width: int, *, tail: bool) -> str:
+    """`cell` in at most `width` characters, with its beginning, or its indentation and its end."""
+    if len(cell) <= width:
+        return cell
+    indent = len(cell) - len(cell.lstrip())
+    keep = width - indent - 1
+    return cell[:indent] + "…" + cell[len(cell) - keep :] if tail and keep > 0 else cell[: width - 1] + "…"
 
 
 def _title(title: str, head: str) -> list[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.schedule import SCHEDULES
+from steptime.software.precision import RECIPES
+
+TRANSFORMER_ENGINE = tuple(name for name, recipe in RECIPES.items() if recipe.casts is None)
+TORCHAO = tuple(name for name, recipe in RECIPES.items() if recipe.casts is not None)
 
 
 class Framework(NamedTuple):
@@ -23,8 +27,8 @@ class Framework(NamedTuple):
     """The ranks of one sequence may lie in different replicas of the shards."""
     rounds: bool = False
     """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
-    recipes: bool = True
-    """It runs its projections in low-precision recipes (TransformerEngine's)."""
+    recipes: tuple[str, ...] = TRANSFORMER_ENGINE
+    """Low-precision recipes that it runs its projections in."""
     experts: bool = False
     """Its mixtures of experts are modeled."""
 
@@ -36,17 +40,23 @@ FRAMEWORKS = {
     "megatron-core": Framework(
         (0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True, experts=True
     ),
-    "megatron-2021": Framework((0, 1), (0, 1), recipes=False),
+    "megatron-2021": Framework((0, 1), (0, 1), recipes=()),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
     "torch": Framework(
-        (0, 1), (0, 1), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False
+        (0, 1), (0, 1), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=()
     ),
     "fsdp2": Framework(
-        (2, 3), (2, 3), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=False
+        (2, 3),
+        (2, 3),
+        tuple(SCHEDULES),
+        replicates_kv=False,
+        context=("p2p", "all_gather"),
+        rounds=True,
+        recipes=TORCHAO,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), ("gpipe", "1f1b"), context=("a2a",), recipes=False),
+    "deepspeed": Framework((0, 1, 2, 3), (0, 1), ("gpipe", "1f1b"), context=("a2a",), recipes=()),
 }
 ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a"))

@@ -69,6 +69,9 @@ class Recompute(Config):
     n_layers: int | list[int] | None = None
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
+    memory_budget: float | None = Field(None, ge=0.7, le=1)
+    """torch.compile's activation_memory_budget of a block: the share of what it would save, its input apart. Below 0.7 matrix
+    products would run again, which is not modeled."""
 
 
 class Options(Config):
@@ -251,6 +254,8 @@ def resolve(performance: Performance, default: str = "megatron-core", *, interle
     profile = load_software(performance.software or default)
     said: dict[str, Any] = {key: value for key, value in performance if value is not None and key not in _UNSAID}
     said = COMPILED[said.get("compile", profile.kernels.compile)] | said
+    if said.get("precision") == "mxfp8" and profile.family == "fsdp2":
+        said["precision"] = "mxfp8_torchao"
     precision = said.get("precision", profile.precision)
     for key in ("param_dtype", "main_grad_dtype", "moment_dtype"):
         if said.get(key, getattr(profile.states, key)) == "compute":

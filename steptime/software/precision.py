@@ -11,7 +11,26 @@ from collections.abc import Collection, Container
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
-RecipeName: TypeAlias = Literal["fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4"]
+RecipeName: TypeAlias = Literal[
+    "fp8_delayed", "fp8_current", "fp8_blockwise", "mxfp8", "nvfp4",
+    "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp", "mxfp8_torchao",
+]  # fmt: skip
+
+
+class Casts(NamedTuple):
+    """Torchao's linear layers keep input and weight in bf16 and cast them where they are multiplied: bytes moved per element.
+
+    Source: pytorch/ao@36027d82 torchao/testing/training/roofline_utils.py; the maximum that comes before a cast by tensor is
+    fused with the kernel that makes the input.
+    """
+
+    input_forward: float
+    input_backward: float
+    gradient: float
+    weight: float
+    """Forward and backward."""
+    plain_wgrad: bool = False
+    """The product for the weight's gradient runs in bf16."""
 
 
 class Recipe(NamedTuple):
@@ -40,6 +59,8 @@ class Recipe(NamedTuple):
     """Reads of the whole tensor, weights apart, by a kernel of its own that makes the copy by columns."""
     split_forward: bool = False
     """The forward product adds up in fp32 in short stretches, as the backward ones always do."""
+    casts: Casts | None = None
+    """Of a recipe that keeps nothing quantized; TransformerEngine's have none."""
     # what follows is the machine's doing: `recipe` sets it
     copies: float = 2.0
     """Quantized copies of each tensor: by rows for the forward product, by columns for the backward ones."""
@@ -52,6 +73,25 @@ class Recipe(NamedTuple):
 
 _BLOCKWISE, _MX, _NV = 4.0 / 128.0, 1.0 / 32.0, 1.0 / 16.0
 """Bytes of scales per element: fp32 for 128 elements, one byte for 32 (OCP Microscaling Formats 1.0), one for 16 (NVFP4)."""
+
+
+def _torchao(name: str, itemsize: float, casts: Casts, *, gather: float = 2.0, block_scaled: bool = False) -> Recipe:
+    """A recipe of torchao: `gather` bytes per element in FSDP's all-gather, where weights go out quantized."""
+    return Recipe(
+        name,
+        ("mxfp8", "fp8") if block_scaled else ("fp8",),
+        itemsize,
+        itemsize,
+        0.0,
+        tensor_scaled=name == "fp8_tensorwise",
+        fused_norm=False,
+        proj_keeps_input=True,
+        param_gather_itemsize=gather,
+        microscaling=block_scaled,
+        casts=casts,
+    )
+
+
 RECIPES: dict[str, Recipe] = {
     entry.name: entry
     for entry in (
@@ -77,6 +117,11 @@ RECIPES: dict[str, Recipe] = {
             tensor_scaled=False, fused_norm=False, proj_keeps_input=True, param_gather_itemsize=2.0, microscaling=True,
             column_reads=1.0,
         ),
+        # by tensor: read 2 and written 1 forward, the same backward; a gradient's maximum first, then both layouts
+        _torchao("fp8_tensorwise", 1.0, Casts(3.0, 3.0, 6.0, 8.0), gather=1.0),
+        _torchao("fp8_rowwise", 1.0, Casts(3.0, 5.0, 8.0, 10.0)),
+        _torchao("fp8_rowwise_gw_hp", 1.0, Casts(3.0, 0.0, 3.0, 6.0, plain_wgrad=True)),
+        _torchao("mxfp8_torchao", 1.0 + _MX, Casts(3.0, 3.0, 6.0, 6.0), block_scaled=True),
     )
 }  # fmt: skip
 """Sources, by column:
@@ -107,6 +152,10 @@ RECIPES: dict[str, Recipe] = {
   (core extensions/transformer_engine.py:671, is_first_microbatch).
 """
 
+ROWWISE_RATE, ROWWISE_RATE_BLACKWELL = 0.75, 0.5
+"""Rate of products with a scale per row over that of one scale per tensor, by what Llama-3 8B loses to it: 6,768 tokens/s against
+7,690 on H100 at 500 W, 8,641 against 10,417 on B200 (pytorch/ao docs/source/workflows/training.md), less what the casts take.
+0.9 to 1.0 is measured for large products alone, 0.5 for others (pytorch/pytorch pull request 147971)."""
 SPLIT_ACCUMULATION = 1.0 / 1.15
 """Rate of fp8 products that add up in fp32 over that of fast accumulation, on tensor cores before microscaling: fast
 accumulation is 1.1 to 1.2 times as fast (pytorch/ao issue 2377, H100). Assumed for other makers' devices."""
@@ -122,8 +171,14 @@ def recipe(name: str, *, any_layout: bool) -> Recipe | None:
     found = RECIPES.get(name)
     if found is None:
         return None
+    if any_layout and found.casts:
+        rate = 1.0 if found.tensor_scaled or found.microscaling else ROWWISE_RATE_BLACKWELL
+        kernels = 2.0 if found.microscaling else 0.0
+        return found._replace(forward_rate=rate, backward_rate=rate, scale_kernels=kernels)
     if any_layout:
         return found._replace(copies=1.0) if found.tensor_scaled else found._replace(scale_kernels=2.0)
+    if found.casts and not found.tensor_scaled:
+        return found._replace(forward_rate=ROWWISE_RATE, backward_rate=ROWWISE_RATE)
     forward = SPLIT_ACCUMULATION if found.split_forward else 1.0
     return found._replace(forward_rate=forward, backward_rate=SPLIT_ACCUMULATION)
 
@@ -136,7 +191,7 @@ def weight_bytes(of: Recipe | None, compute: float, *, stored: bool) -> float:
     >>> weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=False), weight_bytes(RECIPES["fp8_delayed"], 2.0, stored=True)
     (4.0, 2.0)
     """
-    if of is None:
+    if of is None or of.casts:
         return compute
     return of.copies * of.weight_itemsize + (0.0 if stored else compute)
 

@@ -31,14 +31,17 @@ class Recomputation(NamedTuple):
     granularity: Literal["none", "selective", "full"] = "none"
     method: Literal["uniform", "block", "every"] | None = None
     n_layers: tuple[int, ...] = ()
-    modules: frozenset[Module] = frozenset()
+    modules: frozenset[Any] = frozenset()
+    """What `selective` runs again: names of modules, or one number, torch.compile's memory budget."""
 
     def to_config(self) -> dict[str, Any]:
         """The keys of the performance section that say this."""
         if self.granularity == "none":
             return {"activation_checkpointing_type": "none"}
+        if budget := [kept for kept in self.modules if isinstance(kept, float)]:
+            return {"recompute": {"granularity": "selective", "memory_budget": budget[0]}}
         if self.granularity == "selective":
-            return {"recompute": {"granularity": "selective", "modules": sorted(self.modules)}}
+            return {"recompute": {"granularity": "selective", "modules": sorted(map(str, self.modules))}}
         counts: int | list[int] = self.n_layers[0] if len(set(self.n_layers)) == 1 else list(self.n_layers)
         return {"recompute": {"granularity": "full", "method": self.method, "n_layers": counts}}
 
@@ -55,6 +58,8 @@ def resolve_recompute(performance: Performance, pp: int, vpp: int) -> Recomputat
         if word != "full":
             return Recomputation("selective", modules=MODULES_OF[word])
         said = Recompute(granularity="full")
+    if said.memory_budget is not None:
+        return Recomputation("selective", modules=frozenset((float(said.memory_budget),)))
     if said.granularity == "selective":
         return Recomputation("selective", modules=SELECTIVE if said.modules is None else frozenset(said.modules))
     counts = said.n_layers if isinstance(said.n_layers, list) else [1 if said.n_layers is None else said.n_layers]

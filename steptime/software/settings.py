@@ -22,7 +22,7 @@ AttentionImpl: TypeAlias = Literal["flash", "unfused"]
 AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
-RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables"]
+RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
 
@@ -58,7 +58,9 @@ class KernelSettings(Config):
     softmax_impl: Impl
     """Softmax of unfused attention: one kernel that keeps the probabilities, or upcast, softmax and downcast that keep both."""
     rope_impl: RopeImpl
-    """composite: eager kernels over shared tables. own_tables: cos and sin are made and kept by every layer as well (Megatron
+    """composite: eager kernels over shared tables, as many bytes as their operands have. eager: the same as measured in
+    transformers and torchtitan, whose kernels upcast or read transposed tensors. own_tables: cos and sin are made and kept by
+    every layer as well (Megatron
     without apply_rope_fusion)."""
     cp_impl: Literal["transformer_engine", "torch"]
     """Whose context parallelism: TransformerEngine's autograd functions, or torch's (partial results and gradients merged in fp32

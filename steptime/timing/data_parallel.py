@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from steptime.base.num import Num, maximum
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly
+from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.states import States, state_bytes
 from steptime.model.ops import Kind
@@ -51,7 +53,7 @@ class Network(NamedTuple):
     replicas: Group
     tiers: tuple[Tier, ...]
 
-    def cost(self, kind: Kind, bytes_: float) -> CommCost:
+    def cost(self, kind: Kind, bytes_: Num) -> CommCost:
         """One bucket; with replicas of the sharded states an all-reduce between them of what a reduction left comes on top.
 
         megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync (num_distributed_optimizer_instances > 1).
@@ -79,17 +81,12 @@ def data_parallel(
     Bytes are the padded bucket's.
     """
     job = assembly.job
-    n_dcs, sharded = job.cross_dc.n_dcs if job.cross_dc else 1, job.zero_level >= 1
-    over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
-    copies = group(job.parallelism, "replicas", n_dcs=n_dcs)
-    holders = group(job.parallelism, "edp", n_dcs=n_dcs)
-    nets = {"dense": Network(over, copies, tiers), "expert": Network(holders, copies, tiers)}
-    size = state_bytes(job)
+    sharded = job.zero_level >= 1
+    nets = networks(job, tiers)
+    over = nets["dense"].shards
     times = job.microbatches if job.zero_level == 2 else 1
-    kind: Kind = job.software.comm.sharded_reduction if sharded else "all_reduce"
-    itemsize = ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else size.gradients
-    reduced, gathered = [itemsize] * len(states), [state.gathered_itemsize for state in states]
-    reductions = priced("gradients", kind, states, reduced, nets, times)
+    reduced, gathered = [reduced_itemsize(job)] * len(states), [state.gathered_itemsize for state in states]
+    reductions = priced("gradients", reduction(job), states, reduced, nets, times)
     gathers = priced("parameters", job.software.comm.sharded_gather, states, gathered, nets, 1) if sharded else []
     share, slowed = job.software.overlap.dp, contention(over, tiers)
     late_s = late_gather_s = 0.0
@@ -103,9 +100,28 @@ def data_parallel(
     return DataParallel(reductions, gathers, reduce_s, gather_s, over)
 
 
-def exposed(comm_s: float, late_s: float, share: Share | None, slowed: float) -> float:
+def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
+    """Who reduces a parameter group, by its name."""
+    n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
+    over = group(job.parallelism, "shards" if job.zero_level >= 1 else "dp_cp", n_dcs=n_dcs)
+    copies = group(job.parallelism, "replicas", n_dcs=n_dcs)
+    holders = group(job.parallelism, "edp", n_dcs=n_dcs)
+    return {"dense": Network(over, copies, tiers), "expert": Network(holders, copies, tiers)}
+
+
+def reduction(job: Job) -> Kind:
+    """The collective that gradients go through."""
+    return job.software.comm.sharded_reduction if job.zero_level >= 1 else "all_reduce"
+
+
+def reduced_itemsize(job: Job) -> float:
+    """Bytes per element that a reduction sends."""
+    return ITEMSIZE["fp32"] if job.software.comm.reduce_dtype == "fp32" else state_bytes(job).gradients
+
+
+def exposed(comm_s: Num, late_s: Num, share: Share | None, slowed: Num) -> Num:
     """Seconds that the collectives of the stage with the most to send add to the step; `late_s`: those after compute is done."""
-    return max(comm_s, late_s) - float(hidden_s(comm_s, max(0.0, comm_s - late_s), share, slowed))
+    return maximum(comm_s, late_s) - hidden_s(comm_s, maximum(0.0, comm_s - late_s), share, slowed)
 
 
 def priced(

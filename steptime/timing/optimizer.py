@@ -47,7 +47,7 @@ def quantize_bytes_per_weight(job: Job) -> float:
     """
     s = job.software
     recipe = s.recipe
-    if recipe is None:
+    if recipe is None or recipe.casts:
         return 0.0
     copies = recipe.copies * recipe.weight_itemsize
     if s.states.fp8_params and recipe.param_gather_itemsize < s.itemsize:

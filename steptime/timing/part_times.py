@@ -28,6 +28,9 @@ COMPILED_GAP = 0.5
 """What is left of them when torch.compile fuses the element-wise kernels of a block (assumed: of some 60 kernels of an eager
 Llama block, forward and backward, some 30 remain)."""
 
+HALVES = frozenset({"mamba", "attention", "mlp", "experts"})
+"""Kinds of layer with one norm and one residual, which launch half of the kernels of a layer with two (assumed)."""
+
 
 class Pricing(NamedTuple):
     """What the kernels and collectives of a job are priced with."""
@@ -119,7 +122,8 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
         segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s * more_launches(part.ops))
+        gaps_s = gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
+        of[part] = part_time(part.ops, part.sizes, context, segments, gaps_s)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
@@ -186,12 +190,17 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
     def of(chunk: Chunk) -> ChunkTime:
         key = (chunk.runs, chunk.embedding, chunk.head, sizes[chunk.depth] if sizes else 0)
         if key not in known:
-            works = [(n, times.of[part]) for n, part in times.works(chunk)]
-            forward = sum([n * part.forward.seconds for n, part in works])
-            backward = sum([n * part.backward.seconds for n, part in works])
-            replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
-            weight_s = sum([n * part.backward.weight_s for n, part in works])
-            known[key] = ChunkTime(forward, backward + replayed_s, weight_s)
+            known[key] = chunk_time(times, chunk)
         return known[key]
 
     return [[of(chunk) for chunk in chunks] for chunks in assembly.stages]
+
+
+def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk."""
+    works = [(n, times.of[part]) for n, part in times.works(chunk)]
+    forward = sum([n * part.forward.seconds for n, part in works])
+    backward = sum([n * part.backward.seconds for n, part in works])
+    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
+    weight_s = sum([n * part.backward.weight_s for n, part in works])
+    return ChunkTime(forward, backward + replayed_s, weight_s)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from steptime import fsdp
+from steptime.base.num import Num, minimum
 from steptime.cost.comm import FREE, CommCost, collective, tree_depth
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
@@ -233,8 +234,8 @@ def norm_reduce(assembly: Assembly, priced: Pricing, stage: int) -> Reduce:
     return Reduce(calls, bytes_, collective("all_reduce", bytes_, priced.context.groups["tp"], priced.context.tiers))
 
 
-def straggler_s(job: Job, inside_s: float) -> float:
+def straggler_s(job: Job, inside_s: Num) -> Num:
     """Seconds that synchronized replicas wait for the slowest of them, of `inside_s` spent in the pipeline."""
     p = job.parallelism
-    replicas = min(p.dp * p.cp, -(-p.devices // job.machine.devices_per_node))
-    return STRAGGLER * float(tree_depth(replicas)) * inside_s
+    replicas = minimum(p.dp * p.cp, -(-p.devices // job.machine.devices_per_node))
+    return STRAGGLER * (1.0 * tree_depth(replicas)) * inside_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from steptime.validation.measurements import MeasuredRow
 
 DOUBTFUL = {
@@ -16,6 +18,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
     if row.group == "vtrain-single":
         return "vtrain-single: tiny models, bound by kernel launches"
+    if row.file == "native" and re.search(r"deterministic(?! off)", row.text("overlap_notes")):
+        return "deterministic debug mode: uninitialized memory is filled"
     if row.file == "nvidia_ci":
         return "CI jobs: memory only"
     if row.id in DOUBTFUL and row.published:

@@ -7,18 +7,29 @@ from typing import Any
 
 from steptime.validation.measurements import MeasuredRow
 
-RMS_NORM_PULL = 1450
-"""Pull requests of pytorch/torchtitan below this are of July 2025 and before, on torch 2.8 and before."""
+TORCHAO_WORDS = (
+    ("gw_hp", "fp8_rowwise_gw_hp"),
+    ("rowwise", "fp8_rowwise"),
+    ("mxfp8", "mxfp8_torchao"),
+    ("tensorwise", "fp8_tensorwise"),
+    ("dynamic", "fp8_tensorwise"),
+    ("fp8 all-gather", "fp8_tensorwise"),
+)
+"""First match wins."""
+RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
+"""Releases of the profile torchtitan, each with the first pull request and the first month that is later."""
 
 
 def torchtitan_release(row: MeasuredRow) -> str:
     """The release of the profile that a row of torchtitan ran, by its pull request or date; "" for today's."""
     source = row.text("source")
-    if found := re.search(r"PR #(\d+)", source):
-        return "2.8" if int(found[1]) < RMS_NORM_PULL else ""
-    if found := re.search(r"\b(20\d\d)-(\d\d)", source):
-        return "2.8" if (int(found[1]), int(found[2])) < (2025, 8) else ""
-    return "2.8" if "2025" in row.text("framework") else ""
+    pull, month = re.search(r"PR #(\d+)", source), re.search(r"\b(20\d\d)-(\d\d)", source)
+    if pull is None and month is None:
+        return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else ""
+    for release, number, date in RELEASES:
+        if int(pull[1]) < number if pull else month is not None and (int(month[1]), int(month[2])) < date:
+            return release
+    return ""
 
 
 def compile_of(release: str, notes: str) -> dict[str, Any]:
@@ -32,7 +43,7 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
         return {}
     if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
         return {}
-    loss = "loss" in found[2] or "full inductor" in found[2] or not (release or "(blocks)" in found[2])
+    loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
     return {"compile": "all" if loss else "blocks"}
 
 
@@ -41,6 +52,12 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     section = compile_of(release, notes)
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
+    elif re.search(r"full[- ]logits", notes):
+        section["loss_chunks"] = 1
+    if "foak-fast-kernels" in notes:
+        section |= {"norm_impl": "fused", "rope_impl": "fused", "loss_impl": "fused"}
+    if "liger" in notes:
+        section["loss_chunks"] = liger_chunks(row.needed("hidden"), row.whole("vocab") or row.needed("hidden"))
     if "flexflash" in notes:
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
@@ -50,6 +67,14 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
     return section
+
+
+def liger_chunks(hidden: int, vocab: int) -> int:
+    """Parts of Liger's fused linear cross entropy: the power of two at or above vocab / hidden.
+
+    linkedin/Liger-Kernel@ead96b61 src/liger_kernel/ops/fused_linear_cross_entropy.py: next_power_of_2(T / ceil(V / h)) tokens.
+    """
+    return 1 << (-(-vocab // hidden) - 1).bit_length()
 
 
 def said_dtypes(row: MeasuredRow, notes: str) -> dict[str, Any]:
@@ -73,10 +98,22 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
     return {}
 
 
+def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
+    """The recipe of torchao that the precision names; nothing where it names none."""
+    said = row.text("precision").lower()
+    found = next((recipe for word, recipe in TORCHAO_WORDS if word in said), "")
+    if not found:
+        return {}
+    gathered = found == "fp8_tensorwise" and re.search(r"(fp8|float8)( fsdp)? all-gather", f"{said} {notes}")
+    return {"precision": found, "fp8_params": bool(gathered)}
+
+
 def recomputed_per_op(said: str) -> dict[str, Any]:
-    """Selective checkpointing as torchtitan has it, per op or every other layer; nothing for other words."""
+    """Selective checkpointing as torchtitan has it: per op, every other layer, or by a memory budget; nothing for other words."""
     if re.fullmatch(r"selective \((per-op|graph) sac[^)]*\)", said):
         return {"activation_checkpointing_type": "per-op"}
+    if found := re.match(r"torch\.compile activation memory budget ([\d.]+)", said):
+        return {"recompute": {"granularity": "selective", "memory_budget": float(found[1])}}
     if said == "selective (every other layer)":
         return {"recompute": {"granularity": "full", "method": "every", "n_layers": 2}}
     return {}

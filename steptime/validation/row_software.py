@@ -15,6 +15,7 @@ from steptime.validation.row_native import (
     native_states,
     recomputed_per_op,
     said_dtypes,
+    torchao_recipe,
     torchtitan_release,
 )
 
@@ -171,6 +172,8 @@ def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str])
     Raises:
         SkipRowError: a framework whose low-precision kernels no profile describes.
     """
+    if framework.base == "fsdp2" and (found := torchao_recipe(row, row.text("overlap_notes").lower())):
+        return found
     section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
         raise SkipRowError(f"not modeled yet: {precision_family(row.text('precision'))} with {framework.profile}")

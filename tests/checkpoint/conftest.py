@@ -4,7 +4,11 @@ import argparse
 import io
 import json
 import os
+import resource
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +194,25 @@ def command(capsys):
 def codes():
     """The problem codes of a summary."""
     return lambda summary: {problem.code for problem in summary.all_problems}
+
+
+@pytest.fixture
+def run_limited():
+    """(exit code, JSON or text) of the command in a process of its own, its CPU time [s] and peak memory [bytes] checked."""
+
+    def run(path, *options, seconds=5, nbytes=500 << 20, text=False):
+        code = (
+            "import re, sys; from steptime.commands.summarize_ckpt import main; code = main(sys.argv[1:]);"
+            "status = open('/proc/self/status').read();"  # ru_maxrss would include the parent's, across fork and exec
+            "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1], file=sys.stderr); sys.exit(code)"
+        )
+        argv = [sys.executable, "-c", code, str(path), *([] if text else ["--json"]), *options]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(argv, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert b"Traceback" not in done.stderr, done.stderr
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
+        assert int(done.stderr.split()[-1]) * 1024 < nbytes
+        return done.returncode, done.stdout.decode() if text else json.loads(done.stdout)
+
+    return run

@@ -16,8 +16,9 @@ from steptime.model.blocks import n_params
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
-    "schema", "path", "format", "container", "complete", "step", "id", "totals", "by_dtype", "by_role", "tree",
-    "parallelism", "ranks", "architecture", "pickle", "sections", "other_iterations", "problems", "io", "exit_code",
+    "schema", "path", "format", "container", "complete", "step", "id", "totals", "by_dtype", "by_role", "quantization",
+    "adapter", "tree", "parallelism", "ranks", "architecture", "pickle", "sections", "other_iterations",
+    "problems", "io", "exit_code",
 ]  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def test_report_says_the_answer_first_in_80_columns(model, command):
     assert lines[3].startswith("parameters 229,952 (230 k)   bytes 459,904")
     assert max(map(len, lines[1:])) <= 80  # the first line is the path, as long as it is
     assert len(lines) < 60
-    assert re.search(r"layers\.\* x4 +41,088 each +164,352 ", out)
+    assert re.search(r"layers\.\* x4 +41,088 each +bf16 +164,352 ", out)
     assert lines[-1] == "no problems found"
     assert not re.search(r"\b(safe|clean)\b", out, re.IGNORECASE)
 
@@ -213,7 +214,7 @@ def test_closed_pipe_is_no_error(model):
     assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
 
 
-def test_no_colour_in_a_pipe_and_ascii_terminals(make):
+def test_no_color_in_a_pipe_and_ascii_terminals(make):
     name = "w\u00e9ight\u202e"
     header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     path = make.write("m.safetensors", make.raw_safetensors(header, bytes(4)))
@@ -223,7 +224,7 @@ def test_no_colour_in_a_pipe_and_ascii_terminals(make):
     assert b"w\\xe9ight\\u202e" in done.stdout
 
 
-def test_terminal_gets_colour_unless_told_not_to(make, model):
+def test_terminal_gets_color_unless_told_not_to(make, model):
     import pty
 
     def on_terminal(**environment):

@@ -4,37 +4,12 @@ import io
 import json
 import os
 import pickle
-import resource
 import socket
 import struct
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
-
-LIMIT_CPU_S, LIMIT_BYTES = 5, 500 << 20
-
-
-def run_limited(path, *options):
-    """(exit code, document) of the command in a process of its own, with its CPU time and peak memory checked."""
-    code = (
-        "import re, sys; from steptime.commands.summarize_ckpt import main; code = main(sys.argv[1:]);"
-        "status = open('/proc/self/status').read();"  # ru_maxrss would include the parent's, across fork and exec
-        "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1], file=sys.stderr); sys.exit(code)"
-    )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(path), "--json", *options], capture_output=True, timeout=60, check=False,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert b"Traceback" not in run.stderr, run.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < LIMIT_CPU_S
-    assert int(run.stderr.split()[-1]) * 1024 < LIMIT_BYTES
-    return run.returncode, json.loads(run.stdout)
 
 
 def op(*parts):
@@ -172,7 +147,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_heavy_streams(make, name):
+def test_heavy_streams(make, name, run_limited):
     stream, code = HEAVY[name]
     assert run_limited(make.write("h.pt", make.torch_zip(stream)))[0] == code
 
@@ -245,7 +220,7 @@ def test_wrong_checksum_is_ignored_as_torch_does(make, summarize):
     assert summarize(make.write("crc.pt", bytes(data))).exit_code == 0
 
 
-def test_million_entries(make):
+def test_million_entries(make, run_limited):
     names = b"".join(
         struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0)
         + b"a/data/%06d" % (n % 10**6)
@@ -278,7 +253,7 @@ SAFETENSORS = {
     "past_end": ((pairs(("a", entry(shape=(4,), offsets=(0, 16)))), 8), 1, "TRUNCATED"),
     "size_mismatch": ((pairs(("a", entry(shape=(3,)))), 8), 1, "SIZE_MISMATCH"),
     "negative_shape": ((pairs(("a", entry(shape=(-1,)))), 8), 1, {"BAD_TENSOR", "TRAILING_BYTES"}),
-    "huge_shape": ((pairs(("a", entry(shape=(2**62, 2**62)))), 8), 1, "SIZE_MISMATCH"),
+    "huge_shape": ((pairs(("a", entry(shape=(2**62, 2**62)))), 8), 1, {"SIZE_MISMATCH", "BAD_TENSOR"}),
     "float_offset": ((b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,1e9]}}', 8), 1, {"BAD_TENSOR", "TRAILING_BYTES"}),
     "long_integer": ((b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}', 8), 2, "INVALID_HEADER"),
     "deep_json": ((b'{"a":' * 100_000, 0), 2, "INVALID_HEADER"),
@@ -465,7 +440,7 @@ def test_links_and_leftovers_in_a_directory(make, summarize, codes):
     assert (summary.exit_code, codes(summary)) == (1, {"LEFTOVER"})
 
 
-def test_hundred_thousand_files(make):
+def test_hundred_thousand_files(make, run_limited):
     folder = make.folder / "many"
     folder.mkdir()
     for number in range(100_000):

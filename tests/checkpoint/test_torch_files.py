@@ -53,7 +53,7 @@ def test_special_tensors(make, summarize):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state = {
-            "quantised": torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8),
+            "quantized": torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8),
             "sparse": torch.eye(3).to_sparse(),
             "csr": torch.eye(3).to_sparse_csr(),
             "meta": torch.empty(3, 4, device="meta"),
@@ -63,7 +63,7 @@ def test_special_tensors(make, summarize):
         torch.save(state, make.folder / "s.pt")
     summary = summarize(make.folder / "s.pt")
     seen = {t.name: t for t in summary.tensors}
-    assert (seen["quantised"].dtype, seen["quantised"].shape) == ("qint8", (3, 4))
+    assert (seen["quantized"].dtype, seen["quantized"].shape) == ("qint8", (3, 4))
     assert (seen["sparse"].whole, seen["sparse"].numel) == ((3, 3), 3)
     assert seen["sparse"].nbytes == 2 * 3 * 8 + 3 * 4
     assert (seen["csr"].whole, seen["csr"].nbytes) == ((3, 3), 4 * 8 + 3 * 8 + 3 * 4)

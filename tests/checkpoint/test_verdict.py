@@ -23,7 +23,7 @@ from steptime.checkpoint.pickles import allowlist, inert, pickle_verdict
 from steptime.checkpoint.pickles.pickle_verdict import BLOCKED_MODULES, DTENSOR, runs_code
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = 1
 
 
@@ -53,7 +53,7 @@ OBJECTS = {
     "numpy_scalar": np.float32(1),
     "path": pathlib.PurePosixPath("/a"),
     "date": dt.datetime(2020, 1, 1, tzinfo=dt.UTC),
-    "enum": Colour.RED,
+    "enum": Color.RED,
     "object": Mine(),
     "subclass": torch.ones(2).as_subclass(MyTensor),
     "defaultdict": collections.defaultdict(list),

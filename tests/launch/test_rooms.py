@@ -13,6 +13,7 @@ ORDER = [
         "devices",
         "beside",
         "vocabulary",
+        "config_functions",
         "shell",
         "logs",
         "deepspeed",

@@ -58,6 +58,9 @@ def model(c):
         bias=c.get("bias", False),
         norm_bias=c.get("norm", "RMSNorm") == "LayerNorm",
         qk_norm=c.get("qk_norm", False),
+        rotary_embeds="hybrid" not in c and not c.get("learned_positions", False),
+        hybrid_pattern=c.get("hybrid"),
+        mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
         attention=latent(c["mla"]) if "mla" in c else {},
     )
@@ -73,6 +76,12 @@ def latent(said):
         "v_head_dim": "v_head_dim",
     }
     return {"kind": "mla"} | {ours: said[theirs] for ours, theirs in names.items()}
+
+
+def mamba(said):
+    """Megatron's keys of Mamba layers in ours."""
+    names = {"mamba_num_heads": "n_heads", "mamba_head_dim": "head_dim", "mamba_state_dim": "state_dim"}
+    return {ours: said[theirs] for theirs, ours in {**names, "mamba_num_groups": "n_groups"}.items() if theirs in said}
 
 
 def experts(said):

@@ -253,7 +253,7 @@ def held(model, kept):
     """Bytes of the matrices that token dispatchers refer to after a forward and autograd does not keep."""
     found = 0
     for layer in model.decoder.layers:
-        dispatcher = getattr(layer.mlp, "token_dispatcher", None)
+        dispatcher = getattr(getattr(layer, "mlp", None), "token_dispatcher", None)
         for t in vars(dispatcher).values() if dispatcher else ():
             matrix = torch.is_tensor(t) and t.dim() == 2 and t.dtype != torch.long
             if matrix and t.untyped_storage()._cdata not in kept:

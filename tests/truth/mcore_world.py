@@ -15,6 +15,7 @@ import traceback
 import types
 
 import mcore_imports  # noqa: F401  (Megatron itself, after what stands in for its extensions)
+import mcore_mamba
 import mcore_moe
 import mcore_patches as patches
 import torch
@@ -92,6 +93,7 @@ def config_of(c, world):
         gradient_accumulation_fusion=c.get("grad_accumulation_fusion", False),
         cross_entropy_loss_fusion=c.get("fused_loss", False),
         **recompute,
+        **c.get("mamba", {}),
         **expert_config(c, world),
         **latent,
     )
@@ -113,17 +115,19 @@ def model_of(c, world):
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     config = config_of(c, world)
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=layers_of(c, config),
-        vocab_size=c["vocab"],
-        max_sequence_length=c["s"],
-        position_embedding_type="learned_absolute" if c.get("learned_positions") else "none" if "mla" in c else "rope",
-        parallel_output=True,
-        share_embeddings_and_output_weights=c.get("tied", False),
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    )
+    said = {
+        "vocab_size": c["vocab"],
+        "max_sequence_length": c["s"],
+        "parallel_output": True,
+        "share_embeddings_and_output_weights": c.get("tied", False),
+        "pre_process": parallel_state.is_pipeline_first_stage(),
+        "post_process": parallel_state.is_pipeline_last_stage(),
+    }
+    if "hybrid" in c:
+        return mcore_mamba.hybrid(c, config, **said).to(config.params_dtype).train()
+    position = "learned_absolute" if c.get("learned_positions") else "none" if "mla" in c else "rope"
+    spec = layers_of(c, config)
+    model = GPTModel(config=config, transformer_layer_spec=spec, position_embedding_type=position, **said)
     return model.to(config.params_dtype).train()
 
 

@@ -8,13 +8,14 @@ shapes are in `param_shapes`, a list of {name: shape}.
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
-from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
+from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Shape
@@ -69,7 +70,7 @@ def _facts(contents: Contents) -> dict[str, Any]:
         groups = top.get(key)
         for group in groups if type(groups) is list else [groups]:
             named = ((name, shape_of(value)) for name, value in pairs(group) if type(name) is str)
-            shapes += [(name, shape) for name, shape in named if shape is not None]
+            shapes += [(name, shape) for name, shape in named if shape is not None and prod(shape) < MAX_ELEMENTS]
     state = mapping(top.get("optimizer_state_dict"))
     found["zero_stage"] = _number(state.get("zero_stage"))
     count = state.get("partition_count")

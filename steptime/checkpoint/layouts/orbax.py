@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import stat
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import smalljson
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Section, StoredTensor, UnreadableError
+from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 from steptime.checkpoint.roles import STATE_NAMES, is_optimizer_key, optimizer_role
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def _array(folder: Folder, name: str, section: Section) -> bool:
 def _record(section: Section, name: str, document: dict[str, Any], file: str) -> bool:
     shape = shape_of(document.get("shape"))
     dtype = document.get("dtype", document.get("data_type"))
-    if shape is None or not isinstance(dtype, str):
+    if shape is None or prod(shape) >= MAX_ELEMENTS or not isinstance(dtype, str):
         section.problem("INVALID_HEADER", f"array {name}: shape or dtype is not valid", file, name)
         return False
     dtype = from_numpy(dtype)
@@ -128,6 +130,9 @@ def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
     except ImportError:
         message = f"{len(_leaves(folder))} arrays in an OCDBT store: their shapes and types need tensorstore, {EXTRA}"
         raise UnreadableError("MISSING_EXTRA", message, section.files[0]) from None
+    odd = _no_files(folder)
+    if odd:  # tensorstore opens whatever lies there, and waits for ever at a FIFO
+        raise UnreadableError("NOT_A_FILE", "not a regular file, in a store that is read whole", folder.named(odd))
     try:
         store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{_absolute(folder)}/"}).result()
         keys = [key.decode("utf-8", "replace") for key in store.list().result()]
@@ -139,6 +144,19 @@ def _ocdbt(folder: Folder, present: set[str], section: Section) -> None:
         reason = str(error).splitlines()[0][:120]
         raise UnreadableError("INVALID_HEADER", f"tensorstore cannot read it: {reason}", section.files[0]) from None
     _compare_ocdbt(folder, section)
+
+
+def _no_files(folder: Folder) -> str | None:
+    """The first thing below a store that is neither file nor directory; links count as what they lead to."""
+    for path, _, names in os.walk(folder.path):
+        for name in names:
+            try:
+                mode = os.stat(os.path.join(path, name)).st_mode  # noqa: PTH116, PTH118 - thousands of files
+            except OSError:
+                continue
+            if not stat.S_ISREG(mode):
+                return os.path.relpath(os.path.join(path, name), folder.path)  # noqa: PTH118
+    return None
 
 
 def _absolute(folder: Folder) -> str:

@@ -20,7 +20,6 @@ from steptime.checkpoint.source import Source
 if TYPE_CHECKING:
     from steptime.checkpoint.scan import Folder, Scan
 
-NUMBERED = re.compile(r"^(?P<stem>.*?)[-_.]?(?P<n>\d{1,6})-of-(?P<of>\d{1,6})(?P<ext>\.\w+)$")
 MAX_INDEX = 256 << 20
 
 
@@ -59,7 +58,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
 def _numbered(files: list[str]) -> dict[tuple[str, str, str], _Set]:
     groups: dict[tuple[str, str, str], _Set] = {}
     for name in files:
-        match = NUMBERED.match(name)
+        match = single.NUMBERED.match(name)
         if match is None:
             continue
         count, width = int(match["of"]), len(match["n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from steptime.checkpoint.records import Section
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents
 
+NUMBERED = re.compile(r"^(?P<stem>.*?)[-_.]?(?P<n>\d{1,6})-of-(?P<of>\d{1,6})(?P<ext>\.\w+)$")
 STEP_KEYS = ("iteration", "global_step", "global_steps", "step", "iter_num", "iter", "current_step", "num_update")
 _DEGREES = (("TP", "tensor"), ("PP", "pipeline"), ("EP", "expert"))
 ARGS_KEYS = ("args", "hyper_parameters", "model_args", "config", "cfg", "hparams", "opt")
@@ -49,12 +51,25 @@ def section(contents: Contents) -> Section:
     found.absorb(contents)
     if framework == "Megatron-LM":
         _one_rank(found)
+    _one_part(found)
     part = [t for t in found.tensors if t.global_shape not in (None, t.shape) and t.note != "sparse"]
     if part:
         here, whole = sum(t.numel for t in part), sum(prod(t.whole) for t in part)
         found.notes.append(f"one rank's file: it holds {here:,} of the {whole:,} elements of its sharded tensors")
         found.facts["slices"] = True
     return found
+
+
+def _one_part(section: Section) -> None:
+    """A file whose name or key-values number it among others holds some of the tensors, not the model."""
+    match = NUMBERED.match(section.path.rpartition("/")[2])
+    number, count = (int(match["n"]), int(match["of"])) if match else (0, 0)
+    keys = section.facts.get("gguf") or {}
+    if type(keys.get("split.count")) is int and type(keys.get("split.no")) is int:
+        number, count = keys["split.no"] + 1, keys["split.count"]
+    if count > 1:
+        section.container = f"shard {number} of {count}: give the directory"
+        section.facts |= {"slices": True, "part": True}
 
 
 def _one_rank(section: Section) -> None:

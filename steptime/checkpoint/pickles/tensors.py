@@ -82,10 +82,10 @@ def _inner(args: Args) -> StoredTensor | None:
     return _decode(args[0]) if args else None
 
 
-def _quantised(args: Args) -> StoredTensor | None:
+def _quantized(args: Args) -> StoredTensor | None:
     found = _v2(args)
     if found is not None:
-        found.note = "quantised"
+        found.note = "quantized"
     return found
 
 
@@ -131,6 +131,8 @@ def _from_type(args: Args) -> StoredTensor | None:
         parts = [t for t in (_decode(v) for v in mapping(args[3]).values()) if t is not None]
         found.nbytes = sum(t.nbytes for t in parts)
         found.note = kind
+        if parts:
+            found.dtype = max(parts, key=lambda t: t.nbytes).dtype
     return found
 
 
@@ -188,7 +190,7 @@ _T = "torch._utils."
 _REBUILD: dict[str, Callable[[Args], StoredTensor | None]] = {
     f"{_T}_rebuild_tensor": _v2, f"{_T}_rebuild_tensor_v2": _v2, f"{_T}_rebuild_tensor_v3": _v3,
     f"{_T}_rebuild_parameter": _inner, f"{_T}_rebuild_parameter_with_state": _inner,
-    f"{_T}_rebuild_qtensor": _quantised, f"{_T}_rebuild_meta_tensor_no_storage": _meta,
+    f"{_T}_rebuild_qtensor": _quantized, f"{_T}_rebuild_meta_tensor_no_storage": _meta,
     f"{_T}_rebuild_sparse_tensor": _sparse, f"{_T}_rebuild_sparse_csr_tensor": _sparse,
     f"{_T}_rebuild_wrapper_subclass": _wrapper, f"{_T}_rebuild_nested_tensor": _nested,
     f"{_T}_rebuild_device_tensor_from_numpy": _inner, f"{_T}_rebuild_device_tensor_from_cpu_tensor": _inner,

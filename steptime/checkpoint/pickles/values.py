@@ -95,11 +95,16 @@ class Stop(Exception):  # noqa: N818 - the end of the stream is no error
 
 
 MAX_DIMS = 64
+MAX_LENGTH = 1 << 63  # torch, numpy and ggml count in 64 bits
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """A shape: a tuple or list of integers that are not negative, else None."""
-    if type(value) in (tuple, list) and len(value) <= MAX_DIMS and all(type(n) is int and n >= 0 for n in value):
+    """A shape: a tuple or list of integers that are not negative and below 2**63, else None."""
+    if (
+        type(value) in (tuple, list)
+        and len(value) <= MAX_DIMS
+        and all(type(n) is int and 0 <= n < MAX_LENGTH for n in value)
+    ):
         return tuple(value)
     return None
 

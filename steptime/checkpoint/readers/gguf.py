@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import GGML
-from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
+from steptime.checkpoint.records import MAX_ELEMENTS, Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
@@ -144,6 +144,8 @@ def _tensor(reader: _HeaderCursor, contents: Contents) -> int:
     kind, offset = reader.number("I"), reader.number("Q")
     known = GGML.get(kind)
     count = prod(shape)
+    if count >= MAX_ELEMENTS:  # ggml refuses the file
+        raise ValueError(f"a tensor of 2**63 elements or more at byte {reader.at}")
     size = -(-count // known[1]) * known[2] if known else 0
     dtype = known[0] if known else f"ggml#{kind}"
     contents.tensors.append(

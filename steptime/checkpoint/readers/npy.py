@@ -14,6 +14,7 @@ from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles import streams
 from steptime.checkpoint.pickles.pickle_verdict import judge
+from steptime.checkpoint.pickles.values import MAX_DIMS
 from steptime.checkpoint.readers.torch_file import note_dangers
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
     from steptime.checkpoint.zipdir import ZipDirectory, ZipEntry
 
+MAX_DIGITS = 19
 MAGIC = b"\x93NUMPY"
 HEADER_READ = 1 << 14
 MAX_OBJECTS = 16 << 20  # bytes of an array of pickled objects that are interpreted
@@ -118,7 +120,10 @@ def _array(head: bytes, name: str, file: str) -> tuple[StoredTensor, int]:
     match = _HEADER.match(head[start : start + length].decode("latin-1").strip())
     if match is None:
         raise UnreadableError("INVALID_HEADER", "the numpy header is not one numpy writes", file)
-    shape = tuple(int(n) for n in match["shape"].replace(" ", "").split(",") if n and len(n) < 20)
+    dims = [n for n in match["shape"].replace(" ", "").split(",") if n]
+    if any(len(n) > MAX_DIGITS for n in dims) or len(dims) > MAX_DIMS:
+        raise UnreadableError("INVALID_HEADER", "the shape in the numpy header is longer than numpy allows", file)
+    shape = tuple(map(int, dims))
     descr = match["descr"].strip("'")
     record = match["descr"].startswith("[")
     dtype = "record" if record else from_numpy(descr)

@@ -7,6 +7,7 @@ The library keeps the last of two tensors with one name without a word; here tha
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
@@ -14,16 +15,27 @@ from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from steptime.checkpoint.records import Shape
     from steptime.checkpoint.source import Source
 
 MAX_HEADER = 100_000_000  # bytes, tensor.rs MAX_HEADER_SIZE
 FIRST_READ = 1 << 14
 
 Span = tuple[int, int, str]  # first byte, last byte + 1, tensor name
+_Entry = tuple[str, str | None, "Shape | None", "Shape | None", Any]
 
 
 class _Header(list[tuple[str, Any]]):
     """The pairs of a JSON object in file order, repeated keys included."""
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other spelling goes through the JSON parser
+    r'[ \n]*"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[((?:\d{1,18}(?:, ?\d{1,18})*)?)\], ?'
+    r'"data_offsets": ?\[(\d{1,18}), ?(\d{1,18})\]\}'
+)
 
 
 def read(source: Source) -> Contents:
@@ -32,17 +44,18 @@ def read(source: Source) -> Contents:
     length, raw = _raw_header(source)
     spans: list[Span] = []
     seen: set[str] = set()
-    for name, entry in _parse(raw, source.name):
+    for name, code, shape, offsets, entry in _entries(raw, source.name):
         if name == "__metadata__":
             contents.facts["metadata"] = _metadata(contents, entry)
             continue
         if name in seen:
             contents.problem("DUPLICATE_KEY", f"tensor {name} is described twice; a loader keeps the last", name)
         seen.add(name)
-        tensor, span = _tensor(contents, name, entry)
-        if tensor is not None and span is not None:
-            contents.tensors.append(tensor)
-            spans.append(span)
+        if shape is None or offsets is None or not code or len(offsets) != 2 or offsets[0] > offsets[1]:
+            contents.problem("BAD_TENSOR", f"tensor {name}: dtype, shape or data_offsets are not valid", name)
+            continue
+        contents.tensors.append(_tensor(contents, name, code, shape, offsets))
+        spans.append((*offsets, name))
     _check_layout(contents, spans, source.size - 8 - length)
     return contents
 
@@ -64,20 +77,68 @@ def _raw_header(source: Source) -> tuple[int, bytes]:
     return length, raw
 
 
-def _parse(raw: bytes, file: str) -> _Header:
+def _entries(raw: bytes, file: str) -> Iterator[_Entry]:
+    """(name, dtype, shape, offsets, JSON value) of each entry in file order; None for what is not valid."""
     try:
-        header = json.loads(str(raw, "utf-8"), object_pairs_hook=_Header)
+        text = str(raw, "utf-8")
+        del raw
+        yield from _scanned(text)
     except UnicodeDecodeError as error:
         raise UnreadableError("INVALID_HEADER", f"header is not UTF-8 at byte {8 + error.start}", file) from None
     except RecursionError:
         raise UnreadableError("INVALID_HEADER", "header is nested too deeply", file) from None
     except ValueError as error:
         raise UnreadableError("INVALID_HEADER", f"header is not JSON: {str(error)[:120]}", file) from None
-    if not isinstance(header, _Header):
-        raise UnreadableError("INVALID_HEADER", "header is not a JSON object", file)
-    if not raw.startswith(b"{"):
-        raise UnreadableError("INVALID_HEADER", "header does not begin with '{'", file)
-    return header
+
+
+def _scanned(text: str) -> Iterator[_Entry]:
+    """One entry at a time, so that a header of a million tensors is never held as a tree of JSON."""
+    if not text.startswith("{"):
+        whole = isinstance(json.loads(text), dict)
+        raise ValueError("it does not begin with '{'" if whole else "not an object")
+    decode = json.JSONDecoder(object_pairs_hook=_Header).raw_decode
+    shapes: dict[str, tuple[int, ...]] = {}
+    at = _after_space(text, 1)
+    mark = text[at : at + 1]
+    at += mark == "}"
+    while mark != "}":
+        match = _ENTRY.match(text, at)
+        if match is not None:
+            name, code, dims, start, end = match.groups()
+            if dims not in shapes:
+                shapes[dims] = tuple(map(int, dims.split(","))) if dims else ()
+            at = match.end()
+            yield name, code, shapes[dims], (int(start), int(end)), None
+        else:
+            at = yield from _decoded(text, _after_space(text, at), decode)
+        at = _after_space(text, at)
+        mark = text[at : at + 1]
+        if mark not in (",", "}"):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        at += 1
+    if (at := _after_space(text, at)) < len(text):
+        raise json.JSONDecodeError("Extra data", text, at)
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _decoded(text: str, at: int, decode: Callable[[str, int], tuple[Any, int]]) -> Generator[_Entry, None, int]:
+    """One entry through the JSON parser; the index behind it comes back."""
+    name, at = decode(text, at)
+    at = _after_space(text, at)
+    if not isinstance(name, str) or text[at : at + 1] != ":":
+        raise json.JSONDecodeError("Expecting property name and ':'", text, at)
+    entry, at = decode(text, _after_space(text, at + 1))
+    fields = dict(entry) if isinstance(entry, _Header) else {}
+    code = fields.get("dtype")
+    yield (
+        name, code if isinstance(code, str) else None, shape_of(fields.get("shape")), shape_of(fields.get("data_offsets")),
+        entry,
+    )  # fmt: skip
+    return at
 
 
 def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
@@ -87,13 +148,8 @@ def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
     return dict(entry)
 
 
-def _tensor(contents: Contents, name: str, entry: Any) -> tuple[StoredTensor | None, Span | None]:
-    fields = dict(entry) if isinstance(entry, _Header) else {}
-    code, shape, offsets = fields.get("dtype"), shape_of(fields.get("shape")), shape_of(fields.get("data_offsets"))
-    if not isinstance(code, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        contents.problem("BAD_TENSOR", f"tensor {name}: dtype, shape or data_offsets are not valid", name)
-        return None, None
-    if any("\ud800" <= char <= "\udfff" for char in name):
+def _tensor(contents: Contents, name: str, code: str, shape: Shape, offsets: Shape) -> StoredTensor:
+    if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
         contents.problem("BAD_NAME", f"tensor name {name!a} is not valid Unicode", name)
     dtype = SAFETENSORS.get(code, code)
     span = offsets[1] - offsets[0]
@@ -102,7 +158,7 @@ def _tensor(contents: Contents, name: str, entry: Any) -> tuple[StoredTensor | N
         message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span}"
         contents.problem("SIZE_MISMATCH", message, name)
     note = "" if size is not None else "unknown dtype"
-    return StoredTensor(name, shape, dtype, span, contents.file, note=note), (*offsets, name)
+    return StoredTensor(name, shape, dtype, span, contents.file, note=note)
 
 
 def _check_layout(contents: Contents, spans: list[Span], data_bytes: int) -> None:

@@ -6,11 +6,15 @@ from typing import Any
 
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.vocabulary import entries_of
 
 
 def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     """Shapes and kinds; keys that nobody says are left out, for the Job to ask for. `unfused`: attention keeps its scores."""
+    if not {"num_layers", "hidden_size", "num_attention_heads"} & {*keys.values, *keys.defaults}:
+        keys.left_open["model"] = "model unknown; add --set model=NAME (3dtrn models lists them)"
+        return {}
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     named = keys.get("glu_activation") is not None
     glu = keys.on("swiglu") or keys.on("quick_geglu") or keys.on("gated_linear_unit") or named
@@ -18,7 +22,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     tied = not keys.on("untie_embeddings_and_output_weights")
     tied = keys.on("share_embeddings_and_output_weights", default=tied)
     section: dict[str, Any] = {
-        "n_layers": keys.count("num_layers"),
+        "n_layers": keys.whole("num_layers") if hybrid_pattern(keys) else keys.count("num_layers"),
         "hidden_sz": hidden,
         "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
         "n_q_heads": heads,
@@ -38,7 +42,10 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         keys.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
     if not section["bias"] and keys.on("add_qkv_bias"):
         section["qkv_bias"] = True
-    section |= _positions(keys)
+    section |= _positions(keys) | hybrid_section(keys)
+    window = [int(number) for number in keys.words("window_size") if number.isdigit()]
+    if window and window[0] >= (keys.whole("seq_length") or 0) > 0:
+        keys.without_effect("window_size", "no shorter than the sequence")
     return {key: value for key, value in section.items() if value is not None}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from steptime.launch.devices import data_parallel
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
+from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype
 
 
@@ -55,6 +56,8 @@ def _virtual_stages(keys: JobKeys, pp: int) -> int:
     """Model chunks of a stage: said, or from the layers of a chunk."""
     if layout := keys.get("pipeline_model_parallel_layout"):
         return max(1, len(stages_of(str(layout))) // pp)
+    if "|" in (pattern := hybrid_pattern(keys)):
+        return max(1, (pattern.count("|") + 1) // pp)
     if (said := keys.whole("virtual_pipeline_model_parallel_size")) is not None:
         return said
     name = "num_layers_per_virtual_pipeline_stage"
@@ -90,6 +93,8 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
         if not re.fullmatch(r"Et*", stages[0]) or not re.fullmatch(r"t*L", stages[-1]) or "m" in "".join(stages):
             keys.leave_out("pipeline_model_parallel_layout", "embedding first and loss last are counted")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
+    if "|" in (pattern := hybrid_pattern(keys)):
+        return {"layers_per_stage": [len(stage) for stage in pattern.split("|")]}
     layers, chunks = keys.whole("num_layers") or 0, pp * vpp
     if (partition := keys.get("pp_partition_method")) is not None and pp > 1:
         if (

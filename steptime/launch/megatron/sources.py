@@ -16,16 +16,18 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
+from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
 
 T = TypeVar("T")
+_HYBRID = "a hybrid Mamba model without a pattern of layers"
 _OTHER_MODELS = {
     r"bert": "BERT",
     r"pretrain_(?:t5|ict|retro)": "a model with an encoder",
-    r"mamba|hybrid": "a hybrid Mamba model",
+    r"mamba|hybrid": _HYBRID,
     r"vlm|vision|multimodal|vit\b|clip|qwen\w*_?vl": "a vision model",
 }
 """Words of the programs that train other models than pretrain_gpt.py -> what those are."""
@@ -99,7 +101,7 @@ def _from_words(
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
-    if not said.arguments.keys() & {"num_layers", "encoder_num_layers"}:
+    if not said.arguments.keys() & {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}:
         _without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing more can be told of the rest but what it is
         lines = [f"{path}: {problem}" for problem in said.problems]
@@ -164,6 +166,8 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
     for words, what in _OTHER_MODELS.items():
+        if what == _HYBRID and hybrid_pattern(keys):
+            continue
         if re.search(words, script.program.rpartition("/")[2]):
             found.append(LaunchFlag(script.program, "", "unmodelled", f"{what}, {OTHER_MODEL}"))
             break

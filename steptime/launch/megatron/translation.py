@@ -31,4 +31,6 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         "data.gbs": "global batch size unknown; add --set data.gbs=N",
         "data.seqlen": "sequence length unknown; add --set data.seqlen=N",
     }
+    if "model" in keys.left_open:
+        del open_keys["model.vocab_sz"]
     return keys.reading(config, open_keys)

@@ -10,15 +10,18 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping
 from steptime.launch.beside import Beside
+from steptime.launch.config_functions import split_path
 from steptime.launch.devices import devices_in, told
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.logs.printed_config import block, plain_lines
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.nemo.bridge_recipe import read_recipe
 from steptime.launch.nemo.hydra import read_one
 from steptime.launch.nemo.nemo_run import read_two
 from steptime.launch.nemo.targets import CLASS, NemoConfig, class_of, simplify
 from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.shell.script import variables_of
 
 _MARKS = re.compile(r"Task Configuration|Experiment configuration \*+")
 _LOG = re.compile(
@@ -34,7 +37,7 @@ def read_nemo(
     text: str,
     env: Mapping[str, str] | None = None,
     sets: Mapping[str, Any] | None = None,
-    beside: Beside | None = None,  # noqa: ARG001
+    beside: Beside | None = None,
 ) -> Reading:
     """A NeMo or Megatron-Bridge config, or a log that prints it, as a config.
 
@@ -45,12 +48,16 @@ def read_nemo(
         ConfigError: one line per problem: neither framework's config, keys that it does not have, a model that is not modeled,
             contradictory sizes, or nothing that tells the number of devices or the vocabulary.
     """
+    file, function = split_path(path)
+    if file.endswith(".py"):
+        return read_recipe(path, file, text, function, sets)
     tree, log = _tree(path, text)
     found = _RELEASE.search(text)
     if isinstance(tree.get("training"), dict) and "model" in tree["training"]:
         tree = tree["training"]
     tree = tree["ConfigContainer"] if isinstance(tree.get("ConfigContainer"), dict) else tree
-    config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "")
+    variables = dict(env or {}) | variables_of(beside)
+    config = NemoConfig(path, tree, devices_in(log, env), sets, (found[1] or found[2]) if found else "", variables)
     model, trainer = tree.get("model"), tree.get("trainer")
     bridge = class_of(model).startswith("megatron.bridge") or bool(tree.keys() & {"ddp", "mixed_precision", "logger"})
     if class_of(tree).endswith("ConfigContainer") or (isinstance(model, dict) and trainer is None and bridge):
@@ -58,7 +65,7 @@ def read_nemo(
     by_class = isinstance(trainer, dict) and (class_of(trainer) or "strategy" in trainer)
     if by_class and tree.keys() & {"data", "optim"}:
         return read_two(config)
-    if isinstance(trainer, dict) and isinstance(model, dict) and "optim" in model:
+    if isinstance(trainer, dict) and isinstance(model, dict) and ("optim" in model or not log):
         return read_one(config)
     if log and isinstance(trainer, dict):
         raise ConfigError(f"{path}: the printed config is cut off before its end; give the whole log")
@@ -115,7 +122,7 @@ def _unflatten(flat: list[re.Match[str]]) -> dict[str, Any]:
 
 def _bridge(config: NemoConfig) -> Reading:
     """A ConfigContainer."""
-    path, tree, devices, sets, _ = config
+    path, tree, devices, sets, *_ = config
     if not isinstance(tree.get("model"), dict) or "num_layers" not in tree["model"]:
         # a model by --set is not enough: precision, states and overlap are the recipe's, and not in the file either
         raise ConfigError(

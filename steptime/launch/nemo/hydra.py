@@ -15,11 +15,16 @@ _APEX = "distributed_fused_adam"
 
 def read_one(config: NemoConfig) -> Reading:
     """A hydra config as a config."""
-    path, tree, devices, sets, _ = config
+    path, tree, devices, sets, *_ = config
     table = load_table("nemo1")
-    said = flatten(resolve(tree))
+    said = flatten(resolve(tree, config.variables))
     apex = said.get("model.optim.name") == _APEX
     keys = object_keys(said, table, path, sets, defaults=table.raw[_APEX] if apex else {})
+    lengths = [said.get(key) for key in ("model.encoder_seq_length", "model.data.seq_length")]
+    if None not in lengths and lengths[0] != lengths[1]:
+        keys.notes.append(
+            f"sequences of {lengths[1]} tokens, as the data has them, not of encoder_seq_length {lengths[0]}"
+        )
     software = config.profile(_in_megatron_words(keys))
     if isinstance(keys.get("trainer.devices"), int) and keys.values.get("trainer.num_nodes") is not None:
         devices = keys.count("trainer.devices") * keys.count("trainer.num_nodes")
@@ -56,5 +61,5 @@ def _in_megatron_words(keys: JobKeys) -> str:
     if not apex:
         keys.without_effect("model.optim.bucket_cap_mb", f"only with {_APEX}")
     if (bf16 or fp16) and not keys.on("model.megatron_amp_O2"):
-        keys.leave_out("model.megatron_amp_O2", "autocast over fp32 parameters; taken as half-precision parameters")
+        keys.approximate("model.megatron_amp_O2", "autocast over fp32 parameters; half-precision ones are counted")
     return "nemo" if core else "nemo-2022"

@@ -1,58 +1,93 @@
-"""OmegaConf's `${...}`: references to other keys, and NeMo's `multiply` and `divide`; whatever else stands as it is."""
+"""OmegaConf's `${...}`: references to other keys, the environment, and the arithmetic that NeMo registers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.base.document import scalar
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
-_ROUNDS = 8
+_ROUNDS = 40
+_NUMBERS = {
+    "multiply": lambda a, b: a * b, "add": lambda a, b: a + b, "subtract": lambda a, b: a - b,
+    "divide": lambda a, b: a // b, "int_div": lambda a, b: a // b, "floor_div": lambda a, b: a // b,
+    "gt": lambda a, b: a > b, "lt": lambda a, b: a < b, "eq": lambda a, b: a == b,
+}  # fmt: skip
+"""Resolvers of two numbers (NeMo nemo/utils/exp_manager.py; MLPerf's train.py register more under these names)."""
+_NONE = object()
 
 
-def resolve(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree with simple references filled in; what needs running (oc.env, eval) stays as text.
+def resolve(tree: dict[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The tree with references filled in; what needs running (eval) stays as text.
 
-    `${.x}` is a key beside, `${..x}` one above; `${training.x}` is the launcher's name for `${x}`.
+    `${.x}` is a key beside, `${..x}` one above; `${training.x}` is the launcher's name for `${x}`; `${oc.env:NAME,default}` is a
+    variable of `env`, else its default.
 
-    >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.env:HOME}"}})
-    {'a': {'b': 3, 'c': 12, 'd': '${oc.env:HOME}'}}
+    >>> resolve({"a": {"b": 3, "c": "${multiply:4, ${.b}}", "d": "${oc.decode:${oc.env:TP,2}}"}})
+    {'a': {'b': 3, 'c': 12, 'd': 2}}
     """
-    return {key: _walk(value, tree, (key,)) for key, value in tree.items()}
+    return {key: _walk(value, tree, (key,), env or {}) for key, value in tree.items()}
 
 
-def _walk(node: Any, tree: dict[str, Any], at: tuple[str, ...]) -> Any:
+def _walk(node: Any, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[str, str]) -> Any:
     if isinstance(node, dict):
-        return {key: _walk(value, tree, (*at, key)) for key, value in node.items()}
+        return {key: _walk(value, tree, (*at, key), env) for key, value in node.items()}
     if isinstance(node, list):
-        return [_walk(item, tree, at) for item in node]
+        return [_walk(item, tree, at, env) for item in node]
     for _ in range(_ROUNDS):
         if not isinstance(node, str) or not (found := _REFERENCE.search(node)):
             return node
-        value = _value(found[1].strip(), tree, at)
-        if value is None or isinstance(value, dict | list):
+        value = _value(found[1].strip(), tree, at, env)
+        if value is _NONE or isinstance(value, dict | list):
             return node
-        whole = found.span() == (0, len(node))
-        node = value if whole else node[: found.start()] + str(value) + node[found.end() :]
+        if found.span() == (0, len(node)):
+            node = value
+        else:
+            node = node[: found.start()] + ("null" if value is None else str(value)) + node[found.end() :]
     return node
 
 
-def _value(words: str, tree: dict[str, Any], at: tuple[str, ...]) -> Any:
-    """What one `${words}` stands for; None where that is not simple."""
+def _value(words: str, tree: dict[str, Any], at: tuple[str, ...], env: Mapping[str, str]) -> Any:
+    """What one `${words}` stands for; _NONE where that cannot be told without running it."""
     name, colon, rest = words.partition(":")
     if colon:
-        numbers = [scalar(part.strip()) for part in rest.split(",")]
-        if len(numbers) != 2 or not all(isinstance(number, int) and number for number in numbers):
-            return None
-        if name == "multiply":
-            return numbers[0] * numbers[1]
-        return numbers[0] // numbers[1] if name in {"divide", "int_div"} else None
+        return _resolved(name, [part.strip() for part in rest.split(",")], tree, env)
     dots = len(words) - len(words.lstrip("."))
     path = [*at[: len(at) - dots], *words[dots:].split(".")] if dots else words.split(".")
-    if not dots and path[0] == "training" and "training" not in tree:
-        path = path[1:]
+    return _at(path if dots else _of_launcher(path, tree), tree)
+
+
+def _of_launcher(path: list[str], tree: dict[str, Any]) -> list[str]:
+    return path[1:] if path[0] == "training" and "training" not in tree else path
+
+
+def _at(path: list[str], tree: dict[str, Any]) -> Any:
     node: Any = tree
     for part in path:
-        node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or part not in node:
+            return _NONE
+        node = node[part]
     return node
+
+
+def _resolved(name: str, parts: list[str], tree: dict[str, Any], env: Mapping[str, str]) -> Any:
+    """A resolver with its arguments, each of which is filled in already."""
+    if name == "oc.env":
+        return scalar(env[parts[0]]) if parts[0] in env else scalar(parts[1]) if len(parts) > 1 else _NONE
+    if name == "oc.decode":
+        return scalar(",".join(parts))
+    if name == "oc.select":
+        found = _at(parts[0].split("."), tree)
+        return scalar(parts[1]) if found is _NONE and len(parts) > 1 else found
+    values = [scalar(part) for part in parts]
+    if name == "if" and len(values) == 3:
+        return values[1] if values[0] else values[2]
+    if name == "not" and len(values) == 1:
+        return not values[0]
+    if name in {"or", "and"}:
+        return (any if name == "or" else all)(values)
+    if name not in _NUMBERS or len(values) != 2 or not all(isinstance(value, int | float) for value in values):
+        return _NONE
+    return _NONE if name in {"divide", "int_div", "floor_div"} and not values[1] else _NUMBERS[name](*values)

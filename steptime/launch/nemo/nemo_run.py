@@ -23,7 +23,7 @@ _OVERLAP = "MegatronCommOverlapCallback"
 
 def read_two(config: NemoConfig) -> Reading:
     """A recipe as a config."""
-    path, tree, devices, sets, _ = config
+    path, tree, devices, sets, *_ = config
     said = _said(path, tree, dict(tree["trainer"]))
     config_class = class_of(_section(tree, "model").get("config")).rpartition(".")[2]
     fields = {} if told(sets, "model") is not None else _fields(path, config_class, said)

@@ -21,6 +21,8 @@ class NemoConfig(NamedTuple):
     sets: Mapping[str, Any] | None
     release: str
     """Of the framework, where the file names it, else ""."""
+    variables: Mapping[str, str] = {}
+    """The environment, and what shell files given beside the config set."""
 
     def profile(self, name: str) -> str:
         """The software profile of the release, where there is one of its own."""

@@ -130,6 +130,17 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     )
 
 
+def variables_of(beside: Beside | None) -> dict[str, str]:
+    """What the shell files set that were added beside a config (MLPerf's config_*.sh), one after the other."""
+    scope = Scope({})
+    for path in beside.added if beside is not None else []:
+        if path.suffix in {".sh", ".bash", ".env", ""}:
+            walk = DryRun(path.name, scope, beside or Beside())
+            walk.script(parse_shell(clean(path.read_text(encoding="utf-8", errors="replace")), path.name))
+            scope = walk.scope
+    return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
+
+
 def _headers(text: str) -> list[tuple[str, str]]:
     """Options and values of a script's #SBATCH lines."""
     lines = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))

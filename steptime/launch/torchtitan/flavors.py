@@ -12,6 +12,7 @@ from steptime.job.edit import read_model
 from steptime.job.limits import BOUNDS
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import FOLDER
+from steptime.launch.reading import refusals
 from steptime.model.blocks import n_params
 from steptime.model.model import Model
 
@@ -54,9 +55,11 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
     for word, why in experts["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
-            keys.leave_out("model.flavor", f"{why}; taken as {base}")
+            keys.approximate("model.flavor", f"{why}; taken as {base}")
     if base not in table[family]:
-        raise keys.error("model.flavor", f"unknown flavor of {name} (got {flavor!r}){near(flavor, table[family])}")
+        known = near(flavor, table[family])
+        keys.fail("model.flavor", f"unknown flavor of {name} (got {flavor!r}){known}; or add --set model=NAME")
+        raise ConfigError([*keys.problems, *refusals(keys.source, keys.flags())])
     return dict(table[family][base])
 
 

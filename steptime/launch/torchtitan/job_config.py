@@ -13,12 +13,12 @@ from typing import Any
 
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
+from steptime.launch.config_functions import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.devices import devices_in, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.torchtitan.config_functions import CLASS, Computed, Tree, read_function, split_path
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
 
@@ -99,7 +99,8 @@ def _function(path: str, text: str, name: str) -> Tree:
     if isinstance(tree.get("model_spec"), dict) and "name" not in tree["model_spec"]:
         words = sorted(known_models(), key=len, reverse=True)
         folder = PurePath(path).parent.name
-        named = next((word for word in words if name.startswith(f"{word}_")), name)
+        named = next((word for word in words if name.startswith(f"{word}_")), "")
+        named = named or next((word for word in words if word in PurePath(path).name), name)
         tree["model_spec"]["name"] = folder if folder in words else named
     return tree
 
@@ -108,13 +109,17 @@ def as_toml(tree: Tree) -> Tree:
     """The sections of a Trainer.Config by the names of the TOML files."""
     tree = {key: value for key, value in tree.items() if key != CLASS}
     spec = tree.pop("model_spec", None) or tree.pop("model", None)
+    converters = tree.pop("model_converters", None)
+    given = list(converters.get("converters") or []) if isinstance(converters, dict) else []
     if isinstance(spec, dict):
         spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
         tree["model"] = {key: spec[key] for key in ("name", "flavor", "attn_backend") if spec.get(key) is not None}
-    converters = tree.pop("model_converters", None)
-    if isinstance(converters, dict) and converters.get("converters"):
-        given = converters["converters"]
-        names = [item.get(CLASS, "a converter") if isinstance(item, dict) else item for item in given]
+        given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
+    if given:
+        names = [
+            str(item.get(CLASS, "a converter")).removesuffix(".Config") if isinstance(item, dict) else item
+            for item in given
+        ]
         tree.setdefault("model", {})["converters"] = names
     checkpointing = tree.get("activation_checkpoint", {})
     if checkpointing is None:
@@ -127,7 +132,15 @@ def as_toml(tree: Tree) -> Tree:
     if isinstance(tree.get("optimizer"), dict) and "InBackward" in str(tree["optimizer"].get(CLASS, "")):
         tree["optimizer"] = tree["optimizer"] | {"early_step_in_backward": True}
     if isinstance(tree.get("loss"), dict):
-        tree["loss"] = {"class": str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")}
+        inner = tree["loss"].get("loss_fn")
+        whole = not isinstance(inner, dict) or "Chunked" not in str(tree["loss"].get(CLASS))
+        named = str(tree["loss"].get(CLASS, "CrossEntropyLoss")).removesuffix(".Config")
+        tree["loss"] = {"class": named if whole else "ChunkedCELoss"}
+    if (
+        str(tree.get("optimizer", {}).get(CLASS, "") if isinstance(tree.get("optimizer"), dict) else "")
+        == "default_adamw"
+    ):
+        tree["optimizer"] = {"name": "AdamW"} | tree["optimizer"]
     return {key: _bare(value) for key, value in tree.items() if value is not None}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from steptime.base.config import ConfigError
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
@@ -40,7 +39,9 @@ def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
     """
     degrees = degrees_of(keys, devices)
     n_layers = _n_layers(model)
-    parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp, "dp": degrees.dp}
+    parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp}
+    if "parallelism.dp" not in keys.left_open:
+        parallelism["dp"] = degrees.dp
     if degrees.cp > 1:
         parallelism |= {"cp": degrees.cp, "cp_comm_type": keys.word(f"{_P}context_parallel_rotate_method")}
     if degrees.tp > 1:
@@ -77,7 +78,8 @@ def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
         dp = data_parallel(keys, rest, devices)
         if dp is None:
             fix = f"add --set parallelism.dp=N (devices / {tp * pp * cp}), or set WORLD_SIZE"
-            raise ConfigError(f"{keys.source}: number of devices unknown; {fix}")
+            keys.left_open["parallelism.dp"] = f"number of devices unknown; {fix}"
+            dp = 2 * replicate  # any number that shards
         if dp % replicate:
             keys.fail(copies, f"must divide the {dp} data-parallel ranks (got {replicate})")
     else:
@@ -159,7 +161,7 @@ def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
         return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
     if mode == "selective" and option == "op":
         why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
-        keys.leave_out(which, why)
+        keys.approximate(which, why)
         return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
     if mode == "selective":
         keys.fail(which, f"expected op or a whole number (got {option!r})")
@@ -184,7 +186,7 @@ def data_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
         if gbs > at_once:
             keys.leave_out(batch, "the pipeline drains after every local batch; taken as one pass")
     gbs = at_once if gbs < 1 else gbs
-    if gbs % at_once:
+    if gbs % at_once and "parallelism.dp" not in keys.left_open:
         parts_of = f"local_batch_size * data-parallel ranks = {local} * {degrees.dp}"
         keys.fail(batch, f"must be a multiple of {parts_of} (got {gbs})")
     return {"gbs": gbs, "seqlen": keys.count("training.seq_len"), "microbatch_sz": micro}

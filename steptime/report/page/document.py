@@ -41,14 +41,17 @@ def write(estimate: Estimate, path: str) -> None:
 
 def page(estimate: Estimate) -> str:
     """The whole document."""
-    title = estimate.job.model.name or "unnamed model"
     timeline = Timeline(estimate.timing)
-    body = el("main", report(estimate, timeline))
-    return document(f"{title} on {estimate.devices:,} devices", body, data(estimate, timeline))
+    return document(title(estimate), el("main", report(estimate, timeline)), data(estimate, timeline))
+
+
+def title(estimate: Estimate) -> str:
+    """What a browser's tab shows."""
+    return f"{estimate.job.model.name or 'unnamed model'} on {estimate.devices:,} devices"
 
 
 def document(
-    title: str, body: Html, found: dict[str, Any] | None = None, *, script: str = "", connects: bool = False
+    name: str, body: Html, found: dict[str, Any] | None = None, *, script: str = "", connects: bool = False
 ) -> str:
     """A document with the page's style and script; `script`: a second one; `connects`: it may ask its own server."""
     scripts = [asset("page.js"), *([asset(script)] if script else [])]
@@ -61,7 +64,7 @@ def document(
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", title),
+        el("title", name),
         el("style", Html(style())),
     )
     lines = el("path", d="M0 8L8 0M-2 2L2 -2M6 10L10 6", class_="hatch-line")
@@ -97,6 +100,15 @@ def script_json(value: Any) -> str:
 def data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
     """What the script draws."""
     return {"schedule": schedule_data(estimate, timeline)}
+
+
+def first_sections(estimate: Estimate) -> Html:
+    """The answer, the memory and the step alone: what is there at once."""
+    found = (
+        ("memory", "Memory of a device, by stage", memory_charts.stage_bars(estimate)),
+        ("step", "Where the step goes", time_charts.step_bars(estimate)),
+    )
+    return join(_header(estimate), *(section(*each) for each in found))
 
 
 def report(estimate: Estimate, timeline: Timeline) -> Html:
@@ -157,6 +169,7 @@ def _header(estimate: Estimate) -> Html:
         el("p", ", ".join(rest), class_="job"),
         box,
         facts(FactList("", found.facts[1:])),
+        id="answer",
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.report.format import BINARY, TIME, number, percent, quantity, whole
-from steptime.report.page.markup import Html, el
+from steptime.report.page.markup import Html, el, join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steptime.answer.result import Estimate
     from steptime.base.rows import CollectiveRow
+    from steptime.report.table import Table
 
 
 class Cell(NamedTuple):
@@ -114,3 +115,25 @@ def nearest(estimate: Estimate) -> Html | None:
     ]  # fmt: skip
     caption = "the nearest measured runs; 3dtrn explain ID traces one to its source"
     return sortable(caption, ("run", "distance", "measured / estimated"), rows)
+
+
+def plain_table(found: Table) -> Html:
+    """A table of the text report as it stands there."""
+    if not found.header:
+        return join(el("h3", found.title), *(el("p", row[0]) for row in found.rows))
+    classes = [None if i < found.left else "n" for i in range(len(found.header))]
+    head = [
+        el("th", text, scope="col", class_=kind) if text else el("td")
+        for text, kind in zip(found.header, classes, strict=True)
+    ]
+    body = [
+        el("tr", *(el("td", row[i] if i < len(row) else "", class_=classes[i]) for i in range(len(classes))))
+        for row in found.rows
+        if row
+    ]
+    table = el("table", el("thead", el("tr", *head)), el("tbody", *body))
+    return join(
+        el("h3", found.title),
+        el("div", table, class_="scroll"),
+        *(el("p", note, class_="note") for note in found.notes),
+    )

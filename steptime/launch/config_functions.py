@@ -1,13 +1,16 @@
 """A Python function that returns a config, read by its syntax and never run.
 
-What can be read: calls with literal keyword arguments (a config object), literals, module constants, `config = other()`,
-`config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands as `Computed`, and
-only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an error.
+What can be read: calls with literal keyword arguments (a config object), literals, arithmetic, module constants,
+`config = other()`, `config.a.b = literal`, `dataclasses.replace(config, a=...)` and `return`. A value that is computed stands
+as `Computed`, and only matters where somebody needs it; a statement that could change the config unseen (a loop, an if) is an
+error.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
+import re
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -15,6 +18,8 @@ from steptime.base.config import ConfigError, near
 
 CLASS = "_class_"
 """The key under which a config object names its class; `_args_` holds its positional arguments."""
+CALLED = "_called_"
+"""The key under which a config lists the calls that it is given to."""
 _DEPTH = 20
 _INERT = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 Tree = dict[str, Any]
@@ -37,10 +42,12 @@ def split_path(path: str) -> tuple[str, str]:
     return (file, name) if colon and file.endswith(".py") else (path, "")
 
 
-def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, Tree]:
+def read_function(path: str, text: str, name: str, returns: str, bases: str = "") -> tuple[str, Tree]:
     """The function's name, and the config that it returns, as nested mappings.
 
-    `name`: the function; "" takes the only one of the file whose annotation ends in `returns`.
+    `name`: the function; "" takes the only one of the file whose annotation ends in `returns`. `bases`: the pattern of functions
+    of other files whose configs are taken as objects that nothing more is known of; calls that are given one are listed under
+    `_called_`.
 
     Raises:
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
@@ -50,7 +57,7 @@ def read_function(path: str, text: str, name: str, returns: str) -> tuple[str, T
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None
-    reader = _FunctionReader(path, module)
+    reader = _FunctionReader(path, module, bases)
     offered = [key for key, found in reader.functions.items() if _ends(found.returns, returns)]
     if not name:
         if len(offered) != 1:
@@ -73,8 +80,8 @@ def _ends(node: ast.expr | None, words: str) -> bool:
 class _FunctionReader:
     """The functions and constants of one module."""
 
-    def __init__(self, path: str, module: ast.Module) -> None:
-        self.path = path
+    def __init__(self, path: str, module: ast.Module, bases: str = "") -> None:
+        self.path, self.bases = path, bases
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.constants: dict[str, ast.expr] = {
             target.id: node.value
@@ -109,6 +116,11 @@ class _FunctionReader:
             found = self.value(node.value, names, depth)
             for target in node.targets:
                 self.assign(target, found, names)
+        elif self.bases and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            given = [names.get(item.id) for item in node.value.args if isinstance(item, ast.Name)]
+            for found in given:
+                if isinstance(found, dict):
+                    found.setdefault(CALLED, []).append(" ".join(ast.unparse(node).split())[:60])
         elif not isinstance(node, _INERT) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             raise self.fail(node, "cannot be evaluated statically")
 
@@ -148,7 +160,29 @@ class _FunctionReader:
                 return found
         if isinstance(node, ast.Call):
             return self.config(node, names, depth)
-        return _computed(node)
+        return self.worked_out(node, names, depth)
+
+    def worked_out(self, node: ast.expr, names: Tree, depth: int) -> Any:
+        """Arithmetic, comparisons, `and` and `or`, a choice or a mapping of values that can be read."""
+        if isinstance(node, ast.Dict):
+            if any(key is None for key in node.keys):
+                return _computed(node)
+            keys = [self.value(key, names, depth) for key in node.keys if key is not None]
+            return dict(zip(map(str, keys), (self.value(item, names, depth) for item in node.values), strict=True))
+        if isinstance(node, ast.IfExp):
+            test = self.value(node.test, names, depth)
+            return (
+                _computed(node)
+                if isinstance(test, Computed)
+                else self.value(node.body if test else node.orelse, names, depth)
+            )
+        parts = [self.value(item, names, depth) for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
+        if not parts or not all(isinstance(part, int | float | str | bool | list | None) for part in parts):
+            return _computed(node)
+        try:
+            return _operated(node, parts)
+        except (TypeError, ValueError, ArithmeticError, KeyError):
+            return _computed(node)
 
     def config(self, node: ast.Call, names: Tree, depth: int) -> Any:
         """A call: another function of the module, a copy with changes, or the making of a config object."""
@@ -162,9 +196,46 @@ class _FunctionReader:
         last = called.rpartition(".")[2]
         if last in {"replace", "deepcopy"} and len(args) == 1 and isinstance(args[0], dict):
             return deepcopy(args[0]) | keywords
-        if last[:1].isupper() or called == "model_registry":
+        if self.bases and re.search(self.bases, called) and called not in self.functions:
+            return {CLASS: called}
+        if last[:1].isupper() or (
+            called not in self.functions and (keywords or (self.bases and args) or called == "model_registry")
+        ):
             return {CLASS: called, **({"_args_": args} if args else {}), **keywords}
         return _computed(node)
+
+
+_OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.Not: operator.not_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def _operated(node: ast.expr, parts: list[Any]) -> Any:
+    """One operator on values; a power is none, so that nothing grows without end.
+
+    Raises:
+        KeyError: an operator that is not read.
+    """
+    if isinstance(node, ast.BoolOp):
+        found = parts[0]
+        for part in parts[1:]:
+            found = (found and part) if isinstance(node.op, ast.And) else (found or part)
+        return found
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _OPERATORS[type(node.ops[0])](*parts)
+    if isinstance(node, ast.UnaryOp | ast.BinOp):
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Mult)
+            and not all(isinstance(part, int | float) for part in parts)
+        ):
+            raise ValueError
+        return _OPERATORS[type(node.op)](*parts)
+    raise KeyError
 
 
 def _computed(node: ast.expr) -> Computed:

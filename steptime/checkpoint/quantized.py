@@ -1,0 +1,156 @@
+"""Weights that were quantized: the tensors as they were before, method and bits, from names and shapes.
+
+A quantized matrix is stored as packed integers with scales beside it; what the parts are called tells the method, and how
+their shapes relate tells the bits. Layouts: AutoGPTQ `nn_modules/qlinear` (qweight, qzeros, scales, g_idx), AutoAWQ
+`modules/linear/gemm.py`, bitsandbytes `functional.py` (QuantState.as_dict) and `nn/modules.py` (SCB), HQQ
+`core/quantize.py` and `core/bitpack.py`, compressed-tensors `compressors` (weight_packed), NVIDIA ModelOpt
+`torch/quantization/qtensor` (weight_scale, weight_scale_2), gpt-oss (blocks, scales), MLX `mlx/nn/layers/quantized.py`, torchao
+`prototype/safetensors/safetensors_support.py`, optimum-quanto `tensor/weights`; DeepSeek-V3 `weight_scale_inv`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.checkpoint import packed
+from steptime.checkpoint.confignames import from_config
+from steptime.checkpoint.dtypes import BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steptime.checkpoint.records import StoredTensor
+
+Named = dict[str, "StoredTensor"]
+_PARTS: tuple[tuple[str, str, Callable[[packed.Parts], packed.Weight | None], tuple[str, ...]], ...] = (
+    # (end of the packed tensor's name, end of the weight's, rule, parts beside it)
+    (".qweight", ".weight", packed.integers, ("qzeros", "scales", "g_idx")),
+    (".W_q", ".weight", packed.hqq, packed.HQQ_PARTS),
+    (".weight_packed", ".weight", packed.compressed, (
+        "weight_scale", "weight_global_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "input_global_scale",
+        "input_scale")),
+    ("._weight_qdata", ".weight", packed.torchao, ("_weight_scale", "_weight_zero_point", "_weight_zero",
+                                                   "_weight_scale_and_zero", "_weight_per_tensor_scale",
+                                                   "_weight_act_per_tensor_scale", "_weight_act_pre_scale")),
+    (".weight._data._data", ".weight", packed.quanto, ("weight._scale", "weight._shift", "input_scale", "output_scale")),
+    (".weight._data", ".weight", packed.quanto, ("weight._scale", "weight._shift", "input_scale", "output_scale")),
+    ("_blocks", "", packed.microscaled, ("_scales",)),
+    (".blocks", "", packed.microscaled, (".scales",)),
+)  # fmt: skip
+_ENDS = tuple(end for end, *_ in _PARTS)
+_HINTS = (*_ENDS, ".quant_map")
+_PACKED = {name for name, bits in BITS.items() if bits == 8} | {"int32", "uint32"}
+_BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4",
+           "quant_state.bitsandbytes__fp4")  # fmt: skip
+_SCALES = ("_scale", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_2", "_input_scale", "_zero_point")
+_MODULE_PARTS = ("SCB", "CB", "weight_format", "scales", "biases", "input_scale", "output_scale", "input_global_scale",
+                 "input_zero_point")  # fmt: skip
+_TORCHAO = re.compile(r"^(?!Sharded|D)\w+Tensor$")
+
+
+class Row(NamedTuple):
+    """Weights of one kind: elements before quantization, bytes stored for them with their scales."""
+
+    method: str
+    bits: int | None
+    group_size: int | None
+    tensors: int
+    params: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Restored:
+    """The model's `tensors` as before quantization, and what was quantized by method, most first."""
+
+    tensors: list[StoredTensor]
+    rows: list[Row]
+
+    @property
+    def params(self) -> int:
+        """Unique elements of the model before quantization."""
+        return sum(tensor.unique for tensor in self.tensors)
+
+
+def restore(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> Restored:
+    """Undo what names and shapes show of quantization; tensors that are not quantized stay themselves."""
+    stated = stated_method(facts)
+    if not stated and not any(t.dtype in _PACKED or t.note or t.name.endswith(_HINTS) for t in tensors):
+        return Restored(tensors, [])
+    named = {tensor.name: tensor for tensor in tensors}
+    width = _width(tensors, facts)
+    gone: set[str] = set()
+    found: list[StoredTensor] = []
+    sums: dict[tuple[str, int | None, int | None], list[int]] = {}
+    for tensor in tensors:
+        parts = _parts(tensor, named, stated, width)
+        weight = parts and parts.rule(parts)
+        if not parts or weight is None:
+            found.append(tensor)
+            continue
+        stored = [tensor, *parts.beside.values()]
+        gone.update(part.name for part in stored if part.name != parts.name)
+        unique = prod(weight.shape) if tensor.unique else 0
+        nbytes = sum(part.nbytes for part in stored)
+        whole = replace(tensor, name=parts.name, shape=weight.shape, nbytes=nbytes, global_shape=None, offsets=None)
+        whole.unique = unique
+        found.append(whole)
+        row = sums.setdefault((weight.method, weight.bits, weight.group), [0, 0, 0])
+        for i, n in enumerate((1, unique, nbytes)):
+            row[i] += n
+    rows = sorted((Row(*kind, *row) for kind, row in sums.items()), key=lambda row: -row.params)
+    if not rows and stated.get("quant_method"):
+        rows = [Row(str(stated["quant_method"]), packed.stated_bits(stated), None, 0, 0, 0)]
+    return Restored([t for t in found if t.name not in gone] if gone else tensors, rows)
+
+
+def stated_method(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The config's own words on quantization: `quantization_config` (Hugging Face) or `quantization` (MLX)."""
+    for fact in facts:
+        config = fact.get("config")
+        for key in ("quantization_config", "compression_config", "quantization"):
+            stated: Any = config.get(key) if isinstance(config, dict) else None
+            if isinstance(stated, dict) and stated:
+                return ({"quant_method": "mlx"} if key == "quantization" else {}) | stated
+    return {}
+
+
+def _width(tensors: list[StoredTensor], facts: list[dict[str, Any]]) -> int:
+    """The model's width, which says how many rows a flat weight has: of a config, else the commonest length of a norm."""
+    for fact in facts:
+        for _, known in from_config(fact):
+            if type(known.get("hidden_sz")) is int:
+                return int(known["hidden_sz"])
+    widths = [t.shape[0] for t in tensors if len(t.shape) == 1 and "norm" in t.name]
+    return max(set(widths), key=widths.count) if widths else 0
+
+
+def _parts(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.Parts | None:
+    """The parts of the weight that `tensor` is the packed matrix of; None for every other tensor."""
+    name = tensor.name
+    for end, weight, rule, beside in _PARTS if name.endswith(_ENDS) else ():
+        if name.endswith(end):
+            stem, joint = name.removesuffix(end), "." if weight else ""
+            parts = {key.lstrip("._"): part for key in beside if (part := named.get(f"{stem}{joint}{key}"))}
+            return packed.Parts(f"{stem}{weight}", tensor, parts, stated, width, rule)
+    if _TORCHAO.match(tensor.note):
+        return packed.Parts(name, tensor, {}, stated, width, packed.subclass)
+    if tensor.shape and (tensor.dtype in _PACKED or f"{name}.quant_map" in named):
+        return _beside(tensor, named, stated, width)
+    return None
+
+
+def _beside(tensor: StoredTensor, named: Named, stated: dict[str, Any], width: int) -> packed.Parts | None:
+    """A tensor under the weight's own name with scales beside it: bitsandbytes, FP8, INT8, NVFP4, MLX."""
+    name = tensor.name
+    stem = name.removesuffix(".weight")
+    keys = {key: f"{name}.{key}" for key in _BESIDE} | {key.lstrip("_"): f"{name}{key}" for key in _SCALES}
+    if stem != name:
+        keys |= {key: f"{stem}.{key}" for key in _MODULE_PARTS}
+    parts = {key: part for key, other in keys.items() if (part := named.get(other)) is not None and part is not tensor}
+    if not parts or parts.keys() <= {"input_scale", "output_scale"}:
+        return None
+    return packed.Parts(name, tensor, parts, stated, width, packed.scaled)

@@ -1,0 +1,52 @@
+"""`3dtrn init`: a commented plan to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime.base.config import ConfigError
+from steptime.commands import quick
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from steptime.commands.console import Printer
+
+MODEL = "llama3-8b"
+
+
+def init(options: Namespace, out: Printer) -> int:
+    """Write the plan of `3dtrn --model --machine --devices` with its keys explained; "-" prints it.
+
+    Raises:
+        ConfigError: a name is unknown, or the file exists or cannot be written.
+    """
+    from steptime.report.key_pages import starter
+    from steptime.report.keys import keys
+
+    job = quick.job(options.model or MODEL, options.machine, options.devices, [])
+    recompute = job.performance.activation_checkpointing_type
+    values = {
+        "devices": job.parallelism.devices,
+        "model": options.model or MODEL,
+        "parallelism.tp": job.parallelism.tp,
+        "parallelism.pp": job.parallelism.pp,
+        "performance.software": job.software.name,
+        **({"performance.activation_checkpointing_type": recompute} if recompute else {}),
+        **{f"data.{key}": getattr(job.data, key) for key in ("gbs", "seqlen", "microbatch_sz")},
+        "hardware.node_type": options.machine or quick.MACHINE,
+    }
+    text = starter(values, keys())
+    if options.path == "-":
+        out.text(text)
+        return 0
+    try:
+        with Path(options.path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{options.path}: file exists; use another name, or - for standard output") from None
+    except OSError as error:
+        raise ConfigError(f"{options.path}: cannot be written ({error.strerror})") from None
+    out.text(f"{options.path} written; 3dtrn {options.path} reads it\n")
+    return 0

@@ -1,0 +1,222 @@
+"""`3dtrn search PLAN`: the best layouts of a job, for a number of devices."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse, parse_mapping, read_source
+from steptime.commands.console import Printer, load
+from steptime.job.edit import anchor, apply_setting
+from steptime.job.job import Job
+from steptime.report.progress import ProgressLine
+from steptime.search.run import run
+from steptime.search.search import Asked, Search
+from steptime.search.space import Axes
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterable, Sequence
+
+INTERRUPTED = 130
+AXES = {
+    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "sp", "zero_level")},
+    "microbatch_sz": "data.microbatch_sz",
+}
+"""Axes by the names of their keys."""
+RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
+"""Keys whose values take the place of the usual recomputations."""
+NOT_HERE = {"data.gbs": "--gbs", "hardware.node_type": "--machine", "devices": "--devices"}
+"""Keys that have an option of their own."""
+
+
+def search(options: Namespace, out: Printer) -> int:
+    """The tables, JSON or CSV of a search; 1 where nothing fits, 130 where it was interrupted."""
+    if options.plot is not None:
+        from steptime.report import plot
+
+        plot.check(options.plot)
+    plan = plan_of(options.config, options.sets)
+    asked = asked_of(options, plan)
+    with ProgressLine(sys.stderr, "searched") as line:
+        found = run(plan.job, asked, lambda share: line.told("layouts", share))
+    _print(found, options, out)
+    if found.best is not None and options.save is not None:
+        from steptime.commands.launch_command import save
+
+        save(options.save, found.best.job)
+    if found.interrupted:
+        return INTERRUPTED
+    return 0 if found.best is not None else 1
+
+
+def _print(found: Search, options: Namespace, out: Printer) -> None:
+    from steptime.report import search_tables
+
+    if options.json:
+        out.json(search_tables.document(found, options.top))
+    elif options.csv:
+        out.text(search_tables.csv_text(found, options.top))
+    elif options.pareto:
+        out.sections(search_tables.front_sections(found))
+    else:
+        out.sections(search_tables.sections(found, options.top))
+    if options.plot is not None and found.best is not None:
+        from steptime.report import search_plot
+
+        search_plot.draw(found, options.plot)
+
+
+class Plan(NamedTuple):
+    """A plan whose layout is searched."""
+
+    job: Job
+    said: bool
+    """Whether it has a layout of its own; else `job` is on one device."""
+    devices: int | None
+    """What it says of their number; None where it leaves that to --devices."""
+    fixed: dict[str, tuple[Any, ...]]
+    """Axes that a plan without a whole layout says."""
+
+
+def plan_of(source: str, sets: list[str]) -> Plan:
+    """The plan of a file; it may leave out `parallelism`, or parts of it, and the micro-batch.
+
+    Raises:
+        ConfigError: one line per problem, the file's name first.
+    """
+    text, name = read_source(source)
+    data = parse_mapping(text, name)
+    for setting in sets:
+        apply_setting(data, setting)
+    said, batch = data.get("parallelism"), data.get("data")
+    if (said is not None and not isinstance(said, dict)) or not isinstance(batch, dict):
+        return _whole(source, text, name, sets)
+    said = said or {}
+    counted = "dp" in said or "devices" in data
+    if {"tp", "pp"} <= said.keys() and counted and "microbatch_sz" in batch:
+        return _whole(source, text, name, sets)
+    fixed = {key: (value,) for key, value in {**said, **batch}.items() if key in AXES and value is not None}
+    devices = data.pop("devices", None)
+    if devices is not None and (type(devices) is not int or devices < 1):
+        raise ConfigError(f"{name}: devices: expected a whole number from 1 on (got {devices!r})")
+    cross = data.get("cross_dc")
+    copies = cross.get("n_dcs", 1) if isinstance(cross, dict) else 1
+    kept = {key: value for key, value in said.items() if key not in AXES}
+    data["parallelism"] = {**kept, "tp": 1, "pp": 1, "dp": copies}
+    data["data"] = {**batch, "microbatch_sz": 1}
+    if Path(name).suffix:
+        anchor(data, Path(name).parent)
+    try:
+        return Plan(Job.load(json.dumps(data)), said=False, devices=devices, fixed=fixed)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
+
+
+def _whole(source: str, text: str, name: str, sets: list[str]) -> Plan:
+    """A plan with a layout of its own."""
+    if source == "-":
+        try:
+            job = Job.load(text if "\n" in text else text + "\n", sets)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {problem}" for problem in error.problems) from None
+    else:
+        job = load(source, sets)
+    return Plan(job, said=True, devices=job.parallelism.devices, fixed={})
+
+
+def asked_of(options: Namespace, plan: Plan) -> Asked:
+    """What the options ask for.
+
+    Raises:
+        ConfigError: one line per problem.
+    """
+    problems: list[str] = []
+    axes: dict[str, tuple[Any, ...]] = dict(plan.fixed)
+    over: dict[str, list[Any]] = {}
+    for option, texts, several in (("--fix", options.fix, False), ("--over", options.over, True)):
+        for text in texts:
+            try:
+                key, values = _values(option, text, several=several)
+            except ConfigError as error:
+                problems += error.problems
+                continue
+            problems += _place(option, text, key, values, axes, over)
+    if options.machine:
+        over["hardware.node_type"] = list(options.machine)
+    counts = numbers("--devices", options.devices, problems)
+    if not counts and options.devices is None:
+        counts = [plan.devices] if plan.devices else []
+        if not counts:
+            problems.append("--devices: the plan names none; say how many there are")
+    batches = numbers("--gbs", options.gbs, problems) or [plan.job.data.gbs]
+    if problems:
+        raise ConfigError(problems)
+    return Asked(counts, batches, Axes(axes), over, options.objective, plan.said)
+
+
+def _values(option: str, text: str, *, several: bool) -> tuple[str, list[Any]]:
+    """The key and the values of one `k=v` or `k=a,b`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise ConfigError(f"{option} {text}: expected {'a.b=value,value' if several else 'a.b=value'}")
+    found = parse(f"[{value}]", f"{option} {key}")
+    if not isinstance(found, list) or (not several and len(found) != 1):
+        raise ConfigError(f"{option} {text}: expected one value; use --over for several")
+    return key.strip(), found
+
+
+def _place(
+    option: str,
+    text: str,
+    key: str,
+    values: Sequence[Any],
+    axes: dict[str, tuple[Any, ...]],
+    over: dict[str, list[Any]],
+) -> Iterable[str]:
+    """Put values where they belong; what is wrong with them."""
+    name = key.rpartition(".")[2] if key in AXES.values() else key
+    if key in NOT_HERE:
+        return [f"{option} {text}: use {NOT_HERE[key]}"]
+    if name in AXES:
+        wanted = bool if name == "sp" else int
+        least = 0 if name == "zero_level" else 1
+        bad = [v for v in values if type(v) is not wanted or (wanted is int and v < least)]
+        if bad:
+            kind = "true or false" if wanted is bool else f"whole numbers from {least} on"
+            return [f"{option} {text}: expected {kind} (got {bad[0]!r})"]
+        axes[name] = tuple(dict.fromkeys(values))
+        return []
+    if key in RECOMPUTE or key in {"activation_checkpointing_type", "recompute"}:
+        axes[key if "." in key else f"performance.{key}"] = tuple(values)
+        return []
+    if "." not in key:
+        return [
+            f"{option} {text}: no axis {key!r}; one of {', '.join(AXES)}, or a dotted key such as performance.precision"
+        ]
+    over[key] = list(values)
+    return []
+
+
+def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
+    """The counts that `512`, `512,1024` or `512:4096` stand for: a range doubles from its first to its last."""
+    if text is None:
+        return []
+    if not re.fullmatch(r"\d+(,\d+)*|\d+:\d+", text):
+        problems.append(f"{option} {text}: expected a number, numbers between commas, or LOW:HIGH")
+        return []
+    if ":" not in text:
+        found = list(dict.fromkeys(map(int, text.split(","))))
+    else:
+        low, high = map(int, text.split(":"))
+        found = [low * 2**i for i in range(40) if 0 < low * 2**i <= high] if low <= high else []
+        if found and found[-1] != high:
+            found.append(high)
+    if not found or min(found) < 1:
+        problems.append(f"{option} {text}: at least 1 is needed, and the first no larger than the last")
+        return []
+    return found

@@ -1,0 +1,37 @@
+"""What `3dtrn search` takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.commands.argument_types import count, words
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(made: argparse.ArgumentParser) -> None:
+    """All that `3dtrn search` takes."""
+    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or -; it may leave its parallelism out")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--devices", metavar="N|LOW:HIGH", help="how many devices; a range doubles (the plan's own)")
+    made.add_argument("--gbs", metavar="N|LOW:HIGH", help="sequences per step; a range doubles (the plan's own)")
+    made.add_argument("--fix", action="append", default=[], metavar="K=V", help="keep an axis or a setting: tp=8")
+    made.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="K=A,B",
+        help="try these values: performance.precision=bf16,mxfp8",
+    )
+    made.add_argument("--machine", type=words, default=[], metavar="A,B", help="try these machines")
+    made.add_argument("--objective", choices=("step", "cost", "energy", "memory"), default="step", help="what counts")
+    made.add_argument("--top", type=count, default=5, metavar="N", help="how many layouts to show (5)")
+    made.add_argument("--pareto", action="store_true", help="show only the front of memory against the objective")
+    form = made.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="layouts with their configs, raw, in SI units")
+    form.add_argument("--csv", action="store_true", help="the best layouts, one a line")
+    made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
+    made.add_argument("--save", metavar="BEST.yaml", help="write the best plan")

@@ -1,0 +1,73 @@
+"""`3dtrn serve`: the plan that the page opens with, the server, its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
+from steptime.commands.console import Printer, load
+from steptime.job.edit import apply_setting
+from steptime.serve.server import Server
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+START: dict[str, Any] = {
+    "model": {"preset": "llama3-8b"},
+    "parallelism": {"tp": 1, "pp": 1, "dp": 64},
+    "data": {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1},
+    "hardware": {"node_type": "dgx-h100"},
+}
+"""What the page opens with where no plan is given."""
+
+
+def serve(options: Namespace, out: Printer) -> int:
+    """Serve until interrupted.
+
+    Raises:
+        ConfigError: the plan is none, or the address cannot be listened on.
+    """
+    start, files = opened(options.config, options.sets)
+    try:
+        server = Server(options.host, options.port, start, files)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--port {options.port}: cannot listen on {options.host} ({why}); --port 0 takes a free one"
+        ) from None
+    out.text(f"what if: {server.url} (Ctrl-C ends it)\n")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        out.text("\n")
+    finally:
+        server.server_close()
+    return 0
+
+
+def opened(source: str | None, sets: list[str]) -> tuple[dict[str, Any], frozenset[str]]:
+    """The plan as it is written, with what it reads from files put in, and the machine file that it names.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    if source is None:
+        data = {section: dict(said) for section, said in START.items()}
+        for setting in sets:
+            apply_setting(data, setting)
+        return data, frozenset()
+    job = load(source, sets)
+    if source == "-":
+        return job.model_dump(exclude_unset=True, exclude_none=True), frozenset()
+    data = parse_mapping(*read_source(source))
+    for setting in sets:
+        apply_setting(data, setting)
+    if isinstance(data.get("model"), dict) and "hf" in data["model"]:
+        data["model"] = job.model.model_dump(exclude_unset=True, exclude_none=True)
+    named = job.hardware.node_type
+    if isinstance(data.get("hardware"), str):
+        data["hardware"] = {"node_type": data["hardware"]}
+    if isinstance(named, str):
+        data["hardware"]["node_type"] = named
+    return data, frozenset({named} if isinstance(named, str) else set())

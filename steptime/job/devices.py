@@ -1,0 +1,82 @@
+"""How many devices a plan has, where it says so: data parallelism is what the other degrees leave of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from steptime.base.config import Config, ConfigError, ConfigProblem
+from steptime.hardware.machine import Machine
+
+DEGREES = ("tp", "cp", "pp")
+AUTO = "auto"
+
+
+def spread(plan: Any) -> Any:
+    """A plan with `parallelism.dp` = devices / (tp cp pp) filled in, where `devices` or `hardware.nodes` is given.
+
+    Raises:
+        ConfigError: dp is auto and there is no number of devices, they cannot be shared, or dp is given and contradicts them.
+    """
+    if not isinstance(plan, Mapping):
+        return plan
+    layout = plan.get("parallelism")
+    given = layout.model_dump(exclude_unset=True) if isinstance(layout, Config) else layout
+    if not isinstance(given, Mapping):
+        return plan
+    key, devices = said_devices(plan)
+    open_dp = given.get("dp", AUTO) in {AUTO, None}
+    if devices is None:
+        if given.get("dp") == AUTO:
+            line = "parallelism.dp: auto needs a number of devices; set devices, or hardware.nodes"
+            raise ConfigError(ConfigProblem(line, "parallelism.dp"))
+        return plan
+    degrees = [_count(given.get(axis, 1)) for axis in DEGREES]
+    if None in degrees:  # told by the check of the section
+        return {**plan, "parallelism": {**given, "dp": 1}} if open_dp else plan
+    inner = prod(degree for degree in degrees if degree)
+    if open_dp:
+        if devices % inner:
+            raise ConfigError(ConfigProblem(_uneven(key, devices, inner), key))
+        return {**plan, "parallelism": {**given, "dp": devices // inner}}
+    dp = _count(given["dp"])
+    if dp is not None and dp * inner != devices:
+        line = (
+            f"{key}: {devices:,} devices, but tp*cp*pp*dp = {dp * inner:,}; remove one, or set parallelism.dp to auto"
+        )
+        raise ConfigError(ConfigProblem(line, key))
+    return plan
+
+
+def said_devices(plan: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The key that says how many devices there are, and the number; None where none does, or it is no number."""
+    if plan.get("devices") is not None:
+        return "devices", _count(plan["devices"])
+    hardware = plan.get("hardware")
+    if isinstance(hardware, Config):
+        hardware = hardware.model_dump(exclude_unset=True) | {"node_type": getattr(hardware, "node_type", None)}
+    if not isinstance(hardware, Mapping) or hardware.get("nodes") is None:
+        return "hardware.nodes", None
+    nodes, machine = _count(hardware["nodes"]), hardware.get("node_type")
+    try:
+        found = machine if isinstance(machine, Machine) else Machine.load(str(machine), hardware.get("overrides"))
+    except ConfigError:  # told by the check of the section
+        return "hardware.nodes", None
+    return "hardware.nodes", nodes * found.devices_per_node if nodes else None
+
+
+def _count(value: Any) -> int | None:
+    """A whole number of 1 or more, however it is written; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    whole = 1.0 <= number < 1e15 and number == int(number) and not isinstance(value, bool)
+    return int(number) if whole else None
+
+
+def _uneven(key: str, devices: int, inner: int) -> str:
+    below, above = devices // inner * inner, (devices // inner + 1) * inner
+    near = f"{below:,} or {above:,}" if below else f"{above:,}"
+    return f"{key}: {devices:,} devices are not a multiple of tp*cp*pp = {inner:,}; nearest: {near}"

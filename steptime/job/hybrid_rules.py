@@ -1,0 +1,75 @@
+"""What the rules know of the kinds of a model's layers, and what must hold of a hybrid pattern and of Mamba layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.job.limits import Rule
+from steptime.model.blocks import HYBRID
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+
+
+def layer_facts(model: Model) -> dict[str, Any]:
+    """The facts of a model's kinds of layer."""
+    pattern, mamba = model.hybrid_pattern, model.mamba
+    listed = model.layers
+    kinds = {run.kind for run in listed} if listed is not None else {HYBRID[letter] for letter in pattern or ""}
+    layers = None if listed is None else sum(run.repeat for run in listed)
+    return {
+        "kinds": frozenset(kinds),
+        "layers_listed": len(pattern) if layers is None and pattern is not None else layers,
+        "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
+        "patterned": pattern is not None,
+        "mtp": model.mtp,
+        "mamba_heads": mamba.heads(model.hidden_sz) if mamba else 0,
+        "mamba_groups": mamba.n_groups if mamba else 0,
+    }
+
+
+HYBRID_RULES = [
+    Rule(
+        "pattern or layers",
+        "model.hybrid_pattern",
+        "has no meaning beside model.layers; remove one",
+        lambda f: not (f.patterned and f.listed_by == "model.layers"),
+    ),
+    Rule(
+        "listed experts need moe",
+        "model.moe",
+        "missing: {f.listed_by} lists layers with experts",
+        lambda f: f.moe | (not f.kinds & {"moe", "experts"}),
+    ),
+    Rule(
+        "mamba layers need mamba",
+        "model.mamba",
+        "missing: {f.listed_by} lists Mamba layers",
+        lambda f: (f.mamba_heads > 0) | ("mamba" not in f.kinds),
+    ),
+    # megatron/core/ssm/mamba_mixer.py and mamba_context_parallel.py: each device has whole heads, and whole groups over tp
+    Rule(
+        "tp and cp divide mamba heads",
+        "parallelism.tp",
+        "tp*cp must divide the {f.mamba_heads} Mamba heads (got {f.tp} * {f.cp})",
+        lambda f: f.mamba_heads % (f.tp * f.cp) == 0,
+    ),
+    Rule(
+        "tp divides mamba groups",
+        "parallelism.tp",
+        "must divide model.mamba.n_groups {f.mamba_groups} (got {f.tp})",
+        lambda f: f.mamba_groups % f.tp == 0,
+    ),
+    Rule(
+        "mamba framework",
+        "performance.software",
+        "Mamba layers are modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        lambda f: (f.mamba_heads == 0) | f.framework.experts,
+    ),
+    Rule(
+        "mamba with ZeRO",
+        "parallelism.zero_level",
+        "Mamba layers are not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (f.mamba_heads == 0) | (f.zero_level < 2),
+    ),
+]

@@ -1,0 +1,102 @@
+"""What a first problem hides: the rules see sound sections only, so unsound ones are mended and checked again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.base.config import Config, ConfigError, ConfigProblem, build
+
+if TYPE_CHECKING:
+    from steptime.base.config import C
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "parallelism": ("tp", "pp", "dp"),
+    "data": ("gbs", "seqlen", "microbatch_sz"),
+    "model": ("n_layers", "hidden_sz", "inter_sz", "n_q_heads", "vocab_sz"),
+}
+_STAND_INS: tuple[tuple[int, str, str], ...] = ((1, "llama3-8b", "dgx-h100"), (5040, "gpt3-175b", "dgx-a100-80"))
+"""A number, a model and a machine that take a bad one's place. What is wrong with all of them does not come from them."""
+
+
+def hidden_problems(cls: type[C], data: dict[str, Any], told: ConfigError) -> list[ConfigProblem]:
+    """What else is wrong with a plan, whatever stands where a problem was told already."""
+    if any(problem.by_rule for problem in told.details):
+        return []
+    found: list[list[ConfigProblem]] = []
+    for stand_in in _STAND_INS:
+        try:
+            build(cls, mended(data, told.details, *stand_in))
+        except ConfigError as error:
+            found.append([problem for problem in error.details if problem.line not in told.problems])
+        else:
+            return []
+    return [problem for problem in found[0] if all(problem in other for other in found[1:])]
+
+
+def mended(
+    data: dict[str, Any], problems: list[ConfigProblem], number: int, model: str, machine: str
+) -> dict[str, Any]:
+    """A copy of `data` without its problems: unknown keys renamed as suggested or dropped, bad values replaced or dropped."""
+    copy: dict[str, Any] = {
+        key: value.model_dump(exclude_unset=True)
+        if isinstance(value, Config)
+        else dict(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in data.items()
+    }
+    for problem in problems:
+        section, _, rest = problem.path.partition(".")
+        if section == "devices" or problem.path == "hardware.nodes":
+            copy.pop("devices", None)
+            _section(copy, "parallelism")["dp"] = number
+            if isinstance(copy.get("hardware"), dict):
+                copy["hardware"].pop("nodes", None)
+        elif problem.unknown:
+            _rename(copy, problem)
+        elif section == "hardware":
+            copy["hardware"] = machine
+        elif section == "model" and not (rest in REQUIRED["model"] and _whole_model(copy)):
+            copy["model"] = model
+        else:
+            _replace(copy, section, rest, number)
+    return copy
+
+
+def _section(copy: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(copy.get(name), dict):
+        copy[name] = {}
+    section: dict[str, Any] = copy[name]
+    return section
+
+
+def _whole_model(copy: dict[str, Any]) -> bool:
+    """Whether a model section has fields of its own, which a number can complete."""
+    model = copy.get("model")
+    return isinstance(model, dict) and not model.keys() & {"preset", "hf"}
+
+
+def _rename(copy: dict[str, Any], problem: ConfigProblem) -> None:
+    *parents, key = problem.path.split(".")
+    node: Any = copy
+    for part in parents:
+        node = node.get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        value = node.pop(key, None)
+        if problem.meant:
+            node.setdefault(problem.meant, value)
+
+
+def _replace(copy: dict[str, Any], section: str, rest: str, number: int) -> None:
+    """A number for a required key, or for all of a section that is missing; an optional key is dropped whole."""
+    required = REQUIRED.get(section, ())
+    if section not in {*REQUIRED, "performance"}:
+        copy.pop(section, None)
+    elif rest and isinstance(copy.get(section), dict):
+        key = rest.partition(".")[0].partition("[")[0]
+        if key in required:
+            copy[section][key] = number
+        else:
+            copy[section].pop(key, None)
+    else:
+        copy[section] = dict.fromkeys(required, number)

@@ -1,0 +1,70 @@
+"""Other frameworks' names of the keys of a plan, for the hint behind an unknown key."""
+
+from __future__ import annotations
+
+_SPELLINGS: dict[str, str] = {
+    "devices": "n_devices num_devices gpus n_gpus num_gpus world_size nproc n_chips",
+    "hardware.nodes": "nnodes num_nodes n_nodes",
+    "hardware.node_type": "machine accelerator gpu gpu_type node device instance instance_type cluster",
+    "parallelism.tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree tp_size "
+    "tensor_parallelism model_parallel_size mp",
+    "parallelism.pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel_degree pp_size "
+    "pipeline_parallelism n_stages num_stages pipeline_stages",
+    "parallelism.dp": "data_parallel data_parallel_size data_parallel_degree dp_size data_parallelism "
+    "data_parallel_shard_degree n_replicas",
+    "parallelism.vpp": "virtual_pipeline_model_parallel_size virtual_pipeline num_virtual_stages interleave virtual_stages vp",
+    "parallelism.cp": "context_parallel context_parallel_size context_parallel_degree cp_size context_parallelism "
+    "ring_attention ulysses",
+    "parallelism.ep": "expert_parallel expert_parallel_size expert_model_parallel_size expert_parallel_degree ep_size",
+    "parallelism.sp": "sequence_parallel sequence_parallelism",
+    "parallelism.zero_level": "zero zero_stage zero_optimization stage use_distributed_optimizer distributed_optimizer",
+    "parallelism.replicas": "data_parallel_replicate_degree hsdp num_distributed_optimizer_instances",
+    "parallelism.fsdp": "fully_shard fsdp2",
+    "parallelism.schedule": "pipeline_schedule pipeline_parallel_schedule",
+    "model.n_layers": "num_layers layers_count num_hidden_layers n_layer depth num_blocks",
+    "model.hidden_sz": "hidden_size hidden d_model dim n_embd embed_dim model_dim emb_dim",
+    "model.inter_sz": "ffn_hidden_size intermediate_size ffn_size d_ff ffn_dim mlp_dim ffn_hidden",
+    "model.n_q_heads": "num_attention_heads n_heads n_head num_heads heads attention_heads",
+    "model.n_kv_heads": "num_query_groups num_key_value_heads kv_heads num_kv_heads n_query_groups",
+    "model.head_dim": "kv_channels d_head head_size d_kv",
+    "model.vocab_sz": "vocab_size padded_vocab_size n_vocab vocab vocabulary_size",
+    "model.max_positions": "max_position_embeddings max_sequence_length n_positions",
+    "model.glu": "swiglu gated_linear_unit gated",
+    "model.tie_embeddings": "tie_word_embeddings tied_embeddings share_embeddings_and_output_weights",
+    "model.preset": "name_or_path model_name",
+    "model.bias": "add_bias_linear use_bias",
+    "model.norm": "normalization norm_type",
+    "data.gbs": "global_batch_size batch_size train_batch_size batch global_batch global_batch_sz",
+    "data.seqlen": "seq_len seq_length sequence_length max_seq_len encoder_seq_length context_length seq_sz",
+    "data.microbatch_sz": "micro_batch_size mbs microbatch_size micro_batch train_micro_batch_size_per_gpu microbatch "
+    "micro_batch_sz local_batch_size",
+    "performance.activation_checkpointing_type": "activation_checkpointing gradient_checkpointing "
+    "checkpointing activation_recompute recompute_granularity recomputation activation_checkpoint",
+    "performance.precision": "dtype mixed_precision data_type compute_dtype",
+    "performance.attention_impl": "flash_attention use_flash_attn attention_backend attn_implementation",
+    "performance.software": "framework profile backend",
+    "run.tokens": "n_tokens total_tokens num_tokens train_tokens",
+    "run.price_per_device_hour": "price cost_per_gpu_hour price_per_gpu_hour gpu_hour_price",
+}
+
+_LEAVES = """model.preset model.hf model.n_layers model.hidden_sz model.inter_sz model.n_q_heads model.n_kv_heads model.head_dim
+model.vocab_sz parallelism.tp parallelism.pp parallelism.dp parallelism.vpp parallelism.cp parallelism.ep parallelism.sp
+parallelism.zero_level parallelism.fsdp parallelism.schedule parallelism.replicas parallelism.layers_per_stage data.gbs
+data.seqlen data.microbatch_sz performance.precision performance.software performance.recompute
+performance.activation_checkpointing_type performance.attention_impl performance.overlap hardware.node_type hardware.nodes
+hardware.overrides run.tokens run.price_per_device_hour devices"""
+
+PATHS: dict[str, str] = {
+    **{path.rpartition(".")[2]: path for path in (*_SPELLINGS, *_LEAVES.split())},
+    **{word: path for path, words in _SPELLINGS.items() for word in words.split()},
+}
+"""A bare word -> the dotted key of a plan that it means; our own keys are here too, for one that stands in another section."""
+
+
+def meant_path(key: object) -> str:
+    """The dotted key that a word of another framework, or one of ours in the wrong section, stands for; "" for none.
+
+    >>> meant_path("tensor-model-parallel-size"), meant_path("tp"), meant_path("what")
+    ('parallelism.tp', 'parallelism.tp', '')
+    """
+    return PATHS.get(str(key).lower().lstrip("-").replace("-", "_"), "")

@@ -1,0 +1,39 @@
+"""Layers of several kinds in a Megatron job: hybrid patterns and the sizes of Mamba layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+
+_SIZES = {
+    "mamba_num_heads": "n_heads",
+    "mamba_head_dim": "head_dim",
+    "mamba_state_dim": "state_dim",
+    "mamba_num_groups": "n_groups",
+}
+
+
+def hybrid_pattern(keys: JobKeys) -> str:
+    """Kinds of layer by letter, pipeline stages apart by "|" (core ssm/mamba_hybrid_layer_allocation.py); empty without any."""
+    said = keys.get("hybrid_layer_pattern") or keys.get("hybrid_override_pattern")
+    return str(said or "").strip("\\\"'").partition("/")[0]
+
+
+def hybrid_section(keys: JobKeys) -> dict[str, Any]:
+    """What a hybrid model adds to the `model` section; empty for other models."""
+    pattern = hybrid_pattern(keys)
+    if not pattern:
+        if keys.on("is_hybrid_model"):
+            keys.leave_out("is_hybrid_model", "hybrid layers without a pattern")
+        return {}
+    if "/" in str(keys.get("hybrid_layer_pattern")):
+        keys.leave_out("hybrid_layer_pattern", "layers of multi-token prediction")
+    if "mamba_stack_spec" in str(keys.get("spec") or ""):
+        keys.without_effect("spec", "the layers of the hybrid pattern")
+    letters, said = pattern.replace("|", ""), keys.whole("num_layers")
+    if said not in {None, len(letters)}:
+        keys.problem(f"the hybrid pattern has {len(letters)} layers, num_layers is {said}")
+    sizes = {ours: keys.whole(name) for name, ours in _SIZES.items()}
+    mamba = {"mamba": {key: size for key, size in sizes.items() if size is not None}} if "M" in letters else {}
+    return {"n_layers": len(letters), "hybrid_pattern": letters, **mamba}

@@ -1,0 +1,118 @@
+"""The keys of a plan as pages: on the terminal, docs/config.md, descriptions of a JSON Schema, a plan to start from."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.keys import texts
+from steptime.report.table import Fact, FactList
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from steptime.report.keys import Key
+
+
+def page(keys: Iterable[Key]) -> list[FactList]:
+    """Each key with its facts, for the terminal."""
+    found = []
+    for key in keys:
+        facts = [
+            Fact("takes", [key.kind]),
+            Fact("unit", [key.unit]),
+            Fact("default", [key.default]),
+            Fact("means", [key.means]),
+            Fact("example", [f"{key.path.rpartition('.')[2]}: {key.example}"]),
+        ]
+        found.append(FactList(key.path, [fact for fact in facts if fact.lines != [""]]))
+    return found
+
+
+def markdown(keys: Iterable[Key]) -> str:
+    """docs/config.md: a table for each section."""
+    out = [
+        "# Plan keys",
+        "",
+        "Every key of a plan. `3dtrn explain --key KEY` prints the same text, `3dtrn schema` has it for editors.",
+        "This page is generated: `python docs/config_table.py > docs/config.md`.",
+    ]
+    section = None
+    for key in keys:
+        top = key.path.partition(".")[0]
+        if top != section:
+            section = top
+            out += [
+                "",
+                f"## {top}",
+                "",
+                "| key | takes | unit | default | meaning | example |",
+                "|---|---|---|---|---|---|",
+            ]
+        cells = [f"`{key.path}`", key.kind, key.unit, key.default, key.means, f"`{key.example}`" if key.example else ""]
+        out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(out) + "\n"
+
+
+def described(document: dict[str, Any]) -> dict[str, Any]:
+    """A JSON Schema of a plan with each key's text as its description, and its example."""
+    from steptime.report.keys import walk
+
+    for path, node, _ in walk(document, document, ""):
+        text = texts().get(path)
+        if text:
+            unit = f" [{text['unit']}]" if text.get("unit") else ""
+            node["description"] = text["means"] + unit
+            if "example" in text:
+                node["examples"] = [text["example"]]
+    return document
+
+
+_START = (
+    "model",
+    "parallelism.tp",
+    "parallelism.pp",
+    "parallelism.vpp",
+    "parallelism.cp",
+    "parallelism.sp",
+    "parallelism.zero_level",
+    "performance.software",
+    "performance.precision",
+    "performance.activation_checkpointing_type",
+    "data.gbs",
+    "data.seqlen",
+    "data.microbatch_sz",
+    "hardware.node_type",
+    "run.tokens",
+    "run.mtbf_device_hours",
+    "run.checkpoint_bytes_per_s",
+)
+
+
+def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
+    """A commented plan: the values given, and the other usual keys as comments with an example.
+
+    `values` maps dotted keys to what they are set to.
+    """
+    known = {key.path: key for key in keys}
+    out = ["# A training plan: 3dtrn FILE reads it. All keys: docs/config.md, or 3dtrn explain --key KEY."]
+    section = None
+    for path in ("devices", *_START):
+        top, _, name = path.partition(".")
+        key = known[path]
+        if top != section:
+            section = top
+            lead = "" if any(at.startswith(f"{top}.") or at == top for at in values) else "# "
+            if name:
+                out += ["", f"{lead}{top}:"]
+            else:
+                out.append("")
+        value = values.get(path)
+        mark = "" if value is not None else "# "
+        said = value if value is not None else key.example
+        unit = f" [{key.unit}]" if key.unit else ""
+        default = "" if key.default == "required" else f" Default: {key.default}."
+        indent = "  " if name else ""
+        out += wrap(f"{key.means}{unit}{default}", 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        out.append(f"{indent}{mark}{name or top}: {said}")
+    return "\n".join(out) + "\n"

@@ -1,0 +1,73 @@
+"""A layout as the settings that turn the plan into it: the `--set`s that print it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from steptime.job.job import Job
+from steptime.search.recompute import MAPPING, WORD, recompute
+
+REQUIRED = ("parallelism.tp", "parallelism.pp", "parallelism.dp", "data.microbatch_sz")
+
+
+def fewest(plan: Job, changes: Mapping[str, Any], *, said: bool = True) -> dict[str, Any]:
+    """Those of the changes that change anything. `said`: the plan has a layout of its own; else all that a plan needs stays."""
+    return {
+        key: value
+        for key, value in changes.items()
+        if (not said and key in REQUIRED) or not _as_is(plan, key, value, changes)
+    }
+
+
+def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
+    """Whether the plan, with the other changes, says or means this value already."""
+    p, name = plan.parallelism, key.rpartition(".")[2]
+    if key == "parallelism.sp":
+        usual = plan.software.layout.sp if p.sp is None else p.sp
+        return bool(value == (usual and changes["parallelism.tp"] > 1))
+    if key == "parallelism.zero_level":
+        return bool(value == plan.zero_level)
+    if key in {WORD, MAPPING}:
+        return same_recompute(plan, key, value)
+    if key == "parallelism.dp":  # said wherever a degree changes, since a plan may leave it to the devices
+        degrees = ("tp", "pp", "cp", "dp")
+        return all(getattr(p, axis) == changes[f"parallelism.{axis}"] for axis in degrees)
+    section = getattr(plan, key.partition(".")[0], None)
+    return key.count(".") == 1 and hasattr(section, name) and getattr(section, name) == value
+
+
+def same_recompute(plan: Job, key: str, value: Any) -> bool:
+    """Whether the plan recomputes what this setting says."""
+    one, ours = recompute(key, value).form(1), plan.recompute
+    return ours._replace(n_layers=tuple(set(ours.n_layers))) == one
+
+
+def settings(changes: Mapping[str, Any]) -> list[str]:
+    """One `--set key=value` for each change, quoted for a shell."""
+    return [f"--set {path}={word(value)}" for path, value in changes.items()]
+
+
+def words(changes: Mapping[str, Any]) -> str:
+    """Arguments to put behind a command."""
+    return " ".join(settings(changes))
+
+
+def word(value: Any) -> str:
+    """A value as `--set` reads it.
+
+    >>> word({"granularity": "full", "n_layers": 2}), word(True), word(None)
+    ("'{granularity: full, n_layers: 2}'", 'true', 'null')
+    """
+    text = _yaml(value)
+    return f"'{text}'" if text[:1] in {"{", "["} else text
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's flow style; words need no quotes there."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    return json.dumps(value) if isinstance(value, bool | None) else str(value)

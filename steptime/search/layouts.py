@@ -1,0 +1,217 @@
+"""All layouts on one pipeline: rows are what parts depend on (sp, tp, cp, micro-batch), times recomputations, times ZeRO levels.
+
+Figures that depend on fewer axes are worked out on these alone and spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Any, NamedTuple
+
+from steptime.base.num import Num, maximum
+from steptime.cost.overlap import contention
+from steptime.job.candidates import Candidates, SectionColumns
+from steptime.job.job import Job
+from steptime.job.mesh import Group
+from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.search import held, seconds
+from steptime.search.parts import PartKey
+from steptime.search.pipeline import Chunks, Flavor, Stages
+from steptime.search.recompute import Recompute
+from steptime.search.space import SPLIT_SETTINGS, Choice, Grid, Split
+from steptime.search.states import Around, Sketches, around
+from steptime.software.settings import Share
+from steptime.timing.data_parallel import networks
+from steptime.timing.part_times import Pricing
+from steptime.timing.step_time import straggler_s
+
+
+class Rows(NamedTuple):
+    """The rows of one pipeline, in columns."""
+
+    sp: Any
+    tp: Any
+    cp: Any
+    microbatch_sz: Any
+    dp: Any
+    at: Any
+    """Row of the grid."""
+    part: Any
+    """Row of the parts."""
+
+
+class Block(NamedTuple):
+    """The layouts of one pipeline under one ZeRO level: figures are [recomputation, row]."""
+
+    job: Job
+    """On as few devices as it takes; every layout is a change of it."""
+    devices: int
+    gbs: int
+    stages: Stages
+    split: Split
+    zero_level: int
+    choices: tuple[Recompute, ...]
+    rows: Rows
+    legal: Any
+    """By row: whether it can run."""
+    step_s: Any
+    allocated_bytes: Any
+    """Of the stage with the most, with what lies outside the allocator."""
+    reserved_bytes: Any
+    """The same of what the allocator holds."""
+    capacity_bytes: float
+    margin: float
+    """ln of the least 90th percentile of reserved memory over the estimate."""
+    outside: Any
+    """Bytes outside the allocator, by row."""
+
+    @property
+    def fits(self) -> Any:
+        """Where a layout may fit: an estimate's own margin may be a little wider."""
+        inside = self.reserved_bytes - self.outside
+        return self.legal & (inside * exp(self.margin) + self.outside <= self.capacity_bytes)
+
+    def key(self, row: int) -> PartKey:
+        """What the parts of a row depend on."""
+        r = self.rows
+        return PartKey(bool(r.sp[row]), int(r.tp[row]), int(r.cp[row]), int(r.microbatch_sz[row]))
+
+    def changes(self, choice: int, row: int) -> dict[str, Any]:
+        """A layout as changes of the plan, by dotted key."""
+        key, pp = self.key(row), self.stages.pp
+        found: dict[str, Any] = {"parallelism.tp": key.tp, "parallelism.cp": key.cp, "parallelism.pp": pp}
+        found |= {"parallelism.vpp": self.stages.vpp, "parallelism.dp": self.devices // (pp * key.tp * key.cp)}
+        found |= {"data.gbs": self.gbs, "data.microbatch_sz": key.microbatch_sz, "parallelism.sp": key.sp}
+        if self.job.parallelism.fsdp is None:
+            found["parallelism.zero_level"] = self.zero_level
+        found |= {"parallelism.schedule": None, "parallelism.microbatch_group_sz": None}
+        return found | SPLIT_SETTINGS[self.split] | dict([self.choices[choice].setting])
+
+
+@dataclass
+class Pipelines:
+    """What all pipelines of one job on one number of devices share."""
+
+    job: Job
+    zeros: Mapping[int, Job]
+    grid: Grid
+    chunks: Chunks
+    sketches: Sketches
+    priced: Pricing
+    margin: float
+
+    def rows(self, which: Any) -> Rows:
+        """The rows of a pipeline, those with sequence parallelism after those without."""
+        import numpy as np
+
+        places: list[Any] = []
+        said_sp: list[Any] = []
+        for said in (False, True):
+            runs = np.zeros(len(which), dtype=bool)
+            for choice, legal in self.grid.legal.items():
+                if choice.sp == said and choice.zero_level in self.zeros:
+                    runs |= legal[which]
+            places.append(which[runs])
+            said_sp.append(np.full(int(runs.sum()), said))
+        at, sp = np.concatenate(places), np.concatenate(said_sp)
+        tp, cp, batch, dp = (self.grid.columns[name][at] for name in ("tp", "cp", "microbatch_sz", "dp"))
+        return Rows(sp, tp, cp, batch, dp, at, self.chunks.parts.find(sp, tp, cp, batch))
+
+    def blocks(
+        self, stages: Stages, split: Split, which: Any, choices: tuple[Recompute, ...], share: Share | None
+    ) -> Iterator[Block]:
+        """One block for every ZeRO level."""
+        import numpy as np
+
+        rows = self.rows(which)
+        if not rows.at.size:
+            return
+        flavors = self.flavors(stages, choices, rows.part)
+        view = self.view(stages, rows)
+        microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
+        pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share)
+        peaks = [held.peaks(stages, kind, chunks, microbatches) for kind, chunks in enumerate(flavors)]
+        outside = sum(overhead(view)) + 0.0 * rows.tp
+        tps, at = np.unique(rows.tp, return_inverse=True)
+        straggler = straggler_s(view, pipe.makespan_s)
+        for zero, job in self.zeros.items():
+            legal = np.zeros(rows.at.size, dtype=bool)
+            for said in (False, True):
+                can = self.grid.legal.get(Choice(zero, said))
+                if can is not None:
+                    legal |= (rows.sp == said) & can[rows.at]
+            if not legal.any():
+                continue
+            listed = tps.astype(int).tolist()
+            ends = around(
+                job, self.sketches, stages, self.chunks.parts.assembly, listed, self.grid.devices, self.priced
+            )
+            after = self.after_s(job, stages, flavors, pipe, ends, rows, at, microbatches)
+            allocated, reserved = self.memory(peaks, ends, rows, at)
+            step = pipe.makespan_s + after + straggler
+            capacity = job.machine.accelerator.usable_memory_bytes
+            yield Block(
+                self.job, self.grid.devices, self.grid.gbs, stages, split, zero, choices, rows, legal, step,
+                allocated + outside, reserved + outside, capacity, self.margin, outside,
+            )  # fmt: skip
+
+    def flavors(self, stages: Stages, choices: tuple[Recompute, ...], part: Any) -> list[list[Flavor]]:
+        """The chunks of every kind of stage, for some rows of the parts."""
+        known: dict[tuple[object, ...], Flavor] = {}
+        found = []
+        for chunks in stages.chunks:
+            mine = []
+            for chunk in chunks:
+                key = (chunk.runs, chunk.embedding, chunk.head)
+                if key not in known:
+                    known[key] = self.chunks.of(chunk, choices).rows(part)
+                mine.append(known[key])
+            found.append(mine)
+        return found
+
+    def view(self, stages: Stages, rows: Rows) -> Job:
+        """The job with the rows as columns."""
+        said = {"tp": rows.tp, "cp": rows.cp, "dp": rows.dp, "pp": stages.pp, "vpp": stages.vpp}
+        return Candidates(self.job, **said, microbatch_sz=rows.microbatch_sz, gbs=self.grid.gbs).as_job
+
+    def sends(self, stages: Stages, rows: Rows) -> seconds.Sends:
+        """Seconds of the sends between stages."""
+        if stages.pp == 1:
+            return seconds.NO_SENDS
+        said = {"tp": 1, "cp": 1, "dp": self.grid.devices // stages.pp, "pp": stages.pp}
+        whole: Any = SectionColumns(self.job, {"parallelism": SectionColumns(self.job.parallelism, said)})
+        sent = self.chunks.parts.whole.boundary_bytes[rows.part]
+        groups = {**self.priced.context.groups, "tp": Group("tp", rows.tp, 1)}
+        priced = self.priced._replace(context=replace(self.priced.context, groups=groups, known={}))
+        return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
+
+    def after_s(
+        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: Around, rows: Rows, at: Any, m: Any
+    ) -> Num:
+        """Seconds around the pipeline: gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
+        share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
+        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.optimizer_s
+        reduced = seconds.reduce_s(
+            stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
+        )
+        gathered: Num = 0.0
+        if ends.gathers:
+            broadcast = job.software.comm.sharded_gather == "broadcast"
+            gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
+        partial = rows.sp * seconds.partial_s(pipe, ends.partial_bytes, at, self.priced, rows.tp)
+        return reduced + gathered + ends.embedding_s[at] + partial + ends.optimizer_s[at]
+
+    def memory(self, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
+        """Allocated and reserved bytes of the stage with the most."""
+        buffer = self.chunks.parts.whole.buffer_bytes[rows.part]
+        allocated: Num = 0.0
+        reserved: Num = 0.0
+        for kind, peak in enumerate(peaks):
+            states = ends.states[kind]
+            fixed = (states.params_bytes + states.gradients_bytes + states.optimizer_bytes)[at]
+            moving = peak.saved + (peak.transient + (buffer + ends.dummy_bytes[kind][at]))
+            allocated = maximum(allocated, fixed + moving)
+            reserved = maximum(reserved, reserved_bytes(fixed, moving))
+        return allocated, reserved

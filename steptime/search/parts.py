@@ -1,0 +1,235 @@
+"""Seconds and bytes of every part of a job, one row per (sp, tp, cp, micro-batch): what all layouts of a search are made of.
+
+Rows whose parts are made of the same ops are priced and walked together by the functions of a single estimate, then laid side by
+side. Layers of a kind, the embedding and the head become parts whose figures are columns over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from steptime.base.num import Num
+from steptime.cost import compute
+from steptime.cost.parts import PartTime, Work, part_time, segment_replay
+from steptime.job.assembly import Assembly, Part
+from steptime.job.candidates import Candidates
+from steptime.job.job import Job
+from steptime.memory.kept_buffers import comm_buffer_bytes
+from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.part_memories import PartMemories, passing
+from steptime.memory.stages import logits_kept
+from steptime.model.ops import Tensor
+from steptime.model.segments import find_segments
+from steptime.timing.part_times import PartTimes, layer_gap_s, pricing, whole_replay
+
+Modules = frozenset[str]
+NO_MODULES: Modules = frozenset()
+
+
+class PartKey(NamedTuple):
+    """What the ops of a part depend on."""
+
+    sp: bool
+    tp: int
+    cp: int
+    microbatch_sz: int
+
+
+class Walked(NamedTuple):
+    """One part over all rows: seconds and bytes of one micro-batch."""
+
+    forward_s: Num
+    backward_s: Num
+    whole_replay_s: Num
+    """Its forward run again, up to the last tensor that backward needs where the framework stops there."""
+    replay_s: tuple[Num, ...]
+    """What recomputation of each set of modules repeats."""
+    memory: tuple[tuple[Num, ...], ...]
+    """Saved, forward's and backward's peak: first with nothing recomputed, then with each set of modules."""
+    passing: Num
+    """Most bytes of a forward of which only the input stays."""
+    x: Num
+    """Elements of its input."""
+    n_params: Num
+
+
+class Whole(NamedTuple):
+    """What belongs to no part."""
+
+    boundary_bytes: Num
+    buffer_bytes: Num
+    """The communication buffer that all parts share."""
+    logits_bytes: Num
+    """Logits that a pipeline holds beside what the head saves."""
+    tied_gradient: Num
+
+
+class Fragment(NamedTuple):
+    """Some rows whose parts have the same ops."""
+
+    parts: tuple[Walked, ...]
+    """The embedding, the head, then every kind of layer."""
+    whole: Whole
+
+
+def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment]:
+    """The parts of a job, or of candidates with the same ops, priced and walked."""
+    assembly = Assembly(job)
+    context = pricing(job).context
+    gap_s = layer_gap_s(job, context)
+    memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
+    found = []
+    for part in (assembly.embedding, assembly.head, *assembly.kinds):
+        layer = part in assembly.kinds
+        times = part_time(part.ops, part.sizes, context, [], gap_s if layer else 0.0)
+        passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
+        sets = module_sets if layer else ()
+        replays = [
+            segment_replay(part.ops, passes, context, find_segments(part.ops, s, compiled=compiled), gap_s)
+            for s in sets
+        ]
+        bytes_ = [memories.walk(part), *(memories.walk(part, modules) for modules in sets)]
+        found.append(
+            Walked(
+                times.forward.seconds,
+                times.backward.seconds,
+                whole_replay(part, times, context).seconds if layer else 0.0,
+                tuple(replay.seconds for replay in replays),
+                tuple((m.saved, m.forward.bytes, m.backward.bytes) for m in bytes_),
+                passing(part).bytes,
+                part.x.elements,
+                bytes_[0].n_params,
+            )
+        )
+    tied = memories.tied_gradient if job.model.tie_embeddings else 0.0
+    whole = Whole(assembly.boundary_bytes, comm_buffer_bytes(assembly), logits_kept(assembly), tied)
+    return assembly, Fragment(tuple(found), whole)
+
+
+def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
+    """Fragments of one shape, nested tuples of columns, as one with `size` rows: row i of a fragment goes to `places[i]`."""
+    import numpy as np
+
+    first = fragments[0]
+    if isinstance(first, tuple):
+        fields = [joined(same, places, size) for same in zip(*fragments, strict=True)]
+        return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
+    column = np.zeros(size)
+    for values, where in zip(fragments, places, strict=True):
+        column[where] = values
+    return column
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a job over all rows of `keys`."""
+
+    keys: list[PartKey]
+    module_sets: tuple[Modules, ...]
+    assembly: Assembly
+    """Whose parts have columns over all rows for figures; its ops are those of some rows only."""
+    of: Mapping[Part, Walked]
+    whole: Whole
+
+    def find(self, sp: Any, tp: Any, cp: Any, microbatch_sz: Any) -> Any:
+        """The row of every key, given in columns."""
+        import numpy as np
+
+        codes, order = self._codes
+        return order[np.searchsorted(codes, _code(sp, tp, cp, microbatch_sz))]
+
+    @cached_property
+    def _codes(self) -> tuple[Any, Any]:
+        import numpy as np
+
+        codes = _code(*(np.array(column, dtype=float) for column in zip(*self.keys, strict=True)))
+        order = np.argsort(codes)
+        return codes[order], order
+
+    def times(self, modules: Modules) -> PartTimes:
+        """Seconds of every part as an estimate has them, with a set of modules recomputed."""
+        at = self.module_sets.index(modules) if modules else -1
+
+        def time(part: Part, of: Walked) -> PartTime:
+            replay = of.replay_s[at] if modules and part in self.assembly.kinds else 0.0
+            return PartTime(Work(memory_s=of.forward_s), Work(memory_s=of.backward_s), Work(memory_s=replay))
+
+        again = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
+        return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, again)
+
+
+def _code(sp: Any, tp: Any, cp: Any, microbatch_sz: Any) -> Any:
+    """One number for a key, exact in a float."""
+    return sp + 2.0 * (microbatch_sz + 2.0**16 * (cp + 2.0**16 * tp))
+
+
+class JoinedMemories(PartMemories):
+    """Memory of the parts over all rows under one recomputation."""
+
+    def __init__(self, parts: Parts, assembly: Assembly, modules: Modules) -> None:
+        """`assembly`: that of `parts` with the recomputation as its job's."""
+        self.assembly = assembly
+        self.recompute = assembly.job.recompute
+        self.parts_of = parts
+        self.embedding = self._memory(assembly.embedding)
+        self.head = self._memory(assembly.head)
+        self.plain = {part: self._memory(part) for part in assembly.kinds}
+        at = 1 + parts.module_sets.index(modules) if modules else 0
+        self.selective = {part: self._memory(part, at) for part in assembly.kinds}
+        self._start()
+
+    def _memory(self, part: Part, at: int = 0) -> PartMemory:
+        of = self.parts_of.of[part]
+        saved, forward, backward = of.memory[at]
+        return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params)
+
+    def passing(self, part: Part) -> Peak:
+        """The most that a forward holds of which nothing but the input stays."""
+        return Peak(self.parts_of.of[part].passing, "")
+
+    @property
+    def tied_gradient(self) -> Num:
+        """Bytes of the tied weight's gradient before it is accumulated."""
+        return self.parts_of.whole.tied_gradient
+
+
+def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules]) -> Parts:
+    """Price and walk the parts of every key; `jobs`: the job that says sp or not, on one device."""
+    import numpy as np
+
+    fragments, places, first = [], [], None
+    for sp, job in jobs.items():
+        rows = np.array([i for i, key in enumerate(keys) if key.sp == sp])
+        if not rows.size:
+            continue
+        columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
+        for which, group in Candidates(job, **columns).alike_parts():
+            assembly, fragment = walked(group.as_job, module_sets)
+            first = first or assembly
+            fragments.append(fragment)
+            places.append(rows[which])
+    assert first is not None
+    whole = joined(fragments, places, len(keys))
+    tp = np.array([float(key.tp) for key in keys])
+    return _parts(keys, tuple(module_sets), first, whole, tp)
+
+
+def _parts(keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembly, found: Fragment, tp: Any) -> Parts:
+    """Parts that stand in the runs of an assembly as those of `first` do, with the joined figures as their own."""
+    old = (first.embedding, first.head, *first.kinds)
+    new = {a: _part(a, of, tp) for a, of in zip(old, found.parts, strict=True)}
+    assembly = Assembly.__new__(Assembly)
+    assembly.job, assembly.shard, assembly.boundary_bytes = first.job, first.shard, found.whole.boundary_bytes
+    assembly.embedding, assembly.head = new[first.embedding], new[first.head]
+    assembly.runs = [(new[part], count) for part, count in first.runs]
+    assembly.kinds = [new[part] for part in first.kinds]
+    of = {new[a]: figures for a, figures in zip(old, found.parts, strict=True)}
+    return Parts(keys, module_sets, assembly, of, found.whole)
+
+
+def _part(part: Part, of: Walked, tp: Any) -> Part:
+    """A part whose input has columns over all rows."""
+    return Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)

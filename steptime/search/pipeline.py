@@ -1,0 +1,137 @@
+"""One pipeline of a search, its stages that differ, and what every layout on it takes: chunks by row of the parts.
+
+Stages that hold the same chunks do the same work, and the first of them has the most micro-batches in flight. So each kind of
+stage is worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from steptime.base.num import Num
+from steptime.job.assembly import Assembly, Chunk, chunks_of, stages_of
+from steptime.job.candidates import SectionColumns
+from steptime.job.facts import Facts, layers_per_chunk
+from steptime.job.job import Job
+from steptime.schedule import placement
+from steptime.search.parts import JoinedMemories, Parts
+from steptime.search.recompute import Recompute
+from steptime.timing.part_times import PartTimes, chunk_time
+
+
+class Stages(NamedTuple):
+    """The stages of a pipeline that differ."""
+
+    schedule: str
+    pp: int
+    vpp: int
+    chunks: tuple[tuple[Chunk, ...], ...]
+    """Of every kind of stage, its chunks."""
+    of: tuple[tuple[int, ...], ...]
+    """The stages of each kind."""
+    layers: int
+    """Most layers of a chunk."""
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The first stage of each kind."""
+        return tuple(mine[0] for mine in self.of)
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """How many stages are of each kind."""
+        return tuple(map(len, self.of))
+
+
+def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
+    """Deal the layers of an assembly to the chunks of a pipeline; `found`: its facts, with plain pp and vpp."""
+    pp, vpp = int(found.pp), int(found.vpp)
+    counts = layers_per_chunk(found)
+    chunks = chunks_of(tuple(assembly.runs), counts, placement(schedule, pp, vpp))
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    held = stages_of(chunks, pp)
+    for stage, mine in enumerate(held):
+        kinds.setdefault(tuple((c.runs, c.embedding, c.head, c.depth == 0) for c in mine), []).append(stage)
+    of = tuple(map(tuple, kinds.values()))
+    return Stages(
+        schedule,
+        pp,
+        vpp,
+        tuple(tuple(held[mine[0]]) for mine in of),
+        of,
+        max(counts),
+    )
+
+
+class Flavor(NamedTuple):
+    """One chunk, in rows of the parts: [recomputation, row]."""
+
+    forward_s: Num
+    backward_s: Num
+    saved: Num
+    """Bytes that it saves for the backward of one micro-batch."""
+    forward_extra: Num
+    """Most bytes of a forward beside what is saved when it ends."""
+    backward_extra: Num
+    """The same of a backward, beside what is saved when it starts."""
+
+    def rows(self, which: Any) -> Flavor:
+        """Some rows."""
+        return Flavor(*(column[:, which] for column in self))
+
+
+class Chunks:
+    """Every chunk of a search over all rows of the parts, worked out once."""
+
+    def __init__(self, job: Job, parts: Parts) -> None:
+        """`job`: says what no chunk changes."""
+        self.job = job
+        self.parts = parts
+        self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
+        self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
+        self._stacked: dict[tuple[object, ...], Flavor] = {}
+
+    def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:
+        """A chunk under each of some recomputations."""
+        import numpy as np
+
+        key = (chunk.runs, chunk.embedding, chunk.head, choices)
+        if key not in self._stacked:
+            each = [self._one(chunk, choice) for choice in choices]
+            size = len(self.parts.keys)
+            stacked = [np.stack([np.broadcast_to(x, (size,)) for x in same]) for same in zip(*each, strict=True)]
+            self._stacked[key] = Flavor(*stacked)
+        return self._stacked[key]
+
+    def _one(self, chunk: Chunk, choice: Recompute) -> tuple[Num, ...]:
+        key = (chunk.runs, chunk.embedding, chunk.head, choice)
+        if key not in self._known:
+            times, memories = self.under(choice)
+            seconds, memory = chunk_time(times, chunk), memories.chunk(chunk)
+            extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
+            self._known[key] = (seconds.forward_s, seconds.backward_s, memory.saved, *extra)
+        return self._known[key]
+
+    def under(self, choice: Recompute) -> tuple[PartTimes, JoinedMemories]:
+        """Seconds and memory of the parts under one recomputation."""
+        if choice not in self._under:
+            form = choice.form(self.job.model.n_layers + 2)
+            assembly = Assembly.__new__(Assembly)
+            vars(assembly).update(vars(self.parts.assembly))
+            view: Any = SectionColumns(self.parts.assembly.job, {"recompute": form})
+            assembly.job = view
+            times = self.parts.times(form.modules)
+            self._under[choice] = (
+                PartTimes(assembly, times.of, times.whole_replays),
+                JoinedMemories(self.parts, assembly, form.modules),
+            )
+        return self._under[choice]
+
+
+def sums(flavors: Sequence[Flavor], field: str) -> Num:
+    """A figure of all chunks of a stage."""
+    total: Num = 0.0
+    for flavor in flavors:
+        total = total + getattr(flavor, field)
+    return total

@@ -1,0 +1,101 @@
+"""The recomputations that a search tries: what a plan says of each, and its normal form for any pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from steptime.base.config import ConfigError, build
+from steptime.job.job import Job
+from steptime.software.performance import Performance
+from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute
+
+WORD, MAPPING = "performance.activation_checkpointing_type", "performance.recompute"
+MEGATRON_MODULES = (("layernorm",), ("act", "layernorm"), ("mlp",), ("layernorm", "mlp"))
+"""Sets of modules beside the words: norms alone, with the activation, the MLP, and both."""
+PARTS = 8
+"""Whole layers are recomputed of one part in so many, two, three ... of every chunk."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recompute:
+    """One recomputation; there is one object of each."""
+
+    setting: tuple[str, Any]
+    """The key that says it, and its value."""
+    said: Performance
+
+    @cached_property
+    def modules(self) -> frozenset[Any]:
+        """Modules of selective recomputation."""
+        return resolve_recompute(self.said, 1, 1).modules
+
+    def form(self, chunks: int) -> Recomputation:
+        """Its normal form in a pipeline of so many chunks."""
+        return resolve_recompute(self.said, 1, chunks)
+
+
+def recompute(key: str, value: Any) -> Recompute:
+    """The recomputation that a key and its value say."""
+    known = (key, repr(value))
+    if known not in _MADE:
+        _MADE[known] = Recompute((key, value), build(Performance, {key.partition(".")[2]: value}))
+    return _MADE[known]
+
+
+_MADE: dict[tuple[str, str], Recompute] = {}
+
+
+def label(form: Recomputation) -> str:
+    """A recomputation in a word or two.
+
+    >>> label(Recomputation("full", "block", (2, 2))), label(Recomputation())
+    ('2 layers', 'none')
+    """
+    if form.granularity == "selective":
+        known = {SELECTIVE: "selective", SUPER_SELECTIVE: "super-selective"}
+        return known.get(form.modules, "+".join(sorted(form.modules)))
+    if form.granularity == "none" or (set(form.n_layers) == {1} and form.method == "uniform"):
+        return form.granularity
+    n = "/".join(str(n) for n in dict.fromkeys(form.n_layers))
+    return f"{n} layer{'s' * (n != '1')}" if form.method == "block" else f"full by {n}"
+
+
+def kind(form: Recomputation) -> str:
+    """Its label, with whole layers of a chunk as one kind however many they are."""
+    return "some layers" if form.method == "block" else label(form)
+
+
+def usual(job: Job, layers: int) -> list[Recompute]:
+    """Those that are tried where a chunk holds up to so many layers: the words, sets of modules, whole layers of a part."""
+    found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
+    if job.software.family == "megatron-core":
+        found += [
+            recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in MEGATRON_MODULES
+        ]
+    for n in sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers}):
+        found.append(recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}))
+    return found
+
+
+def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], bool]) -> list[Recompute]:
+    """Those that the framework and the precision allow."""
+
+    def runs(one: Recompute) -> bool:
+        kind = (one.setting[0], str(one.said.recompute.modules if one.said.recompute else one.setting[1]))
+        if kind not in known:
+            try:
+                job.replace(**dict([one.setting]))
+                known[kind] = True
+            except ConfigError:
+                known[kind] = False
+        return known[kind]
+
+    return [one for one in found if runs(one)]
+
+
+def of_plan(changes: Mapping[str, Sequence[Any]]) -> list[Recompute]:
+    """Those that the caller names, under either key."""
+    return [recompute(key, value) for key in (WORD, MAPPING) for value in changes.get(key, ())]

@@ -1,0 +1,122 @@
+"""Running a search: every job, every number of devices and every batch that is asked for, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from time import perf_counter
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
+from steptime.search.layouts import Block
+from steptime.search.screen import Screen
+from steptime.search.search import Asked, Found, Search, weight
+from steptime.search.space import EXCESS, Counts
+
+
+def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -> Search:
+    """Every layout of a job on a number of devices, by default the job's own; model, batch and machine stay.
+
+    Args:
+        job: its layout is the one that others are compared with.
+        devices: how many there are; of several numbers the best over all of them by seconds per token.
+        asked: fields of `Asked`.
+
+    >>> from steptime import Job
+    >>> data = {"gbs": 64, "seqlen": 2048, "microbatch_sz": 1}
+    >>> job = Job(model="llama3-8b", parallelism={"tp": 8, "pp": 1, "dp": 1}, data=data, hardware="dgx-h100")
+    >>> search(job).best.job.parallelism.tp < 8
+    True
+
+    Raises:
+        ConfigError: no devices, or an axis that has no value left.
+    """
+    number = job.parallelism.devices if devices is None else devices
+    counts = (number,) if isinstance(number, int) else tuple(number)
+    return run(job, Asked(counts, asked.pop("gbs", (job.data.gbs,)), **asked))
+
+
+Tell = Callable[[float], None]
+
+
+def run(plan: Job, asked: Asked, tell: Tell | None = None) -> Search:
+    """The search; a keyboard interrupt ends it with what it has. `tell`: takes the share of it that is done.
+
+    Raises:
+        ConfigError: no devices, or an axis that has no value left.
+    """
+    start, result = perf_counter(), Search(plan, asked)
+    if min(asked.devices, default=0) < 1:
+        raise ConfigError("devices: at least 1 is needed")
+    lots = [(extra, n, gbs) for extra in _others(asked.over) for n in asked.devices for gbs in asked.gbs]
+    try:
+        for at, (extra, devices, gbs) in enumerate(lots):
+            changed = plan.replace(**extra) if extra else plan
+            screen = Screen(changed, asked.axes, result.counts)
+            for share, block in screen.blocks(devices, gbs):
+                _keep(result, changed, extra, block)
+                if tell:
+                    tell((at + share) / len(lots))
+    except KeyboardInterrupt:
+        result.interrupted = True
+    result.seconds = perf_counter() - start
+    if not result.interrupted and not result.counts.evaluated:
+        raise ConfigError(nothing_runs(result))
+    return result
+
+
+def nothing_runs(result: Search) -> str:
+    """Why no layout can run."""
+    counts, asked = result.counts, result.asked
+    devices = " or ".join(f"{n:,}" for n in asked.devices)
+    said = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in asked.axes.said.items())
+    if not counts.points:
+        return f"search: no layout of {devices} devices has {said or 'these values'}: tp*cp*pp must divide the devices"
+    rules = ", ".join(f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:3])
+    return f"search: no layout of {devices} devices can run{' with ' + said if said else ''}; rejected by: {rules}"
+
+
+def _others(over: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the keys that are no axes."""
+    for values in product(*over.values()):
+        yield dict(zip(over, values, strict=True))
+
+
+def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> None:
+    """Count a block, keep what may fit, and note the nearest of what does not."""
+    import numpy as np
+
+    counts, legal, choices = result.counts, block.legal, len(block.choices)
+    fits = block.fits
+    total, fitting = int(legal.sum()) * choices, int(fits.sum())
+    counts.evaluated += total
+    counts.fitting += fitting
+    if total > fitting:
+        _count_excess(counts, block.reserved_bytes[(legal & ~fits)] / block.capacity_bytes)
+        if not result.found and not fitting:
+            _note_nearest(result, plan, extra, block)
+    if fitting:
+        choice, row = np.nonzero(fits)
+        step, held = block.step_s[choice, row], block.reserved_bytes[choice, row]
+        tokens = block.gbs * plan.data.seqlen
+        objective = result.asked.objective
+        value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
+        result.found.append(Found(block, plan, extra, choice, row, value, step, held))
+
+
+def _count_excess(counts: Counts, shares: Any) -> None:
+    import numpy as np
+
+    for i, n in enumerate(np.bincount(np.searchsorted(EXCESS, shares), minlength=len(EXCESS))):
+        counts.too_large[i] += int(n)
+
+
+def _note_nearest(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> None:
+    import numpy as np
+
+    needs = np.where(block.legal, block.reserved_bytes, np.inf)
+    choice, row = np.unravel_index(int(needs.argmin()), needs.shape)
+    least = float(needs[choice, row])
+    if result.nearest is None or least < result.nearest[0]:
+        result.nearest = least, plan, {**extra, **block.changes(int(choice), int(row))}

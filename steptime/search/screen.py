@@ -1,0 +1,135 @@
+"""The screen: step time and memory of every layout that can run, pipeline by pipeline, in numpy columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from steptime.answer.interval import interval_at
+from steptime.answer.measured import place_of
+from steptime.base.config import ConfigError
+from steptime.job.candidates import Candidates
+from steptime.job.facts import Facts
+from steptime.job.job import Job, facts
+from steptime.search.layouts import Block, Pipelines
+from steptime.search.parts import PartKey, Parts, parts_of
+from steptime.search.pipeline import Chunks, stages
+from steptime.search.recompute import Recompute, allowed, of_plan, usual
+from steptime.search.space import Axes, Counts, Grid, dealt_as, grid, seat, shapes, zero_levels
+from steptime.search.states import Sketches
+from steptime.software.performance import resolve
+from steptime.software.settings import Share
+from steptime.timing.part_times import pricing
+
+PLACES = ((8, 1, 1, 1), (8, 8, 1, 1), (1024, 8, 8, 1), (1024, 8, 8, 8), (4096, 1, 1, 1))
+"""Layouts, as (devices, tp, pp, cp), whose intervals of memory are looked at: the narrowest counts for all."""
+
+
+@dataclass
+class Screen:
+    """The screen of one job, of which everything is fixed but the layout."""
+
+    plan: Job
+    axes: Axes
+    counts: Counts
+    _allowed: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    @cached_property
+    def job(self) -> Job:
+        """The job on as few devices as it takes."""
+        return seat(self.plan)
+
+    @cached_property
+    def zeros(self) -> dict[int, Job]:
+        """The job with each ZeRO level that it can have."""
+        if self.job.model.moe is not None:
+            raise ConfigError("model.moe: search does not cover mixtures of experts yet")
+        if not self.job.software.states.gradients_persist:
+            raise ConfigError(
+                f"performance.software: search does not cover {self.job.software.name} yet; use megatron-core"
+            )
+        jobs: dict[int, Job] = {}
+        for level in self.levels:
+            with suppress(ConfigError):  # its rows break the same rule
+                jobs[level] = self.job.replace(**{"parallelism.zero_level": level})
+        return jobs
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """ZeRO levels that are tried."""
+        return [z for z in zero_levels(self.job, self.axes) if z < 3]
+
+    @cached_property
+    def by_sp(self) -> dict[bool, Job]:
+        """The job with sequence parallelism said or not."""
+        return {sp: self.job.replace(**{"parallelism.sp": sp}) for sp in (False, True)}
+
+    def send_share(self, *, interleaved: bool) -> Share | None:
+        """How much of the sends between stages overlaps."""
+        default = "fsdp2" if self.job.parallelism.fsdp is not None else "megatron-core"
+        return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
+
+    def choices(self, layers: int) -> tuple[Recompute, ...]:
+        """Recomputations for chunks of up to so many layers."""
+        return tuple(allowed(self.job, of_plan(self.axes.said) or usual(self.job, layers), self._allowed))
+
+    @cached_property
+    def margin(self) -> float:
+        """Ln of the 90th percentile of reserved memory over the estimate: the least of any layout's."""
+        place = place_of(self.job)
+        at = [(*place.at[:3], *map(float, where), batch) for where in PLACES for batch in (1.0, 8.0)]
+        return min(interval_at("memory", place._replace(at=one)).high for one in at)
+
+    def blocks(self, devices: int, gbs: int) -> Iterator[tuple[float, Block]]:
+        """Every layout on so many devices with this batch, and the share of them that is done with each block."""
+        found = grid(self.job, self.plan, self.axes, devices, gbs, self.counts, self.weight, self.levels)
+        keys = part_keys(found)
+        if not keys:
+            return
+        parts = self.parts(keys)
+        common = Pipelines(
+            self.job,
+            self.zeros,
+            found,
+            Chunks(self.job, parts),
+            Sketches(self.job),
+            pricing(Candidates(self.job, dp=devices).as_job),
+            self.margin,
+        )
+        plain = facts(self.job)
+        listed = list(shapes(found))
+        for at, (pp, vpp, split, rows) in enumerate(listed):
+            name = "interleaved" if vpp > 1 else self.job.schedule
+            shape = stages(parts.assembly, _pipeline_facts(plain, pp, vpp, split), name)
+            share = self.send_share(interleaved=vpp > 1)
+            for block in common.blocks(shape, split, rows, self.choices(shape.layers), share):
+                yield (at + 1.0) / len(listed), block
+
+    @cached_property
+    def weight(self) -> int:
+        """Recomputations of a layout, where all of its layers lie in one chunk."""
+        return len(self.choices(self.job.model.n_layers))
+
+    def parts(self, keys: list[PartKey]) -> Parts:
+        """The parts over some keys."""
+        sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers) if r.modules)
+        return parts_of(self.by_sp, keys, list(sets))
+
+
+def _pipeline_facts(plain: Facts, pp: int, vpp: int, split: Any) -> Facts:
+    return dealt_as(plain._replace(pp=pp, vpp=vpp), split)
+
+
+def part_keys(found: Grid) -> list[PartKey]:
+    """What the parts of all legal rows depend on."""
+    import numpy as np
+
+    keys: dict[PartKey, None] = {}
+    for choice, legal in found.legal.items():
+        rows = np.stack([found.columns[name][legal] for name in ("tp", "cp", "microbatch_sz")], axis=-1)
+        for tp, cp, batch in np.unique(rows, axis=0).astype(int).tolist():
+            keys[PartKey(choice.sp, tp, cp, batch)] = None
+    return list(keys)

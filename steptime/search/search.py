@@ -1,0 +1,292 @@
+"""What a search found: all layouts that may fit in columns, and those that are asked for walked by `estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from math import exp
+from typing import Any, ClassVar, NamedTuple
+
+from steptime.answer.interval import step_interval
+from steptime.answer.result import Estimate, estimate
+from steptime.job.job import Job
+from steptime.search.changes import fewest
+from steptime.search.layouts import Block
+from steptime.search.recompute import kind
+from steptime.search.space import Axes, Counts
+
+OBJECTIVES = ("step", "cost", "energy", "memory")
+SLACK = 0.02
+"""How much slower than the last finalist the screen may call a layout that is walked all the same."""
+
+
+class Layout(NamedTuple):
+    """One layout, walked: every figure is its estimate's."""
+
+    changes: dict[str, Any]
+    """What turns the plan into it, by dotted key."""
+    estimate: Estimate
+    value: float
+    """What the objective ranks by."""
+
+    @property
+    def job(self) -> Job:
+        """The layout as a job."""
+        return self.estimate.job
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of its step."""
+        return self.estimate.step_s
+
+    @property
+    def held_bytes(self) -> float:
+        """What its fullest device holds: reserved memory, and what lies outside the allocator."""
+        memory = self.estimate.memory
+        return memory.peak_reserved_bytes + sum(memory.overhead_bytes)
+
+
+class Found(NamedTuple):
+    """Layouts of one block that may fit, in columns."""
+
+    block: Block
+    plan: Job
+    extra: Mapping[str, Any]
+    """Changes of other keys than the layout's."""
+    choice: Any
+    row: Any
+    value: Any
+    """What the objective ranks by."""
+    step_s: Any
+    held_bytes: Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a search."""
+
+    devices: Sequence[int]
+    gbs: Sequence[int]
+    axes: Axes = field(default_factory=Axes)
+    over: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values of other keys than the layout's."""
+    objective: str = "step"
+    said: bool = True
+    """Whether the plan has a layout of its own."""
+
+
+@dataclass
+class Search:
+    """What `search` returns. Layouts are walked when asked for; `columns` holds the screen's figures of all that may fit."""
+
+    plan: Job
+    asked: Asked
+    counts: Counts = field(default_factory=Counts)
+    found: list[Found] = field(default_factory=list)
+    nearest: tuple[float, Job, dict[str, Any]] | None = None
+    """Of the layouts that do not fit the one that needs least: bytes, plan and changes."""
+    seconds: float = 0.0
+    interrupted: bool = False
+    _walked: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
+
+    draw: ClassVar[Callable[..., str] | None] = None
+    """How a notebook shows a search: `report.search_tables` says."""
+
+    @cached_property
+    def given(self) -> Estimate | None:
+        """The plan as given, where it has a layout."""
+        return estimate(self.plan) if self.asked.said else None
+
+    @property
+    def best(self) -> Layout | None:
+        """The layout that the objective ranks first; None where nothing fits."""
+        return next(iter(self.top(1)), None)
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """Every layout that may fit, as the screen has it: axes, step_s and held_bytes, one numpy array each."""
+        import numpy as np
+
+        names = ("tp", "cp", "microbatch_sz", "dp", "sp")
+        lists: dict[str, list[Any]] = {}
+        for of in self.found:
+            block, size = of.block, len(of.row)
+            for name in names:
+                lists.setdefault(name, []).append(getattr(block.rows, name)[of.row])
+            plain = {"devices": block.devices, "gbs": block.gbs, "pp": block.stages.pp, "vpp": block.stages.vpp}
+            for name, value in (plain | {"zero_level": block.zero_level}).items():
+                lists.setdefault(name, []).append(np.full(size, value))
+            texts = np.array([kind(choice.form(1)) for choice in block.choices], dtype=object)
+            lists.setdefault("recompute", []).append(texts[of.choice])
+            for name in ("value", "step_s", "held_bytes"):
+                lists.setdefault(name, []).append(getattr(of, name))
+        return {name: np.concatenate(columns) for name, columns in lists.items()}
+
+    @cached_property
+    def _places(self) -> tuple[Any, Any, Any, Any]:
+        """Of every layout that may fit: value, seconds, bytes, and its block and place there."""
+        import numpy as np
+
+        if not self.found:
+            empty = np.zeros(0)
+            return empty, empty, empty, np.zeros((0, 2), dtype=int)
+        value, step, held = (
+            np.concatenate([getattr(of, n) for of in self.found]) for n in ("value", "step_s", "held_bytes")
+        )
+        place = [
+            np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)
+        ]
+        return value, step, held, np.concatenate(place)
+
+    def walked(self, place: Sequence[int]) -> Layout | None:
+        """One layout, estimated; None where it does not fit after all."""
+        at = int(place[0]), int(place[1])
+        if at not in self._walked:
+            of = self.found[at[0]]
+            changes = {**of.extra, **of.block.changes(int(of.choice[at[1]]), int(of.row[at[1]]))}
+            self._walked[at] = self.layout(changes)
+        return self._walked[at]
+
+    def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
+        """A layout from its changes; None where it does not fit."""
+        mine = fewest(self.plan, changes, said=self.asked.said)
+        result = estimate(self.plan.replace(**mine))
+        if fitting and not result.memory.fits:
+            return None
+        return Layout(mine, result, ranked(result, self.asked.objective))
+
+    def top(self, n: int = 10) -> list[Layout]:
+        """The best layouts by the objective, walked, best first."""
+        import numpy as np
+
+        value, _, _, places = self._places
+        order = np.argsort(value, kind="stable")
+        return self._first(value, places, order, n)
+
+    def _first(self, value: Any, places: Any, order: Any, n: int) -> list[Layout]:
+        """The first `n` layouts of an order that fit; those that the screen calls nearly as good are walked, too."""
+        kept: list[Layout] = []
+        extra = 0
+        for i in order:
+            if len(kept) >= n:
+                worst = sorted(layout.value for layout in kept)[n - 1]
+                if value[i] > worst * (1.0 + SLACK) or extra >= max(5, n // 2):
+                    break
+                extra += 1
+            layout = self.walked(places[i])
+            if layout is not None:
+                kept.append(layout)
+        return sorted(kept, key=lambda layout: (layout.value, layout.held_bytes))[:n]
+
+    def pareto(self) -> list[Layout]:
+        """Layouts that no other one beats in both memory and the objective, walked, best first."""
+        import numpy as np
+
+        value, _, held, places = self._places
+        order = np.lexsort((held, value))
+        least = np.minimum.accumulate(held[order])
+        edge = np.concatenate([[True], held[order][1:] < least[:-1]]) if order.size else np.zeros(0, dtype=bool)
+        corners = order[edge]
+        corners = corners[value[corners] <= REACH * value[order[0]]] if order.size else corners
+        if corners.size > FRONT:  # as many as are read, evenly over the range of memory
+            steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
+            corners = corners[steps]
+        walked = [layout for i in corners if (layout := self.walked(places[i])) is not None]
+        return _front(walked)
+
+    def best_of(self, name: str, most: int = 100) -> list[tuple[Any, Layout]]:
+        """The best layout for each value of an axis, the others free: of the `most` best values, by value."""
+        import numpy as np
+
+        value, _, _, places = self._places
+        column = self.columns[name] if self.found else np.zeros(0)
+        ones, which = np.unique(column, return_inverse=True)
+        least = np.full(ones.size, np.inf)
+        np.minimum.at(least, which, value)
+        found = []
+        for i in sorted(np.argsort(least, kind="stable")[:most]):
+            rows = np.flatnonzero(which == i)
+            near = rows[np.argsort(value[rows], kind="stable")[:NEAR]]
+            best = self._first(value, places, near, 1)
+            found += [(_plain(ones[i]), layout) for layout in best]
+        return found
+
+    @cached_property
+    def tied(self) -> tuple[int, Layout | None]:
+        """How many layouts the best one's 80 % interval overlaps with, and of these the one that needs least memory."""
+        import numpy as np
+
+        best = self.best
+        if best is None or self.asked.objective == "memory":
+            return 0, None
+        span = step_interval(best.job)
+        value, _, held, places = self._places
+        rows = np.flatnonzero(value * exp(span.low) <= best.value * exp(span.high))
+        if rows.size < 2:
+            return max(0, rows.size - 1), None
+        order = rows[np.argsort(held[rows], kind="stable")[:20]]
+        return rows.size - 1, next((x for i in order if (x := self.walked(places[i])) is not None), None)
+
+    def to_frame(self) -> Any:
+        """`columns` as a pandas DataFrame.
+
+        Raises:
+            ImportError: there is no pandas.
+        """
+        return import_module("pandas").DataFrame(self.columns)
+
+    def __repr__(self) -> str:
+        """One line: what was looked at, and the best."""
+        best = self.best
+        first = "nothing fits" if best is None else f"best {best.step_s:.4g} s a step"
+        return f"<Search of {self.counts.points:,} layouts, {self.counts.fitting:,} fit: {first}>"
+
+    def _repr_html_(self) -> str | None:
+        """Tables for a notebook, where something draws them."""
+        draw = type(self).draw
+        return draw(self) if draw else None
+
+
+NEAR = 20
+"""Layouts that are tried where the first does not fit after all."""
+FRONT = 12
+"""Corners of the Pareto front that are walked."""
+REACH = 2.0
+"""How much worse than the best they may be."""
+
+
+def _plain(value: Any) -> Any:
+    """A numpy value as a plain one, whole numbers without a point."""
+    one = value.item() if hasattr(value, "item") else value
+    return int(one) if isinstance(one, float) and one.is_integer() else one
+
+
+def _front(layouts: Sequence[Layout]) -> list[Layout]:
+    """Those that none before them beats in memory, best first."""
+    kept: list[Layout] = []
+    for layout in sorted(layouts, key=lambda layout: (layout.value, layout.held_bytes)):
+        if not kept or layout.held_bytes < kept[-1].held_bytes:
+            kept.append(layout)
+    return kept
+
+
+def ranked(found: Estimate, objective: str) -> float:
+    """What an objective ranks an estimate by."""
+    job = found.job
+    tokens = job.data.gbs * job.data.seqlen
+    if objective == "memory":
+        return found.memory.peak_reserved_bytes + sum(found.memory.overhead_bytes)
+    return found.step_s * weight(job, found.devices, objective) / tokens
+
+
+def weight(job: Job, devices: int, objective: str) -> float:
+    """What a second of a step weighs: 1, dollars (device-seconds without a price), or joules."""
+    if objective == "step":
+        return 1.0
+    if objective == "cost":
+        said = job.run.price_per_device_hour if job.run else None
+        price = said if said is not None else job.machine.price_per_device_hour
+        return devices * (price / 3600.0 if price is not None else 1.0)
+    return devices * (job.machine.accelerator.power_w or 1.0)

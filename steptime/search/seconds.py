@@ -1,0 +1,217 @@
+"""Seconds of every layout on one pipeline: the closed form of its walk, and what stands around it.
+
+Chunks, collectives and the optimizer take what they take in an estimate. Only the walk of the schedule is replaced: by the
+busiest stage's work, one micro-batch through one chunk of every other stage (`schedule.closed_form_s`) and the sends of that
+micro-batch, and by times at which the first forward and the last backward of a chunk run in an even pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from steptime.base.num import Num, maximum, where
+from steptime.cost.comm import collective
+from steptime.job.job import Job
+from steptime.job.mesh import Group, group, members_per_domain
+from steptime.schedule import default_group
+from steptime.search.pipeline import Flavor, Stages, sums
+from steptime.search.states import Sent
+from steptime.software.settings import Share
+from steptime.timing.data_parallel import exposed
+from steptime.timing.part_times import Pricing
+
+
+class Pipe(NamedTuple):
+    """The pipeline of every layout: [recomputation, row]."""
+
+    makespan_s: Num
+    busiest: Num
+    """The kind of stage with the most work."""
+    forward_s: list[Num]
+    """Of each kind of stage, one micro-batch through all its chunks."""
+    backward_s: list[Num]
+    group: Num
+    """Micro-batches that run through one chunk before the next."""
+    send_s: Num
+
+
+class Sends(NamedTuple):
+    """Seconds of the sends of one micro-batch between stages, by row."""
+
+    once: Num
+    """All boundaries one after the other."""
+    longest: Num
+    wrap: Num
+    """From the last stage to the first."""
+    held: list[Num]
+    """Of each kind of stage, what its own sends of one micro-batch take at most, forward and backward."""
+
+
+NO_SENDS = Sends(0.0, 0.0, 0.0, [0.0])
+
+
+def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: Any) -> Sends:
+    """The sends between stages. `whole`: a job whose stages have as many devices; `sent`: bytes of a stage's output, by row."""
+    p, n_dcs = whole.parallelism, priced.n_dcs
+    known: dict[tuple[float, ...], Num] = {}
+    each: list[Num] = []
+    for stage in range(stages.pp - 1):
+        pair = group(p, "pp", stage=stage, n_dcs=n_dcs)
+        key = tuple(float(members_per_domain(pair, tier.size)) for tier in priced.context.tiers)
+        if key not in known:
+            known[key] = send_s(whole, priced, pair, sent, tp, sp)
+        each.append(known[key])
+    total: Num = 0.0
+    longest: Num = 0.0
+    for seconds in each:
+        total = total + seconds
+    for seconds in known.values():
+        longest = maximum(longest, seconds)
+    wrap = send_s(whole, priced, group(p, "embedding", n_dcs=n_dcs), sent, tp, sp)
+    around = [(stages.vpp - 1.0) * wrap, *(stages.vpp * seconds for seconds in each), (stages.vpp - 1.0) * wrap]
+    held = []
+    for mine in stages.of:
+        most: Num = 0.0
+        for pair_s in {(id(around[s]), id(around[s + 1])): (around[s], around[s + 1]) for s in mine}.values():
+            most = maximum(most, pair_s[0] + pair_s[1])
+        held.append(most)
+    return Sends(total, longest, wrap, held)
+
+
+def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) -> Num:
+    """Seconds of one send, as `timing.step_time.send` has them."""
+    alone = collective("send_recv", sent, pair, priced.context.tiers).time_s
+    if not job.software.comm.scatter_gather_sends:
+        return alone
+    gathered = collective("all_gather", sent, priced.context.groups["tp"], priced.context.tiers).time_s
+    return where(sp, alone, collective("send_recv", sent / tp, pair, priced.context.tiers).time_s + gathered)
+
+
+def pipe(
+    stages: Stages, flavors: Sequence[Sequence[Flavor]], microbatches: Any, found: Sends, share: Share | None
+) -> Pipe:
+    """The pipeline in closed form; `share`: how much of the sends is hidden."""
+    import numpy as np
+
+    forward = [sums(chunks, "forward_s") for chunks in flavors]
+    backward = [sums(chunks, "backward_s") for chunks in flavors]
+    left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
+    blocking = share is not True  # a send holds its sender
+    busiest: Num = 0
+    most: Num = 0.0
+    worst: Num = 0.0
+    total: Num = 0.0
+    for kind, times in enumerate(stages.times):
+        seconds = forward[kind] + backward[kind]
+        busiest, most = where(seconds > most, kind, busiest), maximum(most, seconds)
+        worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
+        total = total + times * seconds
+    around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
+    if blocking:
+        makespan = microbatches * worst + maximum(0.0, total + around - worst) / stages.vpp
+    else:  # one micro-batch through every chunk and back waits for every send
+        makespan = microbatches * worst + (total - worst) / stages.vpp + around
+    groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)} if stages.vpp > 1 else {}
+    size = np.array([groups[m] for m in microbatches]) if groups else microbatches
+    return Pipe(makespan, busiest, forward, backward, size, left * found.longest)
+
+
+def reduce_s(
+    stages: Stages,
+    flavors: Sequence[Sequence[Flavor]],
+    found: Pipe,
+    calls: list[Sent],
+    at: Any,
+    times: Num,
+    share: Share | None,
+    slowed: Num,
+) -> Num:
+    """Seconds that gradient reductions add to the step; `at`: the row of the calls of each layout, `times` they run in a step.
+
+    As `timing.data_parallel.exposed_reduction`, with the last backwards of a stage's chunks one after the other, of as many
+    micro-batches each as a group has, and those of the stages before it after them.
+    """
+    worst = _worst(calls, at) * times
+    if share is not True:
+        return exposed(worst, 0.0, share, slowed)
+    late: Num = 0.0
+    before: Num = 0.0
+    for kind, of in enumerate(calls):
+        chunks, after = flavors[kind], before
+        sent: Num = 0.0
+        for virtual, flavor in enumerate(chunks):
+            seconds = of.chunks[virtual][at]
+            if virtual == 0 and stages.chunks[kind][0].depth == 0:
+                for share_after, rest in of.marks:
+                    late = maximum(late, rest[at] - after - flavor.backward_s * share_after[at])
+            sent = sent + seconds
+            if virtual or stages.chunks[kind][0].depth:
+                late = maximum(late, sent - after)
+            after = after + flavor.backward_s * (found.group if stages.vpp > 1 else 1.0)
+        before = before + stages.times[kind] * (chunks[0].backward_s + found.send_s)
+    return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
+
+
+def repeated_s(stages: Stages, found: Pipe, calls: list[Sent], at: Any, times: Num) -> Num:
+    """Seconds by which the reductions of every micro-batch but the last outlast the backward that they run beside."""
+    late: Num = 0.0
+    if type(times) is float:
+        return late
+    for kind in range(len(stages.chunks)):
+        late = maximum(late, calls[kind].total_s[at] - found.backward_s[kind])
+    return late * (times - 1.0)
+
+
+def gather_s(
+    stages: Stages,
+    flavors: Sequence[Sequence[Flavor]],
+    found: Pipe,
+    calls: list[Sent],
+    at: Any,
+    share: Share | None,
+    slowed: Num,
+    *,
+    broadcast: bool,
+) -> Num:
+    """Seconds that parameter gathers add: as `timing.data_parallel.exposed_gather`, chunks of a stage a group apart."""
+    worst = _worst(calls, at)
+    if broadcast:
+        return worst
+    if share is not True:
+        return exposed(worst, 0.0, share, slowed)
+    late: Num = 0.0
+    before: Num = 0.0
+    for kind, of in enumerate(calls):
+        chunks, needed = flavors[kind], before
+        free: Num = 0.0
+        for virtual, flavor in enumerate(chunks):
+            free = free + of.chunks[virtual][at]
+            if virtual == 0 and stages.chunks[kind][0].depth == 0:
+                n = of.buckets[at]
+                mean = (free - of.first_s[at]) / maximum(n - 1.0, 1.0)
+                spread = flavor.forward_s / n
+                waits = of.first_s[at] + (n - 1.0) * maximum(0.0, mean - spread)
+                free, late = maximum(free, waits + (n - 1.0) * spread), maximum(late, waits)
+            else:
+                late = maximum(late, free - needed)
+            needed = needed + flavor.forward_s * (found.group if stages.vpp > 1 else 1.0)
+        before = before + stages.times[kind] * (chunks[0].forward_s + found.send_s)
+    return exposed(worst, late, share, slowed)
+
+
+def _worst(calls: list[Sent], at: Any) -> Num:
+    worst: Num = 0.0
+    for of in calls:
+        worst = maximum(worst, of.total_s)
+    return worst[at]
+
+
+def partial_s(found: Pipe, bytes_: list[Num], at: Any, priced: Pricing, tp: Any) -> Num:
+    """Seconds of the all-reduce over tp of gradients that sequence parallelism leaves partial, of the busiest stage."""
+    over = Group("tp", tp, 1)
+    each = [collective("all_reduce", of[at], over, priced.context.tiers).time_s for of in bytes_]
+    result: Num = each[0]
+    for kind in range(1, len(each)):
+        result = where(found.busiest == kind, each[kind], result)
+    return result

@@ -1,0 +1,233 @@
+"""The layouts of a search: the cross product of its axes for a number of devices and a batch, and which of them can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+from typing import Any, Literal, NamedTuple
+
+from steptime.job.candidates import Candidates
+from steptime.job.facts import Facts
+from steptime.job.job import Job, facts
+from steptime.job.rules import RULES
+
+NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "microbatch_sz")
+"""Axes whose values are columns; dp follows from the devices."""
+EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
+"""Upper ends of the classes of what does not fit, over what the device has."""
+LARGEST_MICROBATCH = 64
+Split = Literal["even", "ends", "auto"]
+"""How layers are dealt to chunks: equally, with embedding and loss counted as layers, or as evenly as it goes."""
+SPLIT_SETTINGS: dict[str, dict[str, Any]] = {
+    "even": {"parallelism.layers_per_stage": None, "parallelism.embedding_and_loss_count_as_layers": False},
+    "ends": {"parallelism.layers_per_stage": None, "parallelism.embedding_and_loss_count_as_layers": True},
+    "auto": {"parallelism.layers_per_stage": "auto", "parallelism.embedding_and_loss_count_as_layers": False},
+}
+
+
+class Choice(NamedTuple):
+    """The axes that are no numbers, in one layout."""
+
+    zero_level: int
+    sp: bool
+
+
+@dataclass
+class Counts:
+    """What became of the cross product."""
+
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Layouts by the first rule that they break."""
+    evaluated: int = 0
+    """Layouts that can run: their step and memory were computed."""
+    fitting: int = 0
+    too_large: list[int] = field(default_factory=lambda: [0] * len(EXCESS))
+    """Those that do not fit, by `EXCESS`: how much of what the device has they need."""
+
+    @property
+    def points(self) -> int:
+        """The whole cross product."""
+        return self.evaluated + sum(self.rejected.values())
+
+
+class Grid(NamedTuple):
+    """The rows of the numeric axes for one number of devices and one batch, in columns, and which of them can run."""
+
+    devices: int
+    gbs: int
+    columns: Mapping[str, Any]
+    splits: Any
+    """Index into `SPLITS`, by row."""
+    legal: Mapping[Choice, Any]
+    """Bools by row."""
+
+
+SPLITS: tuple[Split, ...] = ("even", "ends", "auto")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Values of the axes that the caller fixes; unsaid ones are all that the job can have."""
+
+    said: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def values(self, name: str, usual: Sequence[Any]) -> list[Any]:
+        """The values of an axis."""
+        return list(self.said.get(name, usual))
+
+
+def seat(job: Job) -> Job:
+    """The job on as few devices as it takes, with nothing said that the search decides."""
+    copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
+    changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp")}
+    changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
+    unsaid = (
+        "layers_per_stage",
+        "schedule",
+        "microbatch_group_sz",
+        "sp",
+        *(() if job.parallelism.fsdp else ("zero_level",)),
+    )
+    changes |= {f"parallelism.{name}": None for name in unsaid if getattr(job.parallelism, name) is not None}
+    changes |= {"parallelism.embedding_and_loss_count_as_layers": False}
+    changes |= {"performance.activation_checkpointing_type": "none"}
+    return job.replace(**changes)
+
+
+def zero_levels(job: Job, axes: Axes) -> list[int]:
+    """ZeRO levels that the framework runs; FSDP's options say their own."""
+    if job.parallelism.fsdp is not None:
+        return [job.zero_level]
+    return axes.values("zero_level", facts(job).framework.zero_levels)
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def chunk_counts(layers: int, pps: Sequence[int], *, ends: bool) -> list[int]:
+    """Virtual chunks per stage that deal the layers out evenly for some number of stages, with or without the ends."""
+    wholes = (layers, layers + 2) if ends else (layers,)
+    return sorted(
+        {v for whole in wholes for pp in pps if pp > 1 and whole % pp == 0 for v in divisors(whole // pp)} | {1}
+    )
+
+
+def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str, Any]:
+    """The cross product of the numeric axes, in columns of float64; `plan`: as the user gave it, whose values are tried too."""
+    import numpy as np
+
+    whole, layers = divisors(devices), job.model.n_layers
+    tps, cps = axes.values("tp", whole), axes.values("cp", whole)
+    pps = axes.values("pp", [pp for pp in whole if pp <= layers])
+    vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
+    batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])
+    lists = [np.array(values, dtype=float) for values in (tps, cps, pps, vpps, batches)]
+    tp, cp, pp, vpp, batch = (axis.ravel() for axis in np.meshgrid(*lists, indexing="ij"))
+    ranks = tp * cp * pp
+    keep = devices % ranks == 0
+    columns = {"tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "dp": devices / ranks, "microbatch_sz": batch}
+    columns = {name: column[keep] for name, column in columns.items()}
+    if "dp" in axes.said:
+        keep = np.isin(columns["dp"], np.array(axes.said["dp"], dtype=float))
+        columns = {name: column[keep] for name, column in columns.items()}
+    return columns
+
+
+def split_of(plan: Job) -> Split:
+    """How the plan deals out its layers."""
+    if plan.parallelism.layers_per_stage is not None:
+        return "auto"
+    return "ends" if plan.parallelism.embedding_and_loss_count_as_layers else "even"
+
+
+def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
+    """How every row deals out its layers: equally where that goes, else as the plan does, else with the ends counted."""
+    import numpy as np
+
+    layers, chunks, usual = plan.model.n_layers, columns["pp"] * columns["vpp"], split_of(plan)
+    even, ends = layers % chunks == 0, (layers + 2) % chunks == 0
+    if usual == "auto":
+        return np.where(even, 0, 2)
+    if usual == "ends":
+        return np.where(ends | ~even, 1, 0)
+    return np.where(even | ~ends, 0, 1)
+
+
+def grid(
+    job: Job, plan: Job, axes: Axes, devices: int, gbs: int, counts: Counts, weight: int, zeros: Sequence[int]
+) -> Grid:
+    """The rows of one number of devices and one batch. `weight`: layouts that every legal row stands for (recomputations)."""
+    import numpy as np
+
+    columns = numbers(job, plan, axes, devices, gbs)
+    dealt = splits(plan, columns)
+    legal = {}
+    for zero in zeros:
+        for sp in axes.values("sp", (False, True)):
+            mine = columns["tp"] > 1 if sp else np.ones(len(dealt), dtype=bool)
+            if not sp and axes.said.get("sp") == (True,):
+                mine = columns["tp"] == 1
+            legal[Choice(zero, sp)] = judged(job, columns, dealt, mine, Choice(zero, sp), gbs, counts, weight)
+    return Grid(devices, gbs, columns, dealt, legal)
+
+
+def judged(
+    job: Job, columns: Mapping[str, Any], dealt: Any, mine: Any, choice: Choice, gbs: int, counts: Counts, weight: int
+) -> Any:
+    """Which of the rows `mine` can run; those that cannot are counted under the first rule that they break."""
+    alive = mine.copy()
+    said = {**columns, "gbs": float(gbs)}
+    found = facts(Candidates(job, **said).as_job)
+    found = found._replace(zero_level=choice.zero_level, zero_said=found.zero_said and choice.zero_level, sp=choice.sp)
+    every = [found, *(found._replace(**run.widths) for run in job.model.layers or [])]
+    for at, split in enumerate(SPLITS):
+        rows = alive & (dealt == at)
+        if rows.any():
+            alive &= ~rows | checked([dealt_as(f, split) for f in every], rows, counts, weight)
+    return alive
+
+
+def dealt_as(found: Facts, split: Split) -> Facts:
+    """The facts of layers dealt out in this way."""
+    return found._replace(layers_per_stage="auto" if split == "auto" else None, ends_count=split == "ends")
+
+
+def checked(every: Sequence[Facts], rows: Any, counts: Counts, weight: int) -> Any:
+    """Those of `rows` that break no rule."""
+    for found in every:
+        for rule in RULES:
+            good = rule.holds(found)
+            if good is True:
+                continue
+            left = rows & good
+            lost = int(rows.sum()) - int(left.sum())
+            if lost:
+                counts.rejected[rule.name] = counts.rejected.get(rule.name, 0) + lost * weight
+            rows = left
+    return rows
+
+
+def shapes(found: Grid) -> Iterator[tuple[int, int, Split, Any]]:
+    """(pp, vpp, split, row indices) of every pipeline that some legal row has."""
+    import numpy as np
+
+    runs = np.zeros(len(found.splits), dtype=bool)
+    for legal in found.legal.values():
+        runs |= legal
+    rows = np.flatnonzero(runs)
+    if not rows.size:
+        return
+    keys = np.stack([found.columns["pp"][rows], found.columns["vpp"][rows], found.splits[rows]], axis=-1)
+    order = np.lexsort(keys.T)
+    edges = np.flatnonzero(np.any(np.diff(keys[order], axis=0), axis=1)) + 1
+    for mine in np.split(order, edges):
+        pp, vpp, split = keys[mine[0]]
+        yield int(pp), int(vpp), SPLITS[int(split)], rows[mine]

@@ -1,0 +1,99 @@
+"""The fields of the what-if page: which settings, and what each may be, as the sections of a plan declare it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from steptime.hardware.machine import machine_names
+from steptime.job.job import Job
+from steptime.job.mesh import Parallelism
+from steptime.model.presets import model_names
+from steptime.software.performance import Performance
+from steptime.software.profiles import profile_names
+
+
+class Field(NamedTuple):
+    """One setting of the form."""
+
+    path: str
+    label: str
+    kind: Literal["choice", "number", "power"]
+    """power: a slider over powers of two beside its number."""
+    required: bool = False
+    most: int = 0
+    """Of a slider, the largest power of two."""
+
+
+FIELDS = (
+    Field("model.preset", "model", "choice", required=True),
+    Field("hardware.node_type", "machine", "choice", required=True),
+    Field("parallelism.tp", "tensor parallel (tp)", "power", required=True, most=6),
+    Field("parallelism.pp", "pipeline stages (pp)", "power", required=True, most=7),
+    Field("parallelism.cp", "context parallel (cp)", "power", most=6),
+    Field("parallelism.dp", "replicas (dp)", "power", required=True, most=12),
+    Field("parallelism.vpp", "chunks per stage (vpp)", "number"),
+    Field("parallelism.sp", "sequence parallel", "choice"),
+    Field("parallelism.zero_level", "ZeRO level", "choice"),
+    Field("parallelism.schedule", "schedule", "choice"),
+    Field("data.gbs", "global batch [sequences]", "power", required=True, most=14),
+    Field("data.microbatch_sz", "micro-batch [sequences]", "power", required=True, most=6),
+    Field("data.seqlen", "sequence length", "power", required=True, most=20),
+    Field("performance.activation_checkpointing_type", "recomputation", "choice"),
+    Field("performance.precision", "precision", "choice"),
+    Field("performance.software", "software", "choice"),
+)
+"""In the order of the form."""
+
+
+def choices(path: str) -> list[str]:
+    """What a choice may be, as text."""
+    section, _, name = path.partition(".")
+    named: dict[str, Callable[[], list[str]]] = {
+        "model.preset": model_names,
+        "hardware.node_type": machine_names,
+        "performance.software": profile_names,
+        "parallelism.sp": lambda: ["true", "false"],
+    }
+    if path in named:
+        return named[path]()
+    owner = Parallelism if section == "parallelism" else Performance
+    return [str(word) for word in words_of(owner.model_fields[name].annotation)]
+
+
+def words_of(annotation: Any) -> list[Any]:
+    """The words of a Literal, wherever it stands in an annotation."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [word for part in get_args(annotation) for word in words_of(part)]
+
+
+def values(data: dict[str, Any], job: Job) -> dict[str, dict[str, Any]]:
+    """What the plan says of every field, and what it comes to."""
+    resolved: dict[str, Any] = {
+        "model.preset": job.model.name,
+        "hardware.node_type": job.machine.name,
+        "parallelism.sp": job.sp,
+        "parallelism.zero_level": job.zero_level,
+        "parallelism.schedule": job.schedule,
+        "performance.activation_checkpointing_type": job.recompute.granularity,
+        "performance.precision": job.software.precision,
+        "performance.software": job.software.name,
+    }
+    return {f.path: {"said": said(data, f.path), "is": resolved.get(f.path, at(job, f.path))} for f in FIELDS}
+
+
+def said(data: dict[str, Any], path: str) -> Any:
+    """What a plan says at a path; the short forms of model and hardware are what they stand for."""
+    section, _, name = path.partition(".")
+    found = data.get(section)
+    if isinstance(found, str) and path in {"model.preset", "hardware.node_type"}:
+        return found
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if isinstance(value, str | int | float | None) else None
+
+
+def at(job: Job, path: str) -> Any:
+    """The value of a job at a path."""
+    section, _, name = path.partition(".")
+    return getattr(getattr(job, section), name, None)

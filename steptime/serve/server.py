@@ -1,0 +1,187 @@
+"""The server of the what-if page: standard library alone, for one person on this machine.
+
+It listens on the loopback address unless told otherwise, answers only requests that name its own address (a page elsewhere that
+points its name here is turned away: DNS rebinding), reads no file for a request, and bounds what a request may hold and take.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.serve import whatif
+from steptime.serve.page import page
+
+MOST_BYTES = 200_000
+"""The largest request [B]."""
+MOST_SECONDS = 10.0
+"""The longest that an estimate may take, and that a connection may be silent [s]."""
+AT_ONCE = 4
+"""Requests that are worked on at once; others are told to come back."""
+
+
+class OverTimeError(Exception):
+    """An estimate takes too long."""
+
+
+class Server(ThreadingHTTPServer):
+    """The server with what it was started with."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, start: dict[str, Any], files: frozenset[str]) -> None:
+        """`start`: the plan that the page opens with; `files`: machine files that it names."""
+        super().__init__((host, port), Handler)
+        self.start, self.files = start, files
+        self.slots = threading.BoundedSemaphore(AT_ONCE)
+        own = self.server_address[1]
+        names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+        self.hosts = {f"{name}:{own}" for name in names} | (names if own == 80 else set())
+        """What the Host of a request may say."""
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    server_version = "steptime"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = MOST_SECONDS
+
+    def do_GET(self) -> None:
+        """The page; nothing else is here."""
+        if not self.known():
+            return
+        path = self.path.partition("?")[0]
+        if path == "/":
+            self.reply(HTTPStatus.OK, page(self.server.start).encode(), "text/html; charset=utf-8")
+        elif path == "/favicon.ico":
+            self.reply(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
+        else:
+            self.refuse(HTTPStatus.NOT_FOUND, "only the page itself is here")
+
+    def do_POST(self) -> None:
+        """An estimate of the plan in the request."""
+        if not self.known():
+            return
+        raw = self.body()
+        if raw is None:
+            return
+        if not self.server.slots.acquire(timeout=MOST_SECONDS):
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "other requests are being worked on")
+            return
+        try:
+            self.estimate(raw)
+        finally:
+            self.server.slots.release()
+
+    def estimate(self, raw: bytes) -> None:
+        """Answer with the report, or with what is wrong."""
+        try:
+            with deadline(MOST_SECONDS):
+                asked = whatif.read_request(json.loads(raw))
+                found = whatif.answer(asked, self.server.files)
+        except OverTimeError:
+            line = f"this plan takes longer than {MOST_SECONDS:g} s; fewer stages or micro-batches, or the command line"
+            found = {"ok": False, "errors": [{"path": "", "line": line}]}
+        except (ValueError, RecursionError) as error:  # no JSON
+            problems = error.problems if isinstance(error, ConfigError) else ["the request is no JSON"]
+            self.refuse(HTTPStatus.BAD_REQUEST, problems[0])
+            return
+        self.reply(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
+
+    def known(self) -> bool:
+        """Whether the request names this server, and comes from its own page."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if host.lower() not in self.server.hosts:
+            self.refuse(HTTPStatus.MISDIRECTED_REQUEST, "another host is named than this server's")
+            return False
+        if origin is not None and origin.lower() != f"http://{host.lower()}":
+            self.refuse(HTTPStatus.FORBIDDEN, "the request comes from another page")
+            return False
+        return True
+
+    def body(self) -> bytes | None:
+        """The request's body; None where it is refused."""
+        if self.path != "/estimate":
+            self.refuse(HTTPStatus.NOT_FOUND, "only /estimate takes a plan")
+        elif self.headers.get_content_type() != "application/json":
+            self.refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a plan comes as application/json")
+        elif "Transfer-Encoding" in self.headers or not self.headers.get("Content-Length", "").isdecimal():
+            self.refuse(HTTPStatus.LENGTH_REQUIRED, "a plan comes with its length")
+        elif (length := int(self.headers["Content-Length"])) > MOST_BYTES:
+            self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a plan has at most {MOST_BYTES:,} bytes")
+        else:
+            return self.rfile.read(length)
+        return None
+
+    def refuse(self, status: HTTPStatus, why: str) -> None:
+        """Say no in one line, and end the connection: its body was not read."""
+        self.close_connection = True
+        self.reply(
+            status, json.dumps({"ok": False, "errors": [{"path": "", "line": why}]}).encode(), "application/json"
+        )
+
+    def reply(self, status: HTTPStatus, raw: bytes, kind: str) -> None:
+        """Send an answer that no other page may frame, read or keep."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(raw)))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
+        """Nothing is logged."""
+
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise `OverTimeError` in this thread if the block takes longer.
+
+    It is Python all through, and a thread of the interpreter can be sent an exception (PyThreadState_SetAsyncExc).
+    """
+    thread, done, lock = threading.get_ident(), False, threading.Lock()
+
+    def late() -> None:
+        with lock:
+            if not done:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(OverTimeError))
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            done = True
+        timer.cancel()

@@ -1,0 +1,166 @@
+"""One request of the what-if page: a plan as YAML and changes to it, to the changed plan and its report.
+
+The browser's text is data and nothing else: a plan of a page names no file (`refuse_files`), and its size is bounded before
+anything is estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from steptime.answer.result import Estimate, estimate
+from steptime.base.config import ConfigError, ConfigProblem, show
+from steptime.base.document import parse_mapping
+from steptime.hardware.machine import is_shipped
+from steptime.job.edit import put
+from steptime.job.job import Job
+from steptime.launch.plan_yaml import mapping_yaml
+from steptime.report.diff_tables import diff
+from steptime.report.page import document
+from steptime.report.page.markup import Html, join
+from steptime.report.page.tables import plain_table
+from steptime.serve.fields import FIELDS, values
+from steptime.timing.timeline import Timeline
+
+MOST_ACTIONS = 150_000
+"""Forwards and backwards of a step that a page waits for."""
+MOST_LAYERS = 2_000
+NAME = "plan"
+"""What error lines call the text."""
+
+
+class Asked(NamedTuple):
+    """What the page asks for."""
+
+    yaml: str
+    changes: dict[str, Any]
+    """By dotted path; None takes a setting out."""
+    devices: int | None
+    """So many in all: dp follows from the other degrees."""
+    pinned: str
+    """A plan to compare with, "" for none."""
+    full: bool
+    """The whole report, not only its answer, memory and step."""
+
+
+def read_request(data: Any) -> Asked:
+    """A request's JSON, every field of its type.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    asked = data if isinstance(data, dict) else {}
+    yaml, changes, devices, pinned = (asked.get(key) for key in ("yaml", "set", "devices", "pinned"))
+    known = {field.path for field in FIELDS}
+    sound = isinstance(yaml, str) and isinstance(pinned, str | None) and isinstance(changes, dict | None)
+    sound = sound and (devices is None or (isinstance(devices, int) and not isinstance(devices, bool)))
+    if not sound or not all(path in known and plain(value) for path, value in (changes or {}).items()):
+        raise ConfigError("the request is not one that this page makes; reload the page")
+    return Asked(str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True)
+
+
+def plain(value: Any) -> bool:
+    """Whether a value of a field is a word, a number, a bool or nothing."""
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 200)
+
+
+def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The changed plan, the values of the fields, and the report or what is wrong.
+
+    `files`: machine files that the command line named, which a plan may keep.
+    """
+    text = asked.yaml
+    try:
+        data, problems = changed(parse_mapping(asked.yaml, NAME), asked)
+        text = mapping_yaml(data)
+        job = job_of(data, files, problems)
+        found = estimate(job)
+        compared = compare(asked.pinned, found, files) if asked.pinned and asked.full else join()
+    except ConfigError as error:
+        return {"ok": False, "yaml": text, "errors": [{"path": one.path, "line": one.line} for one in error.details]}
+    timeline = Timeline(found.timing)
+    html = document.report(found, timeline) if asked.full else document.first_sections(found)
+    drawn = document.data(found, timeline) if asked.full else {}
+    said = {"ok": True, "yaml": text, "values": values(data, job), "devices": found.devices, "html": html}
+    return said | {"data": drawn, "compare": compared, "title": document.title(found)}
+
+
+def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[ConfigProblem]]:
+    """The plan with the changes in it, and what of them cannot be made."""
+    problems: list[ConfigProblem] = []
+    for path, value in asked.changes.items():
+        try:
+            if value is None:
+                drop(data, path)
+            else:
+                put(data, path, value)
+        except ConfigError as error:
+            problems += error.details
+    layout = data.get("parallelism")
+    if asked.devices is not None and isinstance(layout, dict):
+        degrees = [layout.get(axis, 1) for axis in ("tp", "pp", "cp")]
+        if all(isinstance(n, int) and n > 0 for n in degrees):
+            each = degrees[0] * degrees[1] * degrees[2]
+            if asked.devices < 1 or asked.devices % each:
+                line = f"devices: {asked.devices} is not a multiple of tp*pp*cp = {each}"
+                problems.append(ConfigProblem(line, "devices"))
+            else:
+                layout["dp"] = asked.devices // each
+    return data, problems
+
+
+def drop(data: dict[str, Any], path: str) -> None:
+    """Take a setting out, where it is there."""
+    *parents, last = path.split(".")
+    node: Any = data
+    for key in parents:
+        node = node.get(key) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        node.pop(last, None)
+
+
+def job_of(data: dict[str, Any], files: frozenset[str], before: Iterable[ConfigProblem] = ()) -> Job:
+    """The job of a page's plan; `before`: problems found before it.
+
+    Raises:
+        ConfigError: it cannot run, names a file, or is too large to be estimated while somebody waits.
+    """
+    problems = [*before, *refuse_files(data, files)]
+    if problems:
+        raise ConfigError(problems)
+    job = Job.load(mapping_yaml(data))
+    p = job.parallelism
+    actions = 2 * p.pp * p.vpp * job.microbatches
+    if actions > MOST_ACTIONS:
+        line = (
+            f"data.gbs: {actions:,} forwards and backwards a step are more than this page waits for ({MOST_ACTIONS:,})"
+        )
+        problems.append(ConfigProblem(f"{line}; the command line takes them", "data.gbs"))
+    if job.model.n_layers > MOST_LAYERS:
+        line = f"model.n_layers: more than this page waits for ({MOST_LAYERS:,}; got {job.model.n_layers:,})"
+        problems.append(ConfigProblem(line, "model.n_layers"))
+    if problems:
+        raise ConfigError(problems)
+    return job
+
+
+def refuse_files(data: dict[str, Any], files: frozenset[str]) -> Iterable[ConfigProblem]:
+    """What of a plan would be read from a file of this machine."""
+    model, hardware = data.get("model"), data.get("hardware")
+    if isinstance(model, dict) and "hf" in model:
+        yield ConfigProblem("model.hf: a page reads no files; give the plan to 3dtrn serve PLAN", "model.hf")
+    name = hardware.get("node_type") if isinstance(hardware, dict) else hardware
+    if isinstance(name, str) and name not in files and not is_shipped(name):
+        line = f"hardware.node_type: no machine of this name is shipped (got {show(name)}), and a page reads no files"
+        yield ConfigProblem(line, "hardware.node_type")
+
+
+def compare(pinned: str, found: Estimate, files: frozenset[str]) -> Html:
+    """The pinned plan beside this one.
+
+    Raises:
+        ConfigError: the pinned plan cannot run.
+    """
+    other = estimate(job_of(parse_mapping(pinned, "pinned plan"), files))
+    return join(*(plain_table(table) for table in diff(other, found, ("pinned", "now"), [])))

@@ -1,0 +1,82 @@
+"""A Mamba-2 layer by hand: parameters, FLOPs and bytes of its scan, its temporaries."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import job
+
+from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.model.ops import Scan
+
+SMALL = {
+    "n_layers": 2,
+    "hidden_sz": 128,
+    "inter_sz": 256,
+    "n_q_heads": 4,
+    "vocab_sz": 1024,
+    "glu": False,
+    "hybrid_pattern": "M-",
+    "mamba": {"n_heads": 8, "head_dim": 32, "state_dim": 16, "n_groups": 2, "chunk_sz": 64},
+}
+
+
+def layer(**layout):
+    """The Mamba layer of a small hybrid model, 64 tokens."""
+    return Assembly(job(SMALL, seqlen=64, dp=1, tp=1, gbs=4, **layout)).kinds[0]
+
+
+def scan(**layout):
+    return next(op for op in layer(**layout).ops if isinstance(op, Scan))
+
+
+def test_parameters_of_a_layer():
+    """d = 8 * 32 = 256, G N = 32. in_proj 128 (2 * 256 + 2 * 32 + 8) = 74,752; convolution (256 + 64)(4 + 1) = 1,600; A_log, D
+    and dt_bias 3 * 8; gated norm 256; out_proj 256 * 128 = 32,768; norm 128 (megatron/core/ssm/mamba_mixer.py)."""
+    assert layer().n_params == 74_752 + 1_600 + 24 + 256 + 32_768 + 128
+
+
+def test_flops_and_bytes_of_a_scan():
+    """64 tokens, chunks of 64. Per token: C B^T within the chunk, causal, 2 groups * 64 * 16 = 2,048; with x 8 heads * 64 * 32
+    = 16,384; states in and out 8 * 4 * 16 * 32 = 16,384: 34,816 FLOPs.
+
+    Bytes per token: convolution 2 * 2 (256 + 64) = 1,280; states (4 + 2) * 256 * 16 / 64 = 384; dt (2 + 8) * 8 = 80.
+    """
+    op = scan()
+    assert op.flops == 64 * 34_816
+    assert op.forward_bytes == 64 * (1_280 + 384 + 80)
+
+
+def test_temporaries_of_a_scan():
+    """64 tokens, one chunk: convolved channels 2 * 320 * 64 = 40,960; dt and its sums 8 * 8 * 64 = 4,096; states 4,096 elements;
+    C B^T 4 * 64 * 64 * 2 = 32,768.
+
+    Forward: passing states before there is output, 40,960 + 4,096 + 6 * 4,096 - 2 * 2 * 256 * 64 = 4,096, is less than at the
+    end, 40,960 + 4,096 + 2 * 4,096 + 32,768 = 86,016. Backward: 2 * 40,960 + 4,096 + dt again 2 * 8 * 64 + 32,768 + the gradient
+    before the gate 2 * 256 * 64, and states and their gradients twice 2 * 6 * 4,096 = 49,152.
+    """
+    op = scan()
+    assert op.forward_temp_bytes == 86_016
+    assert op.backward_temp_bytes == 81_920 + 4_096 + 1_024 + 32_768 + 32_768 + 49_152
+
+
+def test_sequences_are_put_first_only_where_there_are_several():
+    names = [op.name for op in layer().ops]
+    assert "mamba.batch_first" not in names
+    assert {"mamba.batch_first", "mamba.sequence_first"} <= {op.name for op in layer(microbatch_sz=2).ops}
+
+
+def test_context_parallel_ranks_exchange_tokens_for_heads():
+    """cp 2: z, x, B, C and dt by five all-to-alls of 32 tokens * 584 outputs * 2 bytes in all, y by one of 32 * 256 * 2."""
+    found = {op.name: op for op in layer(cp=2).ops}
+    assert found["mamba.to_heads"].bytes * found["mamba.to_heads"].count == 32 * 584 * 2
+    assert found["mamba.to_tokens"].bytes == 32 * 256 * 2
+
+
+def test_model_flops_of_a_step():
+    """Megatron's convention: 7 d N per token and scan, 2 per weight of a projection and of the logits, attention nowhere; three
+    times for forward and backward, 4 sequences of 64 tokens."""
+    weights = 74_752 + 32_768 + 2 * 128 * 256 + 1024 * 128
+    per_token = 2 * weights + 7 * 256 * 16
+    found = estimate(job(SMALL, seqlen=64, dp=1, tp=1, gbs=4)).flops
+    assert found.model_per_step == found.model_per_step_full_attention == pytest.approx(3 * 256 * per_token)

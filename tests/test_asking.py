@@ -1,0 +1,246 @@
+"""Asking: a plan by number of devices, without a file, all problems at once, and hints for other frameworks' names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import steptime
+from steptime.base.config import ConfigError
+from steptime.commands.cli import main
+from steptime.hardware.machine import Machine, machine_names
+from steptime.hardware.plausible import FAR, SHIPPED
+from steptime.job.job import Job
+from steptime.job.names import PATHS, meant_path
+from steptime.report.keys import keys
+
+PLAN = {
+    "model": "llama3-70b",
+    "devices": 512,
+    "parallelism": {"tp": 8, "pp": 4},
+    "data": {"gbs": 1024, "seqlen": 8192, "microbatch_sz": 1},
+    "hardware": "h100",
+}
+NODE = "{name: box, accelerator: h100, devices_per_node: 8, tiers: [{name: link, size: 8, bytes_per_s: %s, latency_s: %s}]}"
+
+
+def load(*sets, **changes):
+    return Job.load(json.dumps(PLAN | changes), sets)
+
+
+def problems(*sets, **changes):
+    with pytest.raises(ConfigError) as error:
+        load(*sets, **changes)
+    return error.value.problems
+
+
+def run(capsys, *args):
+    code = main(list(args))
+    return (code, *capsys.readouterr())
+
+
+# --- a number of devices -------------------------------------------------------------------------------------------------
+
+
+def test_dp_is_what_the_other_degrees_leave():
+    """512 / (8 * 4) = 16; tp 16 leaves 8, and the cluster is what it was."""
+    assert load().parallelism.dp == 16
+    found = load("parallelism.tp=16")
+    assert (found.parallelism.dp, found.parallelism.devices) == (8, 512)
+    assert load().replace(**{"parallelism.tp": 16}) == found
+    assert load(parallelism={"tp": 8, "pp": 4, "dp": "auto"}) == load()
+
+
+def test_nodes_are_devices():
+    """64 nodes of 8."""
+    assert load("hardware.nodes=64") == load()
+    assert load("hardware.nodes=32").parallelism.devices == 256
+    assert load("hardware.nodes=32").replace(**{"parallelism.pp": 2}).parallelism.devices == 256
+
+
+def test_a_degree_of_its_own_replaces_the_number():
+    assert load("parallelism.dp=4").parallelism.devices == 128
+    assert load().replace(**{"parallelism.dp": 4}).parallelism.devices == 128
+
+
+def test_numbers_that_contradict():
+    assert (
+        problems("parallelism.pp=3")[0]
+        == "devices: 512 devices are not a multiple of tp*cp*pp = 24; nearest: 504 or 528"
+    )
+    both = problems(parallelism={"tp": 8, "pp": 4, "dp": 32})
+    assert both == ["devices: 512 devices, but tp*cp*pp*dp = 1,024; remove one, or set parallelism.dp to auto"]
+    plan = {key: value for key, value in PLAN.items() if key != "devices"}
+    with pytest.raises(ConfigError, match="auto needs a number of devices"):
+        Job.load(json.dumps(plan | {"parallelism": {"tp": 1, "pp": 1, "dp": "auto"}}))
+
+
+@settings(max_examples=30, deadline=None)
+@given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4, 8]), devices=st.sampled_from([64, 128, 512]))
+def test_the_cluster_never_changes_under_a_fixed_number(tp, pp, devices):
+    found = load(f"devices={devices}").replace(**{"parallelism.tp": tp, "parallelism.pp": pp})
+    assert found.parallelism.devices == devices
+    assert Job.load(yaml.safe_dump(found.to_config())) == found
+
+
+# --- without a file ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_a_machine_and_a_number_are_a_plan(capsys):
+    code, out, _ = run(capsys, "--model", "llama3-70b", "--machine", "h100", "--devices", "512", "--json")
+    document = json.loads(out)
+    assert (code, document["devices"], document["memory"]["verdict"]) == (0, 512, "fits")
+    assert document["assumptions"][0].startswith("defaults without a plan: 512 devices of h100, tp ")
+    assert document["config"]["data"]["gbs"] * document["config"]["data"]["seqlen"] >= 4 * 2**20
+
+
+def test_options_over_a_file(capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(PLAN))
+    document = json.loads(run(capsys, str(path), "--devices", "256", "--json")[1])
+    assert (document["devices"], document["config"]["parallelism"]["dp"]) == (256, 8)
+
+
+def test_no_model_is_one_line(capsys):
+    assert run(capsys, "--devices", "8") == (
+        2,
+        "",
+        "--model: required without a CONFIG file (3dtrn models lists the presets)\n",
+    )
+
+
+def test_the_bare_command_prints_help(capsys):
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert "usage: 3dtrn" in out
+
+
+def test_init_writes_a_plan_that_runs(capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    assert run(capsys, "init", str(path), "--model", "llama3-8b", "--devices", "16")[0] == 0
+    job = Job.load(path)
+    assert (job.parallelism.devices, job.model.name) == (16, "llama3-8b")
+    assert "# Sequence length. [tokens]" in path.read_text()
+    assert run(capsys, "init", str(path))[0] == 2  # never over a file
+    assert run(capsys, "init", "-")[1].startswith("# A training plan")
+
+
+# --- problems ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_value_hides_no_other_problem():
+    """seqlen stops the batch from being read; tp 6 divides neither heads nor MLP, and 1000 is no multiple of dp 32."""
+    found = problems(
+        devices=None, parallelism={"tp": 6, "pp": 4, "dp": 32}, data=PLAN["data"] | {"gbs": 1000, "seqlen": "8k"}
+    )
+    assert found[0] == "data.seqlen: expected a whole number (got '8k')"
+    assert [line.partition(":")[0] for line in found[1:]] == ["parallelism.tp"] * 3 + ["data.gbs"]
+    assert found[-1].startswith("data.gbs: must be a multiple of dp*microbatch_sz = 32 (got 1000)")
+
+
+def test_a_suggestion_does_not_suggest_itself():
+    """80 layers cannot be 81 stages, with layers_per_stage auto or without."""
+    plan = {"devices": None, "parallelism": {"tp": 1, "pp": 81, "dp": 1}}
+    wanted = ["parallelism.pp: pp*vpp = 81 is more than n_layers 80; lower pp or vpp (got pp 81, vpp 1)"]
+    assert problems(**plan) == wanted
+    assert problems("parallelism.layers_per_stage=auto", **plan) == wanted
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("parallelism.tensor_model_parallel_size=8", "did you mean 'tp'?"),
+        ("parallelism.tensor_parallel=8", "did you mean 'tp'?"),
+        ("model.num_layers=8", "did you mean 'n_layers'?"),
+        ("data.micro_batch_size=1", "did you mean 'microbatch_sz'?"),
+        ("parallelism.micro_batch_size=1", "did you mean data.microbatch_sz?"),
+        ("tp=4", "did you mean --set parallelism.tp=4?"),
+        ("seq_length=4096", "did you mean --set data.seqlen=4096?"),
+    ],
+)
+def test_names_of_other_frameworks(setting, hint):
+    assert any(line.endswith(hint) for line in problems(setting))
+
+
+def test_every_name_leads_to_a_key():
+    known = {key.path for key in keys()} | {"model.preset", "model.hf"}
+    assert set(PATHS.values()) <= known
+    assert all(meant_path(path.rpartition(".")[2]) == path for path in PATHS.values())
+
+
+# --- machine files -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_without_a_unit_are_told(tmp_path):
+    path = tmp_path / "box.yaml"
+    path.write_text(NODE % ("450", "14"))
+    with pytest.raises(ConfigError) as error:
+        Machine.load(str(path))
+    assert error.value.problems == [
+        "tiers.0.bytes_per_s: 450 B/s is not plausible; write the unit, for example '450 GB/s'",
+        "tiers.0.latency_s: 14 s is not plausible; write the unit, for example '14 us'",
+    ]
+    path.write_text(NODE % ("450 GB/s", "14 us"))
+    assert Machine.load(str(path)).accelerator.name == "h100-sxm5-80"  # an alias
+
+
+def test_the_bounds_are_those_of_the_shipped_machines():
+    """Each bound lies within a factor of two outside of what ships, so that a factor of a thousand is one."""
+    found: dict[str, list[float]] = {}
+    for machine in map(Machine.load, machine_names()):
+        for key, _, value in machine.figures():
+            found.setdefault(key, []).append(value)
+    for key, (low, high, _) in SHIPPED.items():
+        assert low <= min(found[key]) <= 2 * low, key
+        assert high / 2.5 <= max(found[key]) <= high, key
+    assert FAR == 1000.0
+
+
+def test_show_knows_accelerators(capsys):
+    assert run(capsys, "show", "h100-sxm5-80")[1].startswith("name: h100-sxm5-80")
+    assert "not a machine, model, accelerator or software profile" in run(capsys, "show", "foo")[2]
+
+
+def test_other_commands_speak_json(capsys, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(PLAN))
+    assert any(row["name"] == "dgx-h100" for row in json.loads(run(capsys, "machines", "--json")[1]))
+    assert any(row["params"] == 70_553_706_496 for row in json.loads(run(capsys, "models", "--json")[1]))
+    assert json.loads(run(capsys, "show", "h100", "--json")[1])["name"] == "dgx-h100"
+    found = json.loads(run(capsys, "explain", str(path), "mfu", "--json")[1])["sections"]
+    assert [fact["label"] for fact in found[0]["facts"]] == ["mfu", "full", "hfu"]
+    assert json.loads(run(capsys, "explain", "--key", "data.gbs", "--json")[1])[0]["unit"] == "sequences per step"
+
+
+def test_an_alias_is_no_difference(capsys, tmp_path):
+    for name, machine in (("a", "h100"), ("b", "dgx-h100")):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(PLAN | {"hardware": machine}))
+    found = json.loads(run(capsys, "diff", *(str(tmp_path / f"{name}.yaml") for name in "ab"), "--json")[1])
+    assert found["sections"][0]["title"] == "no setting differs"
+
+
+# --- in a notebook -------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_needs_two_names(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(PLAN))
+    answer = steptime.estimate(str(path))
+    assert answer.fits
+    assert answer.mfu == answer.throughput.mfu
+    assert repr(answer.job) == "<Job llama3-70b on 512 devices of dgx-h100: tp 8 pp 4 dp 16, gbs 1,024 x 8,192>"
+    assert issubclass(steptime.ConfigError, ValueError)
+
+
+def test_a_frame_of_the_parts(monkeypatch):
+    """What pandas is given: one mapping for each row."""
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    answer = steptime.estimate(load())
+    assert sum(row["seconds"] for row in answer.to_frame()) == pytest.approx(answer.step_s)
+    assert [row["stage"] for row in answer.to_frame("stages")] == [0, 1, 2, 3]

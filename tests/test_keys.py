@@ -1,0 +1,56 @@
+"""Every key of a plan is described once: docs/config.md, the schema and `3dtrn explain --key` say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from steptime.job.job import Job
+from steptime.report.catalogue import schema
+from steptime.report.key_pages import markdown
+from steptime.report.keys import keys, texts
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_key_has_a_meaning_and_an_example():
+    every = keys()
+    assert not [key.path for key in every if not key.means or not key.example]
+    assert set(texts()) == {key.path for key in every}
+
+
+def test_the_page_is_current(update_golden):
+    path = ROOT / "docs" / "config.md"
+    if update_golden:
+        path.write_text(markdown(keys()), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == markdown(keys())
+
+
+def test_examples_are_what_the_keys_take():
+    """Examples of the usual sections put over a plan are read."""
+    base = {
+        "model": {"preset": "llama3-70b"},
+        "parallelism": {"tp": 8, "pp": 4, "dp": 32},
+        "performance": {},
+        "data": {"gbs": 2048, "seqlen": 8192, "microbatch_sz": 1},
+        "hardware": {"node_type": "dgx-h100"},
+    }
+    alone = {"parallelism.layers_per_stage", "parallelism.n_param_buckets", "parallelism.vpp", "performance.fp8_params"}
+    for key in keys():
+        section, _, name = key.path.partition(".")
+        if section in {"parallelism", "performance", "data"} and "." not in name and name and key.path not in alone:
+            if name in {"fsdp", "ep", "zero_level", "attention_kernel", "software", "microbatch_group_sz"}:
+                continue
+            plan = {at: dict(item) if isinstance(item, dict) else item for at, item in base.items()}
+            plan[section][name] = yaml.safe_load(key.example)
+            Job.load(json.dumps(plan))
+
+
+def test_the_schema_says_the_same():
+    document = schema()
+    layout = document["$defs"]["Parallelism"]["properties"]
+    assert layout["tp"]["description"] == "Tensor parallelism: ranks that share each layer's weights. [ranks]"
+    assert {"const": "auto"} in layout["dp"]["anyOf"]
+    assert "dp" not in document["$defs"]["Parallelism"]["required"]

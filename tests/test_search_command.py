@@ -1,0 +1,130 @@
+"""`3dtrn search`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from steptime import Job
+from steptime.commands.cli import main
+
+PLAN = """\
+model: gpt3-1.3b
+parallelism: {tp: 2, pp: 2, dp: 4}
+data: {gbs: 64, seqlen: 2048, microbatch_sz: 1}
+hardware: dgx-a100-80
+"""
+BARE = "model: gpt3-1.3b\ndata: {gbs: 64, seqlen: 2048}\nhardware: dgx-a100-80\n"
+FEW = ("--fix", "sp=false", "--fix", "performance.activation_checkpointing_type=none", "--over", "zero_level=0,1")
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Exit code, output and errors of a search of a plan's text."""
+
+    def call(text, *args):
+        path = tmp_path / "plan.yaml"
+        path.write_text(text, encoding="utf-8")
+        code = main(["search", str(path), *args])
+        done = capsys.readouterr()
+        return code, done.out, done.err.replace(str(path), "plan.yaml")
+
+    return call
+
+
+def test_the_answer_comes_first(run):
+    code, out, err = run(PLAN, *FEW)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "gpt3-1.3b on 16 devices of dgx-a100-80, gbs 64 x 2,048"
+    assert [line.split()[0] for line in lines[1:8] if not line.startswith("      ")][:3] == [
+        "best",
+        "the",
+        "difference",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_plan_without_parallelism(run, tmp_path):
+    """--devices or the plan's own `devices` say how many; the settings of a row are a whole layout."""
+    code, out, _ = run(BARE, *FEW, "--devices", "8", "--json", "--save", str(tmp_path / "best.yaml"))
+    found = json.loads(out)
+    assert code == 0
+    assert found["given"] is None
+    best = found["best"][0]
+    for key in ("parallelism.tp", "parallelism.pp", "parallelism.dp", "data.microbatch_sz"):
+        assert f"--set {key}=" in best["set"]
+    saved = Job.load(tmp_path / "best.yaml")
+    assert saved == Job.load(json.dumps(best["config"]))
+    assert run(f"devices: 8\n{BARE}", *FEW, "--json")[1] != ""
+    assert run(BARE, *FEW)[::2] == (2, "--devices: the plan names none; say how many there are\n")
+
+
+def test_csv_has_a_line_for_each_layout(run):
+    code, out, _ = run(PLAN, *FEW, "--csv", "--top", "3")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert len(rows) == 3
+    assert all(int(r["tp"]) * int(r["cp"]) * int(r["pp"]) * int(r["dp"]) == 16 for r in rows)
+    seconds = [float(row["step_s"]) for row in rows]
+    assert seconds == sorted(seconds)
+
+
+def test_ranges_of_devices_and_other_settings(run):
+    """4 and 8 devices of two precisions: the fastest per token is the larger number, by cost the numbers compete."""
+    over = ("--over", "performance.precision=bf16,fp32", "--devices", "4:8", "--json")
+    found = json.loads(run(PLAN, *FEW, *over)[1])
+    assert found["best"][0]["config"]["performance"]["precision"] == "bf16"
+    assert found["best"][0]["config"]["parallelism"]["dp"] <= 8
+    assert {row["choice"] for row in found["choices"]["devices"]} == {4, 8}
+    dear = json.loads(run(PLAN, *FEW, *over, "--objective", "cost")[1])
+    assert dear["best"][0]["objective_value"] <= min(row["objective_value"] for row in dear["best"])
+
+
+def test_nothing_fits(run):
+    """175 B parameters do not fit on 4 devices: exit 1, with the layout that needs least and what it lacks."""
+    code, out, _ = run(
+        PLAN.replace("gpt3-1.3b", "gpt3-175b").replace("tp: 2, pp: 2, dp: 4", "tp: 4, pp: 1, dp: 1"), *FEW
+    )
+    assert code == 1
+    assert "nothing fits" in out
+    assert "it lacks" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--devices", "0"], "--devices 0: at least 1 is needed, and the first no larger than the last"),
+        (["--devices", "8:4"], "--devices 8:4: at least 1 is needed, and the first no larger than the last"),
+        (["--devices", "many"], "--devices many: expected a number, numbers between commas, or LOW:HIGH"),
+        (["--fix", "tp"], "--fix tp: expected a.b=value"),
+        (["--fix", "tp=x"], "--fix tp=x: expected whole numbers from 1 on (got 'x')"),
+        (["--fix", "tp=1,2"], "--fix tp=1,2: expected one value; use --over for several"),
+        (["--fix", "sp=3"], "--fix sp=3: expected true or false (got 3)"),
+        (["--fix", "data.gbs=3"], "--fix data.gbs=3: use --gbs"),
+        (
+            ["--over", "width=3"],
+            (
+                "--over width=3: no axis 'width'; one of tp, pp, vpp, cp, dp, sp, zero_level, microbatch_sz, "
+                "or a dotted key such as performance.precision"
+            ),
+        ),
+        (["--fix", "tp=3"], "search: no layout of 16 devices has tp 3: tp*cp*pp must divide the devices"),
+        (
+            ["--machine", "dgx-zero"],
+            "hardware.node_type: unknown machine 'dgx-zero'; did you mean dgx-2? 3dtrn machines lists them",
+        ),
+    ],
+)
+def test_bad_input_is_told_in_one_line(run, args, line):
+    assert run(PLAN, *args) == (2, "", line + "\n")
+
+
+def test_a_space_that_the_rules_empty(run):
+    """tp 16 divides 16 devices, yet 24 heads do not divide by it."""
+    code, out, err = run(PLAN, "--fix", "tp=16", "--set", "model.n_q_heads=24", "--set", "model.hidden_sz=1536")
+    assert (code, out) == (2, "")
+    assert err.startswith("search: no layout of 16 devices can run with tp 16; rejected by: tp divides n_q_heads (")
