@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
+from steptime.answer.tables import kind_label
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.model.ops import Gemm
@@ -96,7 +97,12 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
     """The product that a row tells of."""
     parts = (*estimate.assembly.kinds, estimate.assembly.head)
-    return next(op for part in parts for op in part.ops if op.name == row.name and isinstance(op, Gemm))
+    return next(
+        op
+        for part in parts
+        for op in part.ops
+        if row.name == kind_label(estimate.assembly, part) + op.name and isinstance(op, Gemm)
+    )
 
 
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:

@@ -70,7 +70,7 @@ def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
 def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
 
-    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native`, `experts` and `other`: the groups.
+    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native`, `experts`, `other`: the groups.
     """
     counted = headline(judged)
     excluded = [j for j in judged if j.skipped is None and j.excluded is not None]

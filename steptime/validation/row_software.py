@@ -18,6 +18,7 @@ from steptime.validation.row_native import (
     torchao_recipe,
     torchtitan_release,
 )
+from steptime.validation.row_overlap import overlap_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -148,7 +149,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     section |= recompute_of(row, framework, assumed) | said_dtypes(row, notes) | _kernels(row, notes)
     if framework.base in EAGER_TORCH:
         section |= native_kernels(row, framework.release, notes) | native_states(row)
-    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
+    overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
     if how := dispatch_of(row, assumed):
@@ -275,31 +276,3 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     return section
-
-
-_NO_DP_OVERLAP = re.compile(
-    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
-)
-
-
-def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
-    """What the source says to be hidden, or not to be; the profile speaks for the rest.
-
-    Raises:
-        SkipRowError: the notes name a schedule that is not modeled.
-    """
-    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
-        raise SkipRowError(f"not modeled yet: schedule {found[1]}")
-    overlap: dict[str, bool] = {}
-    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
-        overlap["tp"] = True
-    if re.search(r"ep a2a overlap|a2a_overlap=1", notes):
-        overlap["ep"] = True
-    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
-        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
-        overlap["tp"] = False
-    if _NO_DP_OVERLAP.search(notes):
-        overlap["dp"] = False
-    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
-        overlap["dp"] = True
-    return overlap
