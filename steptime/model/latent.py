@@ -22,7 +22,8 @@ def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str,
     of, hidden, rows = model.attention, model.hidden_sz, shard.sequence_tokens
     kv_rank, nope, rope_width, value = of.latent_widths
     ops, operand = cast("attn.latent", x, rows * hidden, shard)
-    made, q_from = [], operand
+    made: list[Op] = []
+    q_from = operand
     if of.q_lora_rank is not None:
         made, q_from = latent(model, shard, operand, "q", of.q_lora_rank, of.q_lora_rank)
     ops = [*ops, *made]

@@ -97,12 +97,8 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
     """The product that a row tells of."""
     parts = (*estimate.assembly.kinds, estimate.assembly.head)
-    return next(
-        op
-        for part in parts
-        for op in part.ops
-        if row.name == kind_label(estimate.assembly, part) + op.name and isinstance(op, Gemm)
-    )
+    named = {kind_label(estimate.assembly, part) + op.name: op for part in parts for op in part.ops if isinstance(op, Gemm)}
+    return named[row.name]
 
 
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:
