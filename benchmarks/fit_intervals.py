@@ -5,6 +5,8 @@
 Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, without peaks whose source does not say what it
 read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
+
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn;
 - `tails`: the share left out at each end so that 80 % of the left-out cells are inside, by accelerator, where an
@@ -194,7 +196,9 @@ def section(judged: list[Judgement], kind: str) -> str:
 
 def main(date: str) -> None:
     """Judge, fit, write."""
-    judged = headline(judge(row) for row in shipped() if row.text("split") == "fit")
+    every = [judge(row) for row in shipped() if row.text("split") == "fit"]
+    judged = headline(every)
+    held = [j for j in every if j.skipped is None and j.held is not None and not j.held.apart]
     head = {
         "command": f"python benchmarks/fit_intervals.py {date}",
         "date": date,
@@ -202,7 +206,7 @@ def main(date: str) -> None:
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
     INTERVALS_FILE.write_text(
-        f"{lead},\n{section(judged, 'step')},\n{section(judged, 'memory')}\n}}\n", encoding="utf-8"
+        f"{lead},\n{section(judged, 'step')},\n{section([*judged, *held], 'memory')}\n}}\n", encoding="utf-8"
     )
 
 

@@ -87,7 +87,7 @@ def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[st
         if kind == "logs":
             job = read_run([str(path)], [f"{key}={value}" for key, value in MACHINE.items()]).job
         else:
-            job = to_job(read("megatron" if kind == "other" else kind, name, MACHINE), MACHINE)
+            job = to_job(read("auto" if kind == "other" or "primus" in name.lower() else kind, name, MACHINE), MACHINE)
     except ConfigError as error:
         asks = [problem for problem in error.problems if re.search(r"--set |name one as|write \w+=|--with ", problem)]
         return ("asks" if len(asks) == len(error.problems) else "refused"), list(error.problems)

@@ -44,6 +44,10 @@ PLANS = {
     "small buckets": plan({"n_param_buckets": 4}),
     "2021": plan(performance={"software": "megatron-2021"}),
     "FSDP": plan({"fsdp": {"reshard_after_forward": True}}, {"software": "fsdp2"}, vocab_sz=50176),
+    "hybrid": plan(n_layers=12, hybrid_pattern="M-M*-MM-M*-M", mamba={"head_dim": 32, "state_dim": 64}),
+    "experts": plan(
+        {"ep": 2, "sp": True}, moe={"n_experts": 8, "expert_inter_sz": 768, "experts_per_token": 2, "n_dense_layers": 2}
+    ),
     "layers of two widths": plan(layers=[{"repeat": 4, "inter_sz": 4096}, {"repeat": 8}]),
 }
 

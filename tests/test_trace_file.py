@@ -208,7 +208,7 @@ def peak_bytes(found, stage):
     return fixed + max(update, *(h.activations_bytes + h.transient_bytes + h.gradients_bytes for h in held))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn.plans())
 def test_any_plan_has_a_sound_trace_whose_peak_is_the_tables(plan):
     found = estimate(drawn.job(plan))

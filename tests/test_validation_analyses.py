@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from validation_rows import judged
 
 from steptime.validation import bands, mechanisms, noise, ratios, regret
+from steptime.validation.ci_jobs import HeldMemory
 
 KINDS = {kind.name: kind for kind in ratios.RATIO_KINDS}
 
@@ -285,7 +286,9 @@ def test_mechanisms_by_hand():
             "b", -0.3, "allocated", {"tp": 1, "pp": 2, "dp": 1, "zero_level": 1}, {"recompute": {"granularity": "full"}}
         ),
         remembered("c", 0.5, "nvidia-smi", {"tp": 1, "pp": 1, "dp": 8, "fsdp": {}}, n_experts=8),
-        remembered("d", 0.7, "allocated", {"tp": 1, "pp": 1, "cp": 2}, file="nvidia_ci"),
+        remembered("d", 0.7, "allocated", {"tp": 1, "pp": 1, "cp": 2}, file="megatron_ci")._replace(
+            held=HeldMemory(None, None, "")
+        ),
         judged("no memory", 1.0, 1.0),
     ]
     found = mechanisms.memory_by_mechanism(rows)
@@ -305,5 +308,5 @@ def test_no_run_is_printed_as_unproved():
     found = mechanisms.memory_by_mechanism([remembered("a", 0.1, "allocated", {"tp": 2})])
     (table,) = analyses.mechanisms({"memory_by_mechanism": found})
     lines = {row[0]: row for row in table.rows}
-    assert lines["context parallel"][1:3] == ["0", "unproved"]
+    assert lines["context parallel"][1:3] == ["0", "not verified"]
     assert lines["tensor parallel"][1:3] == ["1", "10.0 %"]

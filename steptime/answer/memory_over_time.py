@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime import fsdp
 from steptime.answer.verdict import in_step
 from steptime.job.assembly import Assembly
-from steptime.memory.kept_buffers import permanent_bytes
+from steptime.memory.buffers import at_peak, stage_buffers
 from steptime.memory.stages import PeakMoment, chunk_bytes, first_backward_moments, one_backward
 from steptime.memory.states import States
 from steptime.schedule import Action, in_flight
@@ -42,7 +42,7 @@ class StageHolds(NamedTuple):
     frees: dict[ActionKind, list[float]]
     """By virtual chunk, what each of these frees; an I may add."""
     permanent: float
-    """Held in every action."""
+    """Workspaces and buffers, held in every action."""
     gradients: float
     """All of them."""
     first_gradients: float
@@ -64,7 +64,8 @@ class StageHolds(NamedTuple):
             kept = max(kept, 0.0)  # a rounding error may be left of what is no longer held
             if first is not None:
                 made = self.gradients - float(first.grads_not_yet_allocated_bytes)
-                yield Held(float(first.activations_bytes), float(first.transient_bytes), made, kept)
+                extra = float(first.transient_bytes) + self.permanent
+                yield Held(float(first.activations_bytes), extra, made, kept)
                 first = None
             else:
                 yield Held(held, extra, self.gradients, kept)
@@ -74,9 +75,14 @@ class StageHolds(NamedTuple):
 def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
     """What every stage holds in which action, as `answer.verdict.stage_rows` counts it."""
     job = assembly.job
-    steps = [in_step(job, state) for state in states]
+    buffers = [stage_buffers(assembly, stage, state) for stage, state in enumerate(states)]
+    permanent = [float(at_peak(held)) for held in buffers]
+    steps = [
+        with_buffers(in_step(job, state, held), beside)
+        for state, held, beside in zip(states, buffers, permanent, strict=True)
+    ]
     if fsdp.applies(job):
-        return [_sharded(assembly, states[0], steps[0])]
+        return [_sharded(assembly, states[0], steps[0])._replace(permanent=permanent[0])]
     of, alone = chunk_bytes(assembly), one_backward(job)
     found = []
     for stage, (state, step) in enumerate(zip(states, steps, strict=True)):
@@ -88,12 +94,16 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
             later["I"], later["W"] = ([float(x) for x in rows[stage]] for rows in of.halves[1:])
             frees["I"], frees["W"] = [w - k for w, k in zip(weights, kept, strict=True)], kept
         gradients = float(state.gradients_bytes)
-        permanent = float(permanent_bytes(assembly, stage))
-        holds = StageHolds(stage, weights, forward, later, frees, permanent, gradients, gradients, None, step)
+        holds = StageHolds(stage, weights, forward, later, frees, permanent[stage], gradients, gradients, None, step)
         if alone or _all_forward_first(assembly, stage):
             holds = _gradients_come(assembly, holds, whole=not alone)
         found.append(holds)
     return found
+
+
+def with_buffers(moment: PeakMoment, permanent: float) -> PeakMoment:
+    """A moment with the workspaces and buffers that it holds as well."""
+    return moment._replace(transient_bytes=moment.transient_bytes + permanent)
 
 
 def _all_forward_first(assembly: Assembly, stage: int) -> bool:
@@ -120,7 +130,7 @@ def _gradients_come(assembly: Assembly, holds: StageHolds, *, whole: bool) -> St
     weight = float(in_forward.activations_bytes) - others
     forward, absent = float(in_forward.transient_bytes), float(in_forward.grads_not_yet_allocated_bytes)
     return holds._replace(
-        weights=[weight], forward=[forward], frees={"B": [weight]}, permanent=0.0,
+        weights=[weight], forward=[forward], frees={"B": [weight]},
         first_gradients=holds.gradients - absent, first_backward=worst,
     )  # fmt: skip
 

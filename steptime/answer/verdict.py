@@ -6,9 +6,11 @@ from math import exp
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
-from steptime.base.rows import Memory, StageMemory, Verdict
+from steptime.base.num import Num
+from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, state_bytes
@@ -40,30 +42,59 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
     walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
-    walked = [moment.worse(in_step(job, state)) for moment, state in zip(walked, states, strict=True)]
-    return [stage_row(i, state, moment) for i, (state, moment) in enumerate(zip(states, walked, strict=True))]
+    return [
+        stage_row(job, stage, state, stage_buffers(assembly, stage, state), moment)
+        for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
+    ]
 
 
-def in_step(job: Job, state: States) -> PeakMoment:
-    """The optimizer step: no activations, but the temporaries of an update that does not work in place."""
+def moment_bytes(job: Job, state: States) -> Num:
+    """Adam's moments of a stage, which come into being in the first optimizer step."""
     moments = state_bytes(job).moments
-    owned = state.optimizer_bytes * moments / (moments + state_bytes(job).master)
-    return PeakMoment(0.0, job.software.states.optimizer_temp_copies * owned / 2.0, "optimizer step")
+    return state.optimizer_bytes * moments / (moments + state_bytes(job).master)
 
 
-def stage_row(stage: int, state: States, moment: PeakMoment) -> StageMemory:
-    """One stage's states, activations and transients."""
+def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
+    """The optimizer step: no activations, but what an update holds for itself, and what only stays between micro-batches."""
+    temporaries = job.software.states.optimizer_temp_copies * moment_bytes(job, state) / 2.0
+    own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
+    gone = sum([held.bytes for held in buffers if held.at_peak and not held.stays])
+    return PeakMoment(0.0, temporaries + own - gone, "optimizer step")
+
+
+def first_peak(job: Job, state: States, peak: Num) -> Num:
+    """The peak of the first step: no moments yet; in a single micro-batch's forward no workspace of autograd's thread either."""
+    software, p = job.software, job.parallelism
+    peak = peak - moment_bytes(job, state)
+    if (
+        p.pp > 1
+        or not job.single_microbatch
+        or software.compute_capability == 0.0
+        or software.buffers.cublas_handles < 2
+    ):
+        return peak
+    return peak - cublas_workspace_bytes(software.buffers.cublas_workspace, software.compute_capability)
+
+
+def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], walked: PeakMoment) -> StageMemory:
+    """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
+    moment = walked.worse(in_step(job, state, buffers))
     gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
-    fixed = state.params_bytes + gradients + state.optimizer_bytes
+    held_then = at_peak(buffers)
+    fixed = state.params_bytes + gradients + state.optimizer_bytes + held_then
     moving = moment.activations_bytes + moment.transient_bytes
+    staying = sum([held.bytes for held in buffers if held.stays])
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,
         gradients_bytes=gradients,
         optimizer_bytes=state.optimizer_bytes,
         activations_bytes=moment.activations_bytes,
-        transient_bytes=moment.transient_bytes,
+        transient_bytes=moment.transient_bytes + held_then,
         allocated_bytes=fixed + moving,
         reserved_bytes=reserved_bytes(fixed, moving),
         peak_op=moment.op,
+        buffers_bytes=held_then,
+        persisting_bytes=state.params_bytes + state.gradients_bytes + state.optimizer_bytes + staying,
+        first_peak_bytes=first_peak(job, state, fixed + walked.activations_bytes + walked.transient_bytes),
     )

@@ -38,12 +38,31 @@ class StageMemory(NamedTuple):
     activations_bytes: float
     """Saved for backward, all in-flight micro-batches, logits and loss included on the last stage."""
     transient_bytes: float
-    """What lives beside them only at the peak."""
+    """What lives beside them at the peak: temporaries, and `buffers_bytes`."""
     allocated_bytes: float
     """torch's max_memory_allocated."""
     reserved_bytes: float
     """What the caching allocator holds then."""
     peak_op: str
+    buffers_bytes: float = 0.0
+    """The part of `transient_bytes` that workspaces and buffers take, those that stay for the run and those of a micro-batch."""
+    persisting_bytes: float = 0.0
+    """torch's memory_allocated between two steps."""
+    first_peak_bytes: float = 0.0
+    """The peak of the first step, in which the optimizer's moments are not there yet."""
+
+
+class HeldBuffer(NamedTuple):
+    """A workspace or buffer that torch's allocator holds on a stage beside states and activations."""
+
+    name: str
+    bytes: float
+    stays: bool
+    """It is there between steps."""
+    at_peak: bool
+    """It is there at the peak of a micro-batch."""
+    source: str
+    """File of the framework that makes it."""
 
 
 class Overhead(NamedTuple):

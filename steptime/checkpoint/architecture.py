@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import experts, stacks
+from steptime.checkpoint import experts, kv_cache, layer_runs, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
@@ -84,8 +84,8 @@ def infer(
         return {}, []
     count = len(parts.main.layers)
     found.set("n_layers", count, f"{count} layers {parts.main.prefix}*")
-    experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
     _mlp(found)
+    regular = experts.infer(found.parts.main, found.tails, found.get("hidden_sz"), found.set)
     _norms(found, facts)
     _biases(found)
     _attention(found)
@@ -93,6 +93,11 @@ def infer(
     problems = _mismatches(found, configs)
     _stated(found, configs)
     _heads(found)
+    runs = layer_runs.infer(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
+    if runs and not found.get("layer_kinds") and not regular:
+        found.set("layers", runs, "layers whose shapes differ")
+    families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
+    kv_cache.record(found.get, found.last(*names.LATENT), parts.main.prefix, families, found.set)
     return found.fields, problems
 
 

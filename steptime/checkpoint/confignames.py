@@ -81,7 +81,7 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(untied, bool):
         found["tie_embeddings"] = not untied
     moe = {field: value for field, names in MOE_FIELDS.items() if (value := _first(values, names)) is not None}
-    if moe.get("n_experts"):
+    if moe:
         found["moe_from_config"] = moe
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.checkpoint import foreign
 from steptime.checkpoint.readers import (
     gguf,
     hdf5,
@@ -67,6 +68,9 @@ def _reader(source: Source) -> Reader:
         return torch_file.read_bare
     if head[257:262] == b"ustar":
         raise UnreadableError("UNSUPPORTED", "a tar archive (torch 0.1 format or a bundle): not read", source.name)
+    what = foreign.of_file(source.name, head)
+    if what is not None:
+        raise UnreadableError("UNSUPPORTED", foreign.refusal(what), source.name)
     if head[8:9] == b"{" or source.name.endswith(".safetensors"):
         return safetensors.read
     if head[:1] in b"\xde\xdf" or 0x80 <= head[0] <= 0x8F:

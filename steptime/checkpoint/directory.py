@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import same_model, smalljson
+from steptime.checkpoint import foreign, same_model, smalljson
 from steptime.checkpoint.detect import SUFFIXES
 from steptime.checkpoint.layouts import (
     dcp,
@@ -58,6 +58,10 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
     _keep_apart(found, smalljson.load(folder, PIPELINE) if PIPELINE in folder.files else None)
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
+        names = [folder.named(name) for name in (*folder.files, *(f"{name}/" for name in folder.dirs))]
+        what = foreign.of_folder(names)
+        if what is not None:
+            raise UnreadableError("UNSUPPORTED", foreign.refusal(what), path)
         if not problems:
             raise UnreadableError("NOTHING_FOUND", f"no checkpoint found (looked for {LOOKED_FOR})", path)
         return [], problems, choice.others
@@ -135,7 +139,7 @@ def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
 def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
     """Files that belong to no set. Only those that look like weights by name are opened."""
     found: list[Section] = []
-    wanted = [name for name in files if name.lower().endswith(SUFFIXES)]
+    wanted = [name for name in files if name.lower().endswith(SUFFIXES) or iterations.FLAX.match(name)]
     for name in files:
         if name.endswith(_TEMPORARY):
             section = Section("unfinished", "directory", folder.named(name))

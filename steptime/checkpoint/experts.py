@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 Tails = dict[str, tuple[str, "Shape"]]
 
 
-def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) -> None:
-    """Record `moe`, and the experts' `inter_sz` and `glu`, where a layer has experts."""
+def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) -> bool:
+    """Record `moe`, and the experts' `inter_sz` and `glu`, where a layer has experts; whether `moe` says which layers have."""
     numbers = [int(match[1]) for match in map(names.EXPERT.search, tails) if match]
     packed = _first(tails, names.PACKED_DOWN) or _first(tails, names.PACKED_UP)
     router = _first(tails, names.ROUTER)
     rows = next((n for n in router[1] if n != hidden), None) if router else None
     flat = next(((n, s) for t, (n, s) in tails.items() if "experts.mlp.w" in t and len(s) == 2), None)  # DBRX
     if not (numbers or packed or flat):
-        return
+        return False
     count = max(numbers) + 1 if numbers else rows if flat else packed[1][0] if packed else rows
     moe: dict[str, Any] = {"n_experts": count}
     down = next((tails[t] for t in tails if names.EXPERT.search(t) and _is_down(t) and len(tails[t][1]) == 2), None)
@@ -43,8 +43,9 @@ def infer(stack: Stack, tails: Tails, hidden: int, record: Callable[..., None]) 
         record("inter_sz", width, source)
         record("glu", gated, "expert projections")
     _shared(tails, hidden, moe)
-    _placed(stack, moe)
+    regular = _placed(stack, moe)
     record("moe", moe, "expert tensors; top-k is not in shapes")
+    return regular
 
 
 def _is_down(tail: str) -> bool:
@@ -61,17 +62,22 @@ def _shared(tails: Tails, hidden: int, moe: dict[str, Any]) -> None:
         return
     down = next((tails[t][1] for t in shared if "down" in t or "fc2" in t or "output_linear" in t), None)
     moe["n_shared_experts"] = 1
+    if any("shared_expert_gate" in tail for tail in tails):
+        moe["shared_expert_gate"] = True
     if down is not None and len(down) == 2:
         moe["shared_expert_inter_sz"] = next((n for n in down if n != hidden), hidden)
 
 
-def _placed(stack: Stack, moe: dict[str, Any]) -> None:
-    """Which layers are sparse: dense ones before the first, and the distance between two."""
+def _placed(stack: Stack, moe: dict[str, Any]) -> bool:
+    """Which layers are sparse, as a plan says it: dense ones first, then a share of the rest."""
     sparse = sorted(
         i for i, tails in stack.layers.items() if any("expert" in t or "_exps" in t or "moe." in t for t in tails)
     )
     first, second = (*sparse, *sparse, 0)[0], (*sparse, 0, 0)[1]
-    if first > 0:
-        moe["n_dense_layers"] = first
-    if second - first > 1:
-        moe["moe_frequency"] = second - first
+    every = max(1, second - first)
+    dense = first - every + 1  # a plan counts from the last of each `every` layers behind the dense ones
+    if dense < 0 or sparse != list(range(first, len(stack.layers), every)):
+        return False  # no pattern that a share can say: `layers` lists them
+    moe |= {"n_dense_layers": dense} if dense else {}
+    moe |= {"moe_frequency": round(1 / every, 6)} if every > 1 else {}
+    return True

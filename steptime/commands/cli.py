@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from steptime import __version__
-from steptime.commands import bench_options, log_options, search_options, view_options
+from steptime.commands import bench_options, launch_options, log_options, search_options, view_options
 from steptime.commands.argument_types import count, share
 
 if TYPE_CHECKING:
@@ -169,24 +169,7 @@ def _report(made: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help='raw figures in SI units, schema "3dtrn/1"')
     form.add_argument("--brief", action="store_true", help="only the answer: time, memory, one line of assumptions")
     made.add_argument("--assumed", action="store_true", help="list every assumption")
-    made.add_argument(
-        "--from",
-        dest="kind",
-        metavar="KIND",
-        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed",
-    )
-    made.add_argument(
-        "--with",
-        dest="added",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="with --from, a file that CONFIG sources or names and that is not beside it; may be repeated",
-    )
-    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
-    made.add_argument(
-        "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
-    )
+    launch_options.add(made)
     made.add_argument(
         "--calibrate", metavar="FILE", help="your own measured step times: a YAML list of {config, step_s}"
     )
@@ -212,11 +195,6 @@ def _init(made: argparse.ArgumentParser) -> None:
         "path", metavar="FILE", nargs="?", default="plan.yaml", help="file to write, or - (default: plan.yaml)"
     )
     _plan_options(made)
-
-
-def _scale(made: argparse.ArgumentParser) -> None:
-    _config(made, "CONFIG")
-    made.add_argument("--json", action="store_true", help="rows in SI units")
 
 
 def _explain(made: argparse.ArgumentParser) -> None:
@@ -274,7 +252,7 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
-    "scale": _scale,
+    "scale": view_options.add_to_scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": bench_options.add,

@@ -48,6 +48,7 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     Raises:
         ConfigError: one line per problem.
     """
+    from steptime.launch.reading import left_out_differences
     from steptime.report import diff_tables, section_json, setting_tables
     from steptime.validation.kind import is_log
     from steptime.validation.logged import compare as beside
@@ -61,6 +62,8 @@ def diff(options: Namespace, out: Printer, labels: tuple[str, str]) -> int:
     told = list(zip(labels, paths, strict=True))
     notes = [f"{label}: {path}" for label, path in told if label in {"A", "B"}]
     notes += [f"{label}: {note}" for label, path in told if path in runs for note in runs[path].notes]
+    if len(runs) == 2:
+        notes += left_out_differences([runs[path].reading for path in paths], labels)
     a, b = (beside(runs[path]) if path in runs else None for path in paths)
     changed, *rest = diff_tables.diff(found.a, found.b, labels, notes)
     sections = [*setting_tables.sections(found, (a, b), labels), changed, *rest]
@@ -86,6 +89,7 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
             paths,
             sets,
             kind=options.kind,
+            plan=getattr(options, "plan", None),
             allow_unmodelled=options.allow_unmodelled,
             hardware=hardware,
             progress=progress.told,
@@ -98,7 +102,7 @@ def refuse_without_log(options: Namespace) -> None:
     Raises:
         ConfigError: one line per option.
     """
-    given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv}
+    given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
     refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
 
 

@@ -21,6 +21,9 @@ def add_to_validate(made: argparse.ArgumentParser) -> None:
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in the log's plan"
     )
     logs.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
+    logs.add_argument(
+        "--plan", metavar="FILE", help="a plan, config or launch script of the job, for a log that prints none"
+    )
     logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row for --measurements")
     logs.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)
 

@@ -24,6 +24,11 @@ def report(options: Namespace, out: Printer) -> int:
     from steptime.answer.result import estimate
     from steptime.commands import view_options
 
+    if options.watch:
+        from steptime.commands.watch import watch
+
+        options.watch = False
+        return watch(options, out, report)
     view_options.check(options)
     job, reading = _plan(options)
     if options.calibrate is not None:
@@ -93,8 +98,16 @@ def scale(options: Namespace, out: Printer) -> int:
     from steptime.answer.result import estimate
     from steptime.report import scaling_tables
 
+    if options.plot is not None:
+        from steptime.report import plot_style
+
+        plot_style.check(options.plot)
     found = estimate(load(options.config, options.sets))
     weak, strong = found.weak_scaling, scaling_tables.strong_scaling(found.job, estimate)
+    if options.plot is not None:
+        from steptime.report import plot_estimate
+
+        plot_estimate.draw_scaling(weak, strong, found.devices, options.plot)
     if options.json:
         out.json({"weak_scaling": [row._asdict() for row in weak], "strong_scaling": [row._asdict() for row in strong]})
     else:
@@ -168,9 +181,9 @@ def validate(options: Namespace, out: Printer) -> int:
     from steptime.validation.select import select
 
     if options.plot is not None:
-        from steptime.report import plot
+        from steptime.report import plot_style
 
-        plot.check(options.plot)
+        plot_style.check(options.plot)
     rows = select(options.measurements, options.source, options.gpu, options.split)
     judged = judge_rows(rows, known_release=options.profile == "known")
     if options.measurements:

@@ -37,9 +37,9 @@ NOT_HERE = {"data.gbs": "--gbs", "hardware.node_type": "--machine", "devices": "
 def search(options: Namespace, out: Printer) -> int:
     """The tables, JSON or CSV of a search; 1 where nothing fits, 130 where it was interrupted."""
     if options.plot is not None:
-        from steptime.report import plot
+        from steptime.report import plot_style
 
-        plot.check(options.plot)
+        plot_style.check(options.plot)
     plan = plan_of(options.config, options.sets)
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:

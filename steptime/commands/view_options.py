@@ -1,4 +1,4 @@
-"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`."""
+"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`, `--plot`, `--watch`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ def add_to_report(made: ArgumentParser) -> None:
     """The options of the bare `3dtrn CONFIG`."""
     made.add_argument("--html", metavar="FILE", help="the report as a page: one file, opened in any browser")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
+
+    made.add_argument("--plot", metavar="FILE", help="the report as a picture: .png, .svg or .pdf (extra plot)")
+    made.add_argument("--watch", action="store_true", help="report again whenever CONFIG changes, until Ctrl-C")
+
+
+def add_to_scale(made: ArgumentParser) -> None:
+    """The options of `3dtrn scale`."""
+    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or - for standard input")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+    made.add_argument("--json", action="store_true", help="rows in SI units")
+    made.add_argument("--plot", metavar="FILE", help="efficiency over devices: .png, .svg or .pdf (extra plot)")
 
 
 def add_to_serve(made: ArgumentParser) -> None:
@@ -41,6 +54,10 @@ def check(options: Namespace) -> None:
     Raises:
         ConfigError: a suffix of no known format, or no such folder.
     """
+    if options.plot is not None:
+        from steptime.report import plot_style
+
+        plot_style.check(options.plot)
     if options.html is not None:
         from steptime.report.page import document
         from steptime.report.written import check_path
@@ -67,3 +84,7 @@ def write(options: Namespace, estimate: Estimate) -> None:
         from steptime.report import trace
 
         trace.write(estimate, options.trace)
+    if options.plot is not None:
+        from steptime.report import plot_estimate
+
+        plot_estimate.draw(estimate, options.plot)

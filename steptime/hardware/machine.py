@@ -99,6 +99,8 @@ class Accelerator(Config):
     kernels: Section[Kernels] | None = None
     microscaling: bool = False
     """Tensor cores apply block scales (MXFP8, NVFP4) and take fp8 operands in any layout."""
+    compute_capability: float | None = Field(None, ge=1)
+    """NVIDIA's number of the architecture, which decides kernels and workspaces: 8.0 is A100, 9.0 is H100."""
     sm_count: int | None = Field(None, ge=1)
     """Multiprocessors (NVIDIA), compute units (AMD), Xe cores (Intel), to which a GEMM's output tiles are dealt."""
     power_w: float | None = None
@@ -127,8 +129,6 @@ class Machine(Config):
         sizes = [tier.size for tier in self.tiers]
         if any(inner >= outer for inner, outer in pairwise(sizes)):
             raise ValueError(f"tier sizes {sizes} must increase, innermost first")
-        if lines := implausible(self.figures()):
-            raise ConfigError(ConfigProblem(line, path) for path, line in lines)
         return self
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
@@ -154,7 +154,7 @@ class Machine(Config):
             ConfigError: (a ValueError) one line per problem: unknown name with near matches, unreadable file, bad key or value.
         """
         path = _find(name_or_path)
-        return _load(path) if not overrides else _build(path, overrides)
+        return _load(path) if not overrides else _plausible(_build(path, overrides))
 
     def source(self, path: str) -> str:
         """Where the figure at a dotted path ("tiers.1.bytes_per_s") comes from, or what holds it; "" if the file is silent."""
@@ -218,7 +218,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _load(path: Path) -> Machine:
-    return _build(path, {})
+    return _plausible(_build(path, {}))
+
+
+def _plausible(machine: Machine) -> Machine:
+    """A machine of a file, unless figures lack their unit; one that is made in Python says SI and may be of any speed."""
+    if lines := implausible(machine.figures()):
+        raise ConfigError(ConfigProblem(line, where) for where, line in lines)
+    return machine
 
 
 def _build(path: Path, overrides: dict[str, object]) -> Machine:

@@ -16,6 +16,7 @@ from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import split_path
 from steptime.launch.devices import told
+from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
 from steptime.launch.reading import Reading
@@ -27,7 +28,9 @@ KINDS = {
     "nemo": ("steptime.launch.nemo.formats", "read_nemo"),
     "deepspeed": ("steptime.launch.deepspeed", "read_deepspeed"),
 }
-"""Kind of launch file -> module and function (path, text, env, sets) that read it; a module is imported when it is asked for."""
+"""Kind of launch file -> module and function (path, text, env, sets, beside) that read it, imported when asked for."""
+TABLES = ("llamafactory", "axolotl", "swift", "nanotron", "gpt-neox", "maxtext", "olmo", "primus", "transformers")
+"""Kinds that a table of keys alone translates."""
 
 MAX_BYTES = 8_000_000
 """Of a longer file, which can only be a log, this much is read from where its arguments begin [B]."""
@@ -60,8 +63,8 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
     Raises:
         ConfigError: the kind is unknown, the file cannot be read, or it is no launch file of that framework.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"--from {kind}: unknown kind{near(kind, KINDS)}")
+    if kind not in {*KINDS, *TABLES, "auto"}:
+        raise ConfigError(f"--from {kind}: unknown kind{near(kind, [*KINDS, *TABLES, 'auto'])}")
     path, words = named(path)
     file = split_path(path)[0]
     text = read_text(file)
@@ -95,8 +98,13 @@ def read_as(
     Raises:
         ConfigError: it is no launch file of that framework, with the one whose it seems to be.
     """
-    module, function = KINDS[kind]
+    if kind == "auto":
+        kind = kind_of(path, text)
     try:
+        if kind in TABLES:
+            table: Reading = import_module("steptime.launch.trainers").read_trainer(kind, path, text, env, sets, beside)
+            return table
+        module, function = KINDS[kind]
         found: Reading = getattr(import_module(module), function)(path, text, env, sets, beside)
     except ConfigError:
         if other := another(kind, text):
@@ -113,12 +121,35 @@ def another(kind: str, text: str) -> str:
     >>> another("deepspeed", "[training]"), another("torchtitan", "[training]")
     ("is torchtitan's; try --from torchtitan", '')
     """
-    kinds = [other for other, marks in _MARKS.items() if re.search(marks, text, re.MULTILINE)]
+    kinds = _kinds(text)
     if kind in kinds:
         return ""
     if kinds:
         return f"is {kinds[0]}'s; try --from {kinds[0]}"
     return "is not a text file; expected a launch script, config or log" if _garbled(text) else ""
+
+
+def _kinds(text: str) -> list[str]:
+    """The kinds of which a text has a mark."""
+    marks = _MARKS | {kind: load_table(kind.replace("-", "_")).raw["marks"] for kind in TABLES}
+    return [kind for kind, pattern in marks.items() if re.search(pattern, text, re.MULTILINE)]
+
+
+def kind_of(path: str, text: str) -> str:
+    """The kind of a file that `--from auto` is given: the one whose marks it has; of several the most telling.
+
+    Raises:
+        ConfigError: it has none's.
+    """
+    kinds = _kinds(text)
+    telling = [
+        kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
+    ]
+    if not telling:
+        raise ConfigError(
+            f"{path}: which framework's it is cannot be told; name it: --from {', '.join([*KINDS, *TABLES])}"
+        )
+    return telling[0]
 
 
 def _garbled(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,9 @@ LEAVE_OUT = "not modeled; --allow-unmodelled ignores it"
 """How the line of a flag ends that is refused."""
 OTHER_MODEL = "another kind of model"
 """In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
+
+
+_ALONE = (OTHER_MODEL, "mixture of experts", "reinforcement learning")
 
 
 class LaunchFlag(NamedTuple):
@@ -65,7 +68,21 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
 
 def is_other_model(flag: LaunchFlag) -> bool:
     """Whether a flag is refused for the kind of model that it names, whatever else there is."""
-    return flag.status == "unmodelled" and (OTHER_MODEL in flag.note or "mixture of experts" in flag.note)
+    return flag.status == "unmodelled" and any(words in flag.note for words in _ALONE)
+
+
+def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
+    """A line for each flag that two jobs do not share and that neither's plan has: what they cost is in no figure."""
+    said = [
+        {f.name: f.value for f in reading.flags if f.status in {"unmodelled", "approximated"}} for reading in readings
+    ]
+    lines = []
+    for name in dict.fromkeys([*said[0], *said[1]]):
+        values = [flags.get(name, "unset") for flags in said]
+        if values[0] != values[1]:
+            pair = ", ".join(f"{label} {value}" for label, value in zip(labels, values, strict=True))
+            lines.append(f"in neither plan, and different: {name} ({pair})")
+    return lines
 
 
 def told(flag: LaunchFlag) -> str:

@@ -13,7 +13,7 @@ from steptime.launch.keys import FOLDER
 
 _PLAIN = re.compile(
     r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
-    r"|dir|json|txt|bpe|\d|[\W_])*"
+    r"|dir|json|txt|bpe|experiments?|runs?|outputs?|checkpoints?|work|examples?|megatron|lm|\d|[\W_])*"
 )
 """What the name of a file is made of that says nothing of whose tokenizer it is."""
 _LARGEST = 64_000_000

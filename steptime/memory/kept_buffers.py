@@ -8,11 +8,6 @@ from steptime.memory.states import pieces_of
 from steptime.model.ops import Move
 
 
-def permanent_bytes(assembly: Assembly, stage: int) -> Num:
-    """What a stage holds from its first micro-batch on, beside states and activations."""
-    return comm_buffer_bytes(assembly) + dummy_wgrad_bytes(assembly, stage) + dispatcher_bytes(assembly, stage)
-
-
 def pooled_bytes(assembly: Assembly) -> list[Num]:
     """Bytes of the tensors that lie in Megatron's grow-only buffer."""
     parts = (*assembly.kinds, assembly.head)

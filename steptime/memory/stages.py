@@ -8,7 +8,6 @@ from typing import NamedTuple
 from steptime.base.num import Num, is_column, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.kept_buffers import permanent_bytes
 from steptime.memory.op_walk import PartMemory, chunk_peaks
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule import SplitBytes, in_flight, peaks
@@ -57,7 +56,7 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
     for stage, peak in enumerate(worst):
         memory = walked[stage][peak.action.chunk]
         op = moment_op(memory, peak.action.kind)
-        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes + permanent_bytes(assembly, stage), op)
+        moment = PeakMoment(peak.saved_bytes, peak.bytes - peak.saved_bytes, op)
         result.append(before_gradients(assembly, stage, weights[stage], backward[stage]) or moment)
     return result
 

@@ -188,7 +188,8 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
     if shard.context_split:
-        return context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
+        made, _ = context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
+        return with_sequence_first(shard, made, Local(shard, *heads(model, shard), model.head_dim).out)
     if shard.software.kernels.attention_impl == "flash":
         return flash(model, shard, q, k, v)
     return unfused(model, shard, q, k, v)
@@ -201,7 +202,24 @@ def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     sinks = (Param("attn.sinks", (model.n_q_heads,), 0),) if model.attention.sinks else ()
     share, useful = model.attention.shares(shard.kv_seq)
     saves = (q, k, v, out.name, local.lse.name)
-    return [local.kernel((q, k, v), out, saves, params=sinks, causal_share=share, useful=useful)], out.name
+    kernel = local.kernel((q, k, v), out, saves, params=sinks, causal_share=share, useful=useful)
+    return with_sequence_first(shard, [kernel], out)
+
+
+def with_sequence_first(shard: Shard, ops: list[Op], out: Tensor) -> Sublayer:
+    """Attention, and after a kernel that has the batch first its output copied to have the sequence first.
+
+    The kernel keeps its own output for backward, the output projection the copy (TE pytorch/attention/dot_product_attention/
+    backends.py, FlashAttention.forward: transpose(0, 1).contiguous()). A single sequence lies alike both ways: no copy. What the
+    copies take is in the constants of the step time, which were fitted with them.
+    """
+    if not shard.software.batch_first_attention or same(shard.batch == 1.0):
+        return ops, out.name
+    turned = out._replace(name=f"{out.name}.turned")
+    copy = Move(
+        "attn.core.turn", (out.name,), (turned,), forward_bytes=0.0, backward_bytes=0.0, kernels=0.0, role="core_attn"
+    )
+    return [*ops, copy], turned.name
 
 
 def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
@@ -216,7 +234,7 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     ops: list[Op] = []
     if model.n_q_heads != model.n_kv_heads and model.attention.kind != "mla":
         ops, (q, k, v) = repeat(model, shard, q, k, v)
-    scores = Tensor("attn.core.scores.out", elements, size, pooled=True)
+    scores = Tensor("attn.core.scores.out", elements, size, pooled=shard.software.activations.scores_in_buffer)
     batched: dict[str, Any] = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size, "role": "core_attn"}
     ops.append(
         Gemm("attn.core.scores", (q, k), (scores,), tuple(dict.fromkeys((q, k))), n=shard.kv_seq, k=d, **batched)

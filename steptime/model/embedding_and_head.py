@@ -178,10 +178,12 @@ def compiled_loss(shard: Shard, logits: Tensor, ids: Tensor, chunks: float) -> O
 def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
     """Megatron's and TransformerEngine's cross entropy over a split vocabulary.
 
-    The upcast logits become the softmax, and that the gradient, in place; a cast down follows.
+    The upcast logits become the softmax, and that the gradient, in place; a cast down follows. Compiled (native), the gradient is
+    not made in place: it is a second fp32 tensor (megatron/core/fusions/fused_cross_entropy.py, calculate_gradients).
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
-    wide = shard.software.kernels.loss_impl == "composite"
+    wide = shard.software.kernels.loss_impl != "fused"
+    second = FP32 * logits.elements if shard.software.kernels.loss_impl == "native" else 0.0
     kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
     mask = Tensor("loss.mask", shard.tokens, BOOL)
     # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast
@@ -196,4 +198,5 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
         forward_bytes=forward,
         backward_bytes=backward,
         kernels=4.0,
+        backward_temp_bytes=second,
     )

@@ -12,6 +12,7 @@ from steptime.report.format import (
     percent,
     unit_for,
 )
+from steptime.report.palette import time_color
 from steptime.report.table import Table
 from steptime.schedule import placement
 
@@ -27,7 +28,8 @@ _MEMORY_ROWS = (
     ("gradients", "gradients_bytes"),
     ("optimizer states", "optimizer_bytes"),
     ("activations", "activations_bytes"),
-    ("transient at the peak", "transient_bytes"),
+    ("workspaces, buffers", "buffers_bytes"),
+    ("transient at the peak", "passing_bytes"),
     ("allocated", "allocated_bytes"),
     ("reserved", "reserved_bytes"),
 )
@@ -53,7 +55,7 @@ def step_parts(estimate: Estimate) -> Table:
     header = ["", unit.name, "share", "hidden", " " * _BAR]
     if not any(hidden.values()):
         rows, header = [row[:3] + row[4:] for row in rows], header[:3] + header[4:]
-    return Table("step time breakdown", header, rows)
+    return Table("step time breakdown", header, rows, bar_colors=[time_color(name) for name in names])
 
 
 PARTS = {
@@ -89,7 +91,7 @@ def memory(estimate: Estimate) -> Table:
     shown = _choose(groups, found.worst_stage)
     heads = [stage_range([row.stage for row in group]) for group in shown]
     stages = [group[0] for group in shown]
-    rows = [[label, *_gib_column(getattr(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
+    rows = [[label, *_gib_column(_bytes(row, key) for row in stages)] for label, key in _MEMORY_ROWS]
     context, links = found.overhead_bytes
     need = [row.reserved_bytes + context + links for row in stages]
     rows.append(["context, communicators", *_gib_column([context + links] * len(stages))])
@@ -105,6 +107,11 @@ def memory(estimate: Estimate) -> Table:
     else:
         heads[0] = "stage " + heads[0]
     return Table(title, ["", *heads], rows, _memory_notes(estimate, shown))
+
+
+def _bytes(row: StageMemory, key: str) -> float:
+    """One figure of a stage; `passing_bytes` is what is transient without the buffers."""
+    return row.transient_bytes - row.buffers_bytes if key == "passing_bytes" else float(getattr(row, key))
 
 
 def _gib_column(values: Iterable[float]) -> list[str]:

@@ -31,6 +31,8 @@ MAX_GLOBALS = 8
 MAX_RANKS = 16
 MAX_SECTIONS = 12
 MAX_KIND = 45
+MAX_KEYS = 12
+_LONG = 120  # characters of a value; longer ones are templates, licenses, records of every tensor
 _HTML_ROWS = 40
 
 Units = tuple["Unit", ...]
@@ -54,6 +56,7 @@ def sections(summary: Inventory, depth: int, units: Units) -> list[ReportSection
         roles(summary, units),
         files(summary, units),
         adapter(summary),
+        metadata(summary),
         architecture(summary),
         pickle(summary),
         problems(summary),
@@ -228,6 +231,20 @@ def adapter(summary: Inventory) -> FactList | None:
     rows = {"rank": rank, "alpha": found["alpha"], "targets": _listed(found["targets"], 16), "base": found["base"]}
     facts = [Fact(key, [_shown(str(value), 400)]) for key, value in rows.items() if value not in (None, "")]
     return FactList(f"adapter: {escaped(found['kind'], 40)}, the base model is not in it", facts)
+
+
+def metadata(summary: Inventory) -> FactList | None:
+    """What the file says about itself: safetensors' metadata or GGUF's key-values, those of one short line."""
+    main = summary.counted[0]
+    said = main.facts.get("metadata") or main.facts.get("gguf")
+    if not isinstance(said, dict) or not said:
+        return None
+    names = {tensor.name for tensor in summary.restored.tensors}  # torchao keeps a record of each tensor there
+    lines = [(key, str(value)) for key, value in said.items() if not isinstance(value, list) and key not in names]
+    facts = [Fact(_shown(key, 60), [_shown(text, _LONG)]) for key, text in lines if len(text) <= _LONG][:MAX_KEYS]
+    more = len(said) - len(facts)
+    facts += [Fact("and", [f"{more} more (--json shows them)"])] if more else []
+    return FactList("GGUF key-values" if "gguf" in main.facts else "metadata", facts)
 
 
 def _value(value: object) -> str:

@@ -129,21 +129,25 @@ def _work(estimate: Estimate) -> list[str]:
 
 
 def _room(estimate: Estimate) -> str:
-    """Head-room on the worst stage, or what is missing."""
+    """What the worst stage needs of the device, whatever the verdict: reserved memory, context and communicators.
+
+    The same figure as in the memory table.
+    """
     memory = estimate.memory
     worst = memory.stages[memory.worst_stage]
     overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
-    reserved, allocated = worst.reserved_bytes + overhead, worst.allocated_bytes + overhead
+    needed, allocated = worst.reserved_bytes + overhead, memory.peak_allocated_bytes + overhead
+    spare = memory.capacity_bytes - needed
     where = f"on stage {worst.stage} (highest)" if len(memory.stages) > 1 else "per device"
-    usable = f"{gib(memory.capacity_bytes)} GiB"
+    told = f"{gib(needed)} of {gib(memory.capacity_bytes)} GiB {where}"
     if memory.verdict == "fits":
-        return f"{gib(reserved)} of {usable} {where}; {gib(memory.capacity_bytes - reserved)} GiB free"
-    if memory.verdict == "tight" and reserved <= memory.capacity_bytes:
-        likely = gib(memory.peak_reserved_bytes_p90 + overhead)
-        return f"{gib(reserved)} of {usable} {where}; 10 % chance of needing {likely} GiB or more"
+        return f"{told}; {gib(spare)} GiB free"
+    if memory.verdict == "tight" and spare >= 0.0:
+        return f"{told}; 10 % chance of needing {gib(memory.peak_reserved_bytes_p90 + overhead)} GiB or more"
+    over = f"{told}; {gib(-spare)} GiB over"
     if memory.verdict == "tight":
-        return f"{gib(allocated)} of {usable} {where} allocated; the caching allocator may reserve {gib(reserved)} GiB"
-    return f"{gib(allocated)} of {usable} {where}; {gib(allocated - memory.capacity_bytes)} GiB over"
+        return f"{over} unless the caching allocator fragments less: {gib(allocated)} GiB are allocated"
+    return f"{over}; {gib(allocated)} GiB are allocated"
 
 
 def fixes(estimate: Estimate) -> Table | None:

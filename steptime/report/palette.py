@@ -1,6 +1,6 @@
-"""The colours of every picture: parts of the step, parts of memory, passes of the pipeline, stages, verdicts.
+"""The colors of every picture: parts of the step, parts of memory, passes of the pipeline, stages, verdicts.
 
-Hues after Okabe and Ito 2008, which the colour-blind tell apart. Neighbours in a bar differ in lightness too, and bars have
+Hues after Okabe and Ito 2008, which the color-blind tell apart. Neighbours in a bar differ in lightness too, and bars have
 edges, so that a picture reads in grayscale.
 """
 
@@ -37,18 +37,18 @@ PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "W": "#6a3d9a"}
 """Forward, backward, and the gradients of the weights where a schedule runs them apart."""
 VERDICTS = {"fits": "#0a7f5a", "tight": "#8a5a00", "does_not_fit": "#b3261e"}
 OTHER = "#8c8c8c"
-"""What has no colour of its own."""
+"""What has no color of its own."""
 _STAGES = ("#2b1a4f", "#31588c", "#21888c", "#35b07a", "#a5cf45")
-"""From dark to light, evenly: stages read in order without colours too."""
+"""From dark to light, evenly: stages read in order without colors too."""
 
 
 def time_color(part: str) -> str:
-    """The colour of a part of the step."""
+    """The color of a part of the step."""
     return TIME.get(part, OTHER)
 
 
 def stage_color(stage: int, stages: int) -> str:
-    """The colour of a stage, dark for the first and light for the last.
+    """The color of a stage, dark for the first and light for the last.
 
     >>> stage_color(0, 4), stage_color(3, 4), stage_color(0, 1)
     ('#2b1a4f', '#a5cf45', '#2b1a4f')
@@ -67,7 +67,7 @@ def _channels(color: str) -> tuple[str, str, str]:
 
 
 def css() -> str:
-    """Classes that fill with these colours: t-gemm, m-params_bytes, p-F, v-fits."""
+    """Classes that fill with these colors: t-gemm, m-params_bytes, p-F, v-fits."""
     groups = (("t", TIME), ("m", MEMORY), ("p", PASSES), ("v", VERDICTS))
     lines = [
         f".{letter}-{name}{{fill:{color};--own:{color}}}" for letter, group in groups for name, color in group.items()

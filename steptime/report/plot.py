@@ -1,14 +1,13 @@
-"""A picture of `3dtrn validate`: predicted against measured step time, and how the errors lie. Only this imports matplotlib."""
+"""A picture of `3dtrn validate`: predicted against measured step time, and how the errors lie."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
+from steptime.report.plot_style import picture
 from steptime.validation.error_summary import headline
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from steptime.validation.judgement import Judgement
 
-FORMATS = ("png", "svg", "pdf")
 BAND = 0.10
 """Half the width of the band around the diagonal."""
 REACH = 0.5
@@ -31,26 +29,6 @@ _SPLITS: dict[str, dict[str, Any]] = {
 }
 _STEPS = {"fit": ("--", "#7A7A7A"), "test": ("-", "#000000"), "none": ("-", "#000000")}
 _NAMES = {"fit": "fit: constants may lean on them", "test": "test: not fitted on", "none": "measured runs"}
-_META: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-
-
-def check(path: str) -> None:
-    """Whether a picture can be made there, before any row is judged.
-
-    Raises:
-        ConfigError: no format of that suffix, no such folder, or no matplotlib.
-    """
-    file = Path(path)
-    if file.suffix.lower().lstrip(".") not in FORMATS:
-        kinds = ", ".join(f".{kind}" for kind in FORMATS)
-        raise ConfigError(f"--plot {path}: the suffix says the format; write a file that ends in one of {kinds}")
-    if not os.path.isdir(file.parent):  # noqa: PTH112  False, not an error, for what can be no folder's name
-        raise ConfigError(f"--plot {path}: no folder {file.parent}; make it first")
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError("--plot: needs matplotlib; pip install 'steptime[plot]'") from None
-    del mpl
 
 
 def draw(judged: Sequence[Judgement], path: str) -> None:
@@ -59,32 +37,17 @@ def draw(judged: Sequence[Judgement], path: str) -> None:
     Raises:
         ConfigError: there are none, or the file cannot be written.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     rows = [j for j in headline(judged) if j.step_error is not None]
     if not rows:
         raise ConfigError("--plot: no judged row has a step time; nothing to draw")
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.fonttype": "none",
-    }
-    with mpl.rc_context({**style, "svg.hashsalt": "steptime", "pdf.fonttype": 42}):
-        figure = Figure(figsize=(11.5, 6.0), layout="constrained")
+    with picture(path, 11.5, 6.0) as figure:
         left, right = figure.subplots(1, 2)
         _scatter(left, rows)
         running = _errors(right, rows)
         marks, bars, lines = (axes.get_legend_handles_labels() for axes in (left, right, running))
-        legend: dict[str, Any] = {"frameon": False, "handletextpad": 0.4}
+        legend: dict[str, Any] = {"handletextpad": 0.4}
         figure.legend(*marks, loc="outside lower left", ncols=3, **legend)
         figure.legend(bars[0] + lines[0], bars[1] + lines[1], loc="outside lower right", **legend)
-        kind = Path(path).suffix.lower().lstrip(".")
-        try:
-            figure.savefig(path, format=kind, dpi=160, metadata=_META[kind])
-        except OSError as error:
-            raise ConfigError(f"--plot {path}: cannot be written ({error.strerror or error})") from None
 
 
 def _split(j: Judgement) -> str:
@@ -127,7 +90,7 @@ def _scatter(axes: Any, rows: Sequence[Judgement]) -> None:
         axis.set_major_formatter("{x:g}")
     axes.set_xlabel("measured step time [s]")
     axes.set_ylabel("predicted step time [s]")
-    axes.set_title(f"{len(rows):,} measured steps", loc="left", fontweight="bold")
+    axes.set_title(f"{len(rows):,} measured steps")
 
 
 def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
@@ -163,7 +126,7 @@ def _errors(axes: Any, rows: Sequence[Judgement]) -> Any:
             transform=axes.transAxes,
             va="top",
         )
-    axes.set_title("how far off", loc="left", fontweight="bold")
+    axes.set_title("how far off")
     return running
 
 

@@ -107,6 +107,13 @@ def _errors(judged: Judgement, estimate: Estimate) -> Table:
     if judged.measured_bytes is not None:
         pair = (judged.predicted_bytes, judged.measured_bytes)
         rows.append(_row(f"memory, {judged.metric}", pair, judged.memory_error, lambda x: f"{x / GIB:,.2f} GiB"))
+    if judged.held is not None:
+        pairs = (("between steps", judged.held.persisting), ("peak, first step", judged.held.first_peak))
+        for name, found in pairs:
+            if found is not None:
+                measured_bytes, ours_bytes = found
+                error = ours_bytes / measured_bytes - 1.0
+                rows.append(_row(name, (ours_bytes, measured_bytes), error, lambda x: f"{x / GIB:,.3f} GiB"))
     notes = [f"verdict: {judged.verdict}" + ("; the run ended out of memory" if judged.ran_out else "")]
     notes.append("error = predicted / measured - 1; 3dtrn validate counts the step's and the memory's")
     return Table("predicted vs. measured", ["", "predicted", "measured", "error"], rows, notes)

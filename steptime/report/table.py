@@ -39,6 +39,13 @@ class Style(NamedTuple):
         code = _ANSI.get(tone) if self.color and text else None
         return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
+    def tint(self, text: str, color: str) -> str:
+        """`text` in the nearest of a terminal's 216 colors to an #rrggbb."""
+        if not self.color or not text.strip():
+            return text
+        red, green, blue = (round(int(color[i : i + 2], 16) / 51) for i in (1, 3, 5))
+        return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text}\x1b[0m"
+
     def fold(self, text: str) -> str:
         """`text` in ASCII where that is asked for; what has no likeness becomes "?"."""
         return text.translate(ASCII).encode("ascii", "replace").decode("ascii") if self.ascii else text
@@ -91,6 +98,8 @@ class Table(NamedTuple):
     """How many leading columns are aligned left."""
     tails: bool = False
     """Whether cells that are too long keep their end, as names do that differ there."""
+    bar_colors: Sequence[str] = ()
+    """By row, the #rrggbb of the bar in its last cell, where rows end in one."""
 
 
 ReportSection = Table | FactList
@@ -134,13 +143,16 @@ def _table(section: Table, style: Style) -> list[str]:
     gap, widths = _fit(widths, section.left, style.width)
     head = _line(section.header, widths, gap, section)
     out = [style.paint(line, "head") for line in _title(section.title, head)]
-    for row in section.rows:
+    for i, row in enumerate(section.rows):
         if not row:
             out.append(style.paint("  " + "─" * (sum(widths) + gap * (len(widths) - 1)), "dim"))
         elif len(row) == 1:
             out += wrapped("  " + row[0], style.width, "      ")
         else:
-            out.append(_line(row, widths, gap, section))
+            line = _line(row, widths, gap, section)
+            if i < len(section.bar_colors):
+                line = line[: -widths[-1]] + style.tint(line[-widths[-1] :], section.bar_colors[i])
+            out.append(line)
     for note in section.notes:
         out += [style.paint(line, "dim") for line in wrapped("  " + note, style.width, "    ")]
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steptime.report import analyses, interval_tables
+from steptime.report import analyses, gpu_memory_tables, interval_tables
 from steptime.report.error_cells import HEADER, cells, rows_of
 from steptime.report.format import number, percent
 from steptime.report.table import ReportSection, Table
@@ -54,6 +54,7 @@ def tables(summary: Summary) -> list[Table]:
     if summary["memory"]:
         note = "metric, source; unstated is compared with reserved"
         found.append(table("peak memory", summary["memory"], (note,)))
+    found += gpu_memory_tables.tables(summary["gpu_memory"])
     found += interval_tables.tables(summary["intervals"])
     if summary["skipped_by_reason"]:
         rows = [[reason, f"{count:,}"] for reason, count in summary["skipped_by_reason"].items()]

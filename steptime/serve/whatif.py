@@ -97,16 +97,13 @@ def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[Co
                 put(data, path, value)
         except ConfigError as error:
             problems += error.details
-    layout = data.get("parallelism")
-    if asked.devices is not None and isinstance(layout, dict):
-        degrees = [layout.get(axis, 1) for axis in ("tp", "pp", "cp")]
-        if all(isinstance(n, int) and n > 0 for n in degrees):
-            each = degrees[0] * degrees[1] * degrees[2]
-            if asked.devices < 1 or asked.devices % each:
-                line = f"devices: {asked.devices} is not a multiple of tp*pp*cp = {each}"
-                problems.append(ConfigProblem(line, "devices"))
-            else:
-                layout["dp"] = asked.devices // each
+    if asked.devices is not None:
+        drop(data, "parallelism.dp")
+        drop(data, "hardware.nodes")
+        data["devices"] = asked.devices
+    elif "parallelism.dp" in asked.changes:
+        data.pop("devices", None)
+        drop(data, "hardware.nodes")
     return data, problems
 
 

@@ -18,8 +18,10 @@ from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
 from steptime.software.settings import (
     ActivationSettings,
+    AttentionBackend,
     AttentionImpl,
     AttentionKernel,
+    BufferSettings,
     CommSettings,
     Compile,
     Dtype,
@@ -81,6 +83,8 @@ class Options(Config):
     fp8_params: bool | None = None
     attention_impl: AttentionImpl | None = None
     attention_kernel: AttentionKernel | None = None
+    attention_backend: AttentionBackend | None = None
+    deterministic: bool | None = None
     norm_impl: Impl | None = None
     activation_impl: Impl | None = None
     loss_impl: LossImpl | None = None
@@ -91,6 +95,7 @@ class Options(Config):
     sp_regather: bool | None = None
     grad_accumulation_fusion: bool | None = None
     cuda_graphs: bool | None = None
+    dummy_wgrads: Literal["none", "freed", "kept"] | None = None
     param_dtype: Dtype | None = None
     main_grad_dtype: Dtype | None = None
     master_dtype: Master | None = None
@@ -99,6 +104,12 @@ class Options(Config):
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None
     vocab_multiple: int | None = Field(default=None, ge=1)
+    scores_in_buffer: bool | None = None
+    attention_mask: bool | None = None
+    deferred_head_wgrads: int | None = Field(default=None, ge=0)
+    expandable_segments: bool | None = None
+    te_workspaces: int | None = Field(default=None, ge=0)
+    cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
 
 
 class Performance(Options):
@@ -130,6 +141,7 @@ class Software(Config):
     kernels: KernelSettings
     activations: ActivationSettings
     states: StateSettings
+    buffers: BufferSettings
     comm: CommSettings
     overlap: Overlap
     timing: TimingSettings
@@ -137,6 +149,8 @@ class Software(Config):
     """Setting -> framework file and line, document, or `assumed`."""
     any_layout: bool = False
     """Fp8 products of the device take operands in any layout: `on` sets it."""
+    compute_capability: float = 0.0
+    """NVIDIA's number of the device's architecture: `on` sets it; 0 where it has none."""
     moe: MoeSettings = Field(default_factory=MoeSettings)
     """How a mixture of experts runs: as the job says, else as published recipes do."""
 
@@ -161,7 +175,10 @@ class Software(Config):
 
     def on(self, device: Accelerator) -> Self:
         """The profile on a device: with the kernel times that eager torch was measured to have there, if it was."""
-        changes: dict[str, Any] = {"any_layout": device.microscaling}
+        changes: dict[str, Any] = {
+            "any_layout": device.microscaling,
+            "compute_capability": device.compute_capability or 0.0,
+        }
         if device.kernels is not None and self.family in EAGER_TORCH:
             changes["timing"] = self.timing.model_copy(update=device.kernels.model_dump() | {"measured": True})
         return self.model_copy(update=changes)
@@ -175,6 +192,18 @@ class Software(Config):
     def compute_dtype(self) -> Dtype:
         """The dtype of all that no recipe quantizes."""
         return "bf16" if self.precision in RECIPES else cast("Dtype", self.precision)
+
+    @property
+    def batch_first_attention(self) -> bool:
+        """Whether attention is TransformerEngine's FlashAttention, which copies operands and output to have the batch first.
+
+        TransformerEngine takes cuDNN's kernel from Hopper on, but on Blackwell where a deterministic backward is asked for, which
+        cuDNN has not there (TE pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
+        """
+        kernels, chip = self.kernels, self.compute_capability
+        if kernels.attention_impl != "flash" or kernels.attention_backend != "auto":
+            return kernels.attention_impl == "flash" and kernels.attention_backend == "flash"
+        return 0.0 < chip < 9.0 or (chip >= 10.0 and kernels.deterministic)
 
     @property
     def recipe(self) -> Recipe | None:
@@ -195,6 +224,7 @@ SETTING_GROUPS: dict[str, type[Config]] = {
     "kernels": KernelSettings,
     "activations": ActivationSettings,
     "states": StateSettings,
+    "buffers": BufferSettings,
     "comm": CommSettings,
     "timing": TimingSettings,
 }

@@ -16,9 +16,11 @@ StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
-LossImpl: TypeAlias = Literal["fused", "composite", "compiled"]
-"""One kernel and a copy of the logits, one per operation and fp32 copies, or one that keeps the logits (torch.compile)."""
+LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled"]
+"""One kernel and a copy of the logits; Megatron's compiled functions and one per operation, both with fp32 copies; or one that
+keeps the logits (torch.compile)."""
 AttentionImpl: TypeAlias = Literal["flash", "unfused"]
+AttentionBackend: TypeAlias = Literal["auto", "flash", "cudnn", "direct"]
 AttentionKernel: TypeAlias = Literal["best", "fa2", "fa1", "triton", "flex"]
 Compile: TypeAlias = Literal["none", "blocks", "all"]
 """What torch.compile makes kernels of (inductor): each block by itself, or the loss too; see `performance.COMPILED`."""
@@ -49,9 +51,16 @@ class KernelSettings(Config):
     attention_kernel: AttentionKernel
     """Which flash kernel: the best of the device (FlashAttention-3, cuDNN), FlashAttention-2, which torch runs, or those before
     it: FlashAttention-1, and its Triton version, which takes a bias; flex: FlexAttention, which torch.compile generates."""
+    attention_backend: AttentionBackend
+    """Whose flash kernel: TransformerEngine's FlashAttention, which wants the batch first, cuDNN's, or auto, TransformerEngine's
+    own choice between the two; direct: a kernel that takes the tensors as they lie."""
+    deterministic: bool
+    """Kernels that give the same bits every time (NVTE_ALLOW_NONDETERMINISTIC_ALGO=0)."""
     norm_impl: Impl
     activation_impl: Impl
     loss_impl: LossImpl
+    """composite: the upcast logits become the softmax and the gradient in place. native: Megatron's compiled fusion of the same,
+    which holds a second fp32 copy in backward. fused: TransformerEngine's kernel, in the compute dtype."""
     loss_chunks: int
     """Parts of the tokens that head and loss take in turn, forward and backward of one at a time (torchtitan's ChunkedCELoss)."""
     compile: Compile
@@ -82,6 +91,8 @@ class ActivationSettings(Config):
     deallocate_pipeline_outputs: bool
     comm_buffer: bool
     """Megatron's grow-only "mpu" buffer that sequence-parallel gathers and unfused scores share (megatron/core/utils.py)."""
+    scores_in_buffer: bool
+    """Unfused scores lie in that buffer, as Megatron's own attention has them; TransformerEngine's makes them anew."""
 
 
 class StateSettings(Config):
@@ -112,6 +123,29 @@ class StateSettings(Config):
     optimizer_temp_copies: float
     """Copies of the updated parameters, in the moments' dtype, that live only in the optimizer step (torch's foreach Adam: 1),
     which then runs op by op."""
+
+
+class BufferSettings(Config):
+    """What torch's allocator holds beside states and activations."""
+
+    cublas_handles: int
+    """Pairs of a cuBLAS handle and a stream on which torch multiplies, each with a workspace. 2: forward's thread, autograd's."""
+    cublas_workspace: str
+    """The size of each: CUBLAS_WORKSPACE_CONFIG, such as ":4096:8", or "default", torch's own by architecture."""
+    te_workspaces: int
+    """Workspaces that TransformerEngine's matrix products keep."""
+    expandable_segments: bool
+    """torch's allocator maps pages as it needs them (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): it cuts every block to
+    its size, and hardly fragments."""
+    attention_mask: bool
+    """The data loader makes a mask of one byte for each pair of positions, which every micro-batch has on the device."""
+    deferred_head_wgrads: int
+    """Micro-batches of a step whose weight gradient of the head waits for the end of the pipeline (Megatron's
+    defer_embedding_wgrad_compute): what it multiplies is kept."""
+    stage_inputs_stay: bool
+    """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
+    gradient_copies: bool
+    """The optimizer copies half-precision main gradients to fp32; the copies stay until the next step begins."""
 
 
 class CommSettings(Config):

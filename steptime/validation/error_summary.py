@@ -10,6 +10,7 @@ from typing import Any
 
 from steptime.validation.bands import fits_by_band, verdicts_of_runs
 from steptime.validation.baselines import baselines
+from steptime.validation.gpu_memory import gpu_memory
 from steptime.validation.interval_coverage import summary_of
 from steptime.validation.judgement import Judgement
 from steptime.validation.mechanisms import memory_by_mechanism
@@ -103,6 +104,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
             for key, figures in sliced(judged, lambda j: f"{j.metric}, {j.row.group}", memory_errors).items()
         },
         "memory_by_mechanism": memory_by_mechanism(judged),
+        "gpu_memory": gpu_memory(judged, worst),
         "intervals": summary_of(counted),
         "fits": fitting(judged),
         "fits_by_band": fits_by_band(judged),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from steptime.validation.ci_jobs import is_ci
 from steptime.validation.measurements import MeasuredRow
 
+CI_ROWS = "Megatron-LM's own tests: memory alone"
 DOUBTFUL = {
     **dict.fromkeys(("MLM-CI-006", "MLM-CI-007", "MLM-CI-008", "MLM-CI-009"), "functional test, not a tuned run"),
     **dict.fromkeys(("MBRIDGE-165", "MBRIDGE-167", "MBRIDGE-296"), "no recipe has the printed layout"),
@@ -20,8 +22,8 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
         return "vtrain-single: tiny models, bound by kernel launches"
     if row.file == "native" and re.search(r"deterministic(?! off)", row.text("overlap_notes")):
         return "deterministic debug mode: uninitialized memory is filled"
-    if row.file == "nvidia_ci":
-        return "CI jobs: memory only"
+    if is_ci(row):
+        return CI_ROWS
     if row.id in DOUBTFUL and row.published:
         return f"inputs in doubt: {DOUBTFUL[row.id]}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:

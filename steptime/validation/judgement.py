@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,26 +17,21 @@ from steptime.answer.flops import step_flops
 from steptime.answer.interval import interval_at
 from steptime.answer.measured import RunPlace, place_of
 from steptime.answer.result import estimate
+from steptime.answer.verdict import stage_memory
 from steptime.base.rows import Memory
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.states import stage_states
+from steptime.validation.ci_jobs import HeldMemory, held_memory, is_ci
 from steptime.validation.exclusion import exclusion
+from steptime.validation.measured_figures import measured_memory, measured_step_s
 from steptime.validation.measurements import MeasuredRow, SkipRowError, shipped
 from steptime.validation.row_plan import Mapped, to_config, to_job
 from steptime.validation.row_software import precision_family
 
 GIB = 2.0**30
-READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
-"""A `mem_metric` in lower case that says what was read or its unit, and no unit other than GB and GiB."""
 LONGEST = 300
 """Characters of a reason."""
-
-
-class Metric(NamedTuple):
-    """What a peak memory was read from."""
-
-    name: str
-    """allocated, reserved, nvidia-smi, or unstated (compared with reserved)."""
-    unit_bytes: float
 
 
 class Judgement(NamedTuple):
@@ -64,6 +58,8 @@ class Judgement(NamedTuple):
     """Model FLOPs of a step per device, attention halved."""
     tokens_per_device: float | None = None
     """Tokens of a step per device."""
+    held: HeldMemory | None = None
+    """What else torch's allocator told of a job of Megatron-LM's tests."""
     place: RunPlace | None = None
     """Where the job stands among the measured runs that intervals rest on."""
 
@@ -111,6 +107,8 @@ class Judgement(NamedTuple):
     @property
     def cell(self) -> tuple[str, ...]:
         """Rows of one cell share one vote: model, accelerator, layout, batch, precision family."""
+        if is_ci(self.row):
+            return (self.accelerator, self.row.text("config"), self.row.text("container"))
         columns = ("model_name", "n_layers", "hidden", "n_gpus", "tp", "pp", "cp", "vpp")
         batch = ("seq_len", "global_batch_size", "micro_batch_size")
         of_experts = ("ep",) if self.row.text("n_experts") not in {"", "0", "1"} else ()
@@ -217,6 +215,7 @@ def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) 
     memory = found.memory
     return measured._replace(
         excluded=exclusion(measured.row, mapped.assumed),
+        held=_held(measured.row, job, memory),
         assumed=tuple(assumed),
         config=mapped.config,
         accelerator=job.machine.accelerator.name,
@@ -231,69 +230,28 @@ def _predict(measured: Judgement, mapped: Mapped, found: RowEstimate, job: Job) 
     )
 
 
+def _held(row: MeasuredRow, job: Job, memory: Memory) -> HeldMemory | None:
+    """The persisting bytes and the first peak of a job of Megatron-LM's tests, which logs those of its last stage."""
+    last = memory.stages[-1]
+    return held_memory(row, job, last.persisting_bytes, last.first_peak_bytes) if is_ci(row) else None
+
+
 def _answer(mapped: Mapped, job: Job, answers: RowEstimates) -> RowEstimate:
     """The estimate of a job."""
     key = json.dumps(mapped.config, sort_keys=True)
-    if key not in answers:
+    if key not in answers and mapped.job is not None:  # nothing but memory was measured
+        assembly = Assembly(job)
+        answers[key] = RowEstimate(0.0, stage_memory(assembly, stage_states(assembly)), 0.0)
+    elif key not in answers:
         found = estimate(job)
         answers[key] = RowEstimate(found.step_s, found.memory, step_flops(found.assembly, 0.0).model_per_step)
     return answers[key]
 
 
-def measured_step_s(row: MeasuredRow) -> float | None:
-    """Seconds of a step as measured, or from tokens/s per device; None where neither is there, or it times the host.
-
-    Raises:
-        SkipRowError: a bad number, or an average over a whole run.
-    """
-    if row.file == "nvidia_ci":
-        return None
-    rate, step_s = row.number("tokens_per_s_per_gpu"), row.number("step_time_s")
-    if re.search(r"end-to-end|average step|production average", row.text("row_type")):
-        raise SkipRowError("average over a whole run, stops included")
-    if step_s is None and rate is not None:
-        tokens = row.needed("global_batch_size") * row.needed("seq_len")
-        return tokens / (rate * row.needed("n_gpus"))
-    return step_s
-
-
-def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
-    """Peak memory [B] and what it was read from: allocated, reserved, nvidia-smi or unstated.
-
-    Raises:
-        SkipRowError: a bad number.
-    """
-    value = row.number("peak_memory_gb")
-    if value is None:
-        return None, ""
-    metric = memory_metric(row)
-    return value * metric.unit_bytes, metric.name
-
-
-def memory_metric(row: MeasuredRow) -> Metric:
-    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty.
-
-    Raises:
-        SkipRowError: a user's own row says neither what was read nor its unit, or another unit.
-    """
-    said = row.text("mem_metric").lower()
-    unit = GIB if "gib" in said else 1e9
-    if not row.published and said and not READABLE.match(said):
-        raise SkipRowError(f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB (got {said[:40]!r})")
-    if "not stated" in said:
-        return Metric("unstated", unit)
-    for word in ("nvidia-smi", "allocated", "reserved"):
-        if word in said:
-            return Metric(word, unit)
-    if not said and row.file in {"", "nvidia", "nvidia_ci"}:
-        return Metric("allocated", unit)
-    return Metric("unstated", unit)
-
-
 def _predicted_bytes(measured: Judgement, memory: Memory) -> float:
     """The estimate of what was read; Megatron-LM logs the memory of the last rank, which is of the last stage."""
     if measured.metric == "allocated":
-        last_only = measured.row.file in {"nvidia", "nvidia_ci"}
+        last_only = measured.row.file == "nvidia" or is_ci(measured.row)
         return memory.stages[-1].allocated_bytes if last_only else memory.peak_allocated_bytes
     if measured.metric == "nvidia-smi":
         return memory.peak_reserved_bytes + sum(memory.overhead_bytes)

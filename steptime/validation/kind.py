@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from steptime.base.config import ConfigError
 from steptime.base.document import MAX_BYTES
+from steptime.launch.logs.entries import Iteration
 from steptime.launch.logs.files import open_plain, pieces
 from steptime.launch.logs.job_log import BEGINS
-from steptime.launch.logs.lines import Iteration, said
+from steptime.launch.logs.lines import said
 
 
 def is_log(path: str) -> bool:

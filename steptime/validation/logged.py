@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping
 from steptime.job.edit import put, read_setting
 from steptime.job.job import Job
 from steptime.job.sections import Hardware
 from steptime.launch.logs.job_log import JobLog, TellProgress, read_log
 from steptime.launch.logs.steady import Steady, steady
 from steptime.launch.megatron.sources import from_arguments
-from steptime.launch.read import KINDS, read_as
+from steptime.launch.read import KINDS, TABLES, read, read_as, read_text
 from steptime.launch.reading import Reading, to_job
 from steptime.validation.conventions import Counted, counted
 from steptime.validation.measurements import MeasuredRow, SkipRowError
@@ -90,11 +92,14 @@ def read_run(
     sets: Sequence[str] = (),
     *,
     kind: str | None = None,
+    plan: str | None = None,
     allow_unmodelled: bool = False,
     hardware: Hardware | None = None,
     progress: TellProgress | None = None,
 ) -> LoggedRun:
     """The job of one run's logs and its steady state; `sets` are `a.b=c` over its config, `kind` as `3dtrn --from` has it.
+
+    `plan`: a plan, config or launch script of the same job, for a log that does not print its own.
 
     `hardware` is taken where neither the logs nor `sets` say what it ran on.
 
@@ -104,7 +109,7 @@ def read_run(
     """
     log = read_log(paths, progress)
     changes = dict(map(read_setting, sets))
-    reading = _reading(log, kind, changes)
+    reading = _reading(log, kind, changes) if plan is None else _beside(plan, kind, changes)
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
@@ -115,7 +120,7 @@ def read_run(
     if problems:
         raise ConfigError(problems)
     tokens = float(job.data.gbs) * job.data.seqlen / job.parallelism.devices
-    found = steady(log, tokens)
+    found = steady(log, tokens, job.data.gbs)
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} as the lines used have it, not the {job.data.gbs:,} of the arguments")
         changes["data.gbs"] = found.batch
@@ -137,8 +142,8 @@ def compare(run: LoggedRun) -> Compared:
 
 def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
     """The config of the job: from the argument dump, else from what the framework prints at the log's beginning."""
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join(KINDS)}")
+    if kind is not None and kind not in {*KINDS, *TABLES}:
+        raise ConfigError(f"--from {kind}: unknown kind; one of {', '.join([*KINDS, *TABLES])}")
     if kind in {None, "megatron"} and log.arguments is not None:
         reading = _plan_of(log, log.arguments, log.arguments_file)
         _check_same_job(log, reading)
@@ -147,11 +152,31 @@ def _reading(log: JobLog, kind: str | None, sets: dict[str, Any]) -> Reading:
         raise log.cut_dump
     chosen = kind or CONFIG_OF.get(log.framework) or ("nemo" if BRIDGE.search(log.head) else None)
     if chosen is None or chosen == "megatron":
+        own = "" if log.framework.startswith("Megatron") else f"; {log.framework} prints none" if log.framework else ""
         raise ConfigError(
-            f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations; give the log "
-            "from its beginning, or the log of the node that printed it beside this one"
+            f"{log.files[0]}: no argument dump (a line 'arguments' between dashes) before the iterations{own}; give the log "
+            "from its beginning, or the plan, config or launch script of the job with --plan FILE"
         )
-    return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
+    try:
+        return read_as(chosen, log.files[0], bytes(log.head).decode("utf-8", "replace"), {}, sets)
+    except ConfigError as error:
+        lacks = "does not print the job's config"
+        raise ConfigError(f"{line}; or add --plan FILE" if lacks in line else line for line in error.problems) from None
+
+
+def _beside(path: str, kind: str | None, sets: dict[str, Any]) -> Reading:
+    """The config of a plan, or of a framework's config or launch script, given beside a log.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    text = read_text(path.partition(".py:")[0] + (".py" if ".py:" in path else ""))
+    if re.search(r"^[ \"']*(?:parallelism|data)[\"']?\s*:", text, re.MULTILINE) and not path.endswith(".toml"):
+        with suppress(ConfigError):
+            tree = parse_mapping(text, path)
+            if "model" in tree and isinstance(tree.get("data"), dict) and "gbs" in tree["data"]:
+                return Reading(path, "a plan", tree, [])
+    return read(kind or "auto", path, sets)
 
 
 def _plan_of(log: JobLog, arguments: dict[str, str], name: str) -> Reading:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from steptime.base.config import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "data" / "measurements"
-FILES = ("nvidia", "other", "native", "nvidia_ci", "out_of_memory")
+CI_FILE = "megatron_ci"
+FILES = ("nvidia", "other", "native", CI_FILE, "out_of_memory")
 """The shipped collection; data/measurements/README.md says what each holds."""
 
 REQUIRED = (

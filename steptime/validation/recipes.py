@@ -39,3 +39,17 @@ def recipe_of(said: str, framework: str, model: str, assumed: list[str]) -> dict
         stored = False
     assumed.append(f"fp8_params: {'yes' if stored else 'no'}")
     return {"precision": found, "fp8_params": stored}
+
+
+SCRIPTS: dict[str, dict[str, Any]] = {"simumax": {"attention_mask": False, "cublas_workspace": ":4096:2:16:8"}}
+"""What the launch scripts of a source say of memory and its rows do not.
+
+MooreThreads/SimuMax simu_tools/megatron_scripts/scripts/
+run_pretrain_llama3.sh: --no-create-attention-mask-in-dataloader; torch's workspace on Blackwell is that of 2025."""
+
+
+def of_scripts(group: str, assumed: list[str]) -> dict[str, Any]:
+    """Settings of a source's launch scripts, told in `assumed`; none where nobody knows them."""
+    found = SCRIPTS.get(group, {})
+    assumed += [f"{key}: {value}, as the scripts and the torch of {group} have it" for key, value in found.items()]
+    return found

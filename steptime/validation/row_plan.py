@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from steptime.base.config import ConfigError, build
 from steptime.hardware.machine import Machine
 from steptime.job.job import Job
+from steptime.validation.ci_jobs import is_ci, plan_of
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.row_experts import expert_degrees, kinds_of
 from steptime.validation.row_machine import hardware_of, machine
@@ -25,6 +26,8 @@ class Mapped(NamedTuple):
     config: dict[str, Any]
     assumed: list[str]
     framework: RowFramework
+    job: Job | None = None
+    """The job itself, where it is built once for many rows."""
 
 
 def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
@@ -35,6 +38,8 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
     """
     if row.surplus:
         raise SkipRowError(f"{row.surplus} more cells than the header has columns; quote text with commas")
+    if is_ci(row):
+        return _of_ci(row)
     if row.text("config").startswith("{"):
         return _whole(row)
     _refuse_what_is_not_modelled(row)
@@ -59,6 +64,14 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
         "hardware": hardware.section,
     }
     return Mapped(config, assumed + hardware.assumed, framework)
+
+
+def _of_ci(row: MeasuredRow) -> Mapped:
+    """A job of Megatron-LM's own tests: its launch command, read."""
+    plan = plan_of(row)
+    config = {key: value for key, value in plan.job.to_config().items() if key != "notes"}
+    config["hardware"] = {"node_type": plan.job.machine.name}
+    return Mapped(config, list(plan.assumed), framework_of(row), plan.job)
 
 
 def _whole(row: MeasuredRow) -> Mapped:
@@ -87,6 +100,8 @@ def to_job(mapped: Mapped) -> Job:
     Raises:
         SkipRowError: the layout cannot run, or a part of it is not modeled; all problems on one line.
     """
+    if mapped.job is not None:
+        return mapped.job
     try:
         return build(Job, mapped.config | {"hardware": {"node_type": _machine(mapped.config["hardware"])}})
     except ConfigError as error:

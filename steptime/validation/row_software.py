@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from steptime.software.performance import EAGER_TORCH, load_software, software_names
 from steptime.software.profiles import profile_releases
 from steptime.validation.measurements import MeasuredRow, SkipRowError
-from steptime.validation.recipes import recipe_of
+from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_experts import dispatch_of
 from steptime.validation.row_native import (
     native_kernels,
@@ -157,7 +157,7 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
-    return section
+    return section | of_scripts(row.group, assumed)
 
 
 def _before_flash(row: MeasuredRow) -> bool:

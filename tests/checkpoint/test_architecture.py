@@ -7,6 +7,7 @@ import pytest
 from steptime.checkpoint.architecture import infer
 from steptime.checkpoint.records import StoredTensor
 from steptime.checkpoint.tree import build, ranges
+from steptime.model.model import Moe
 
 
 def tensors(shapes):
@@ -68,7 +69,8 @@ def test_gpt2():
     assert values(found) == {
         "vocab_sz": 50257, "hidden_sz": 768, "learned_positions": True, "max_positions": 1024, "tie_embeddings": True,
         "n_layers": 12, "inter_sz": 3072, "glu": False, "norm": "layernorm", "norm_bias": True, "bias": True,
-        "qk_norm": False, "q_rows": 768, "kv_rows": 768, "n_q_heads": 12, "head_dim": 64, "n_kv_heads": 12,
+        "qk_norm": False,
+        "kv_cache_bytes_per_token": 36864, "q_rows": 768, "kv_rows": 768, "n_q_heads": 12, "head_dim": 64, "n_kv_heads": 12,
     }  # fmt: skip
     assert found["n_q_heads"]["from"] == "config.json"
 
@@ -149,3 +151,77 @@ def test_broken_config_beside_the_weights_is_a_warning(make, summarize, codes):
     summary = summarize(make.folder)
     assert (summary.exit_code, codes(summary)) == (0, {"BAD_CONFIG"})
     assert summarize(make.folder, strict=True).exit_code == 1
+
+
+def test_cache_bytes_of_a_token():
+    """Llama 3 8B: 2 x 32 layers x 8 heads x 128 x 2 bytes = 131,072 (its model card's 128 KiB); heads need not be known.
+
+    DeepSeek-V3 caches 512 + 64 numbers a layer: 61 x 576 x 2 = 70,272 bytes (arXiv 2405.04434, table 1, by its formula).
+    """
+    llama = {
+        "model.embed_tokens.weight": (128256, 4096),
+        **layers(32, {"self_attn.q_proj.weight": (4096, 4096), "self_attn.k_proj.weight": (1024, 4096)}),
+    }
+    assert values(infer(tensors(llama), [])[0])["kv_cache_bytes_per_token"] == 131_072
+    latent = {
+        "model.embed_tokens.weight": (129280, 7168),
+        **layers(61, {"self_attn.kv_a_proj_with_mqa.weight": (576, 7168), "self_attn.o_proj.weight": (7168, 16384)}),
+    }
+    assert values(infer(tensors(latent), [])[0])["kv_cache_bytes_per_token"] == 70_272
+
+
+@pytest.mark.parametrize("prefix", ["bert.encoder.layer.", "model.vision_tower.layers."])
+def test_encoders_have_no_cache(prefix):
+    shapes = {
+        "bert.embeddings.word_embeddings.weight": (30522, 768),
+        **layers(2, {"attention.self.query.weight": (768, 768), "attention.self.key.weight": (768, 768)}, prefix),
+    }
+    assert "kv_cache_bytes_per_token" not in infer(tensors(shapes), [])[0]
+
+
+def sparse(kinds):
+    """A model of width 64 whose layers are dense (width 96) or have 4 experts (width 32)."""
+    found = {"model.embed_tokens.weight": (256, 64), "lm_head.weight": (256, 64)}
+    for n, kind in enumerate(kinds):
+        p = f"model.layers.{n}."
+        found |= {f"{p}self_attn.q_proj.weight": (64, 64), f"{p}self_attn.k_proj.weight": (16, 64)}
+        if kind == "dense":
+            found |= {
+                f"{p}mlp.gate_proj.weight": (96, 64),
+                f"{p}mlp.up_proj.weight": (96, 64),
+                f"{p}mlp.down_proj.weight": (64, 96),
+            }
+            continue
+        found[f"{p}mlp.gate.weight"] = (4, 64)
+        for e in range(4):
+            found |= {f"{p}mlp.experts.{e}.gate_proj.weight": (32, 64), f"{p}mlp.experts.{e}.up_proj.weight": (32, 64)}
+            found[f"{p}mlp.experts.{e}.down_proj.weight"] = (64, 32)
+    return found
+
+
+@pytest.mark.parametrize(("kinds", "dense", "share"), [
+    ("dense moe moe moe", 1, None), ("dense moe dense moe", 0, 0.5), ("dense dense moe dense moe", 1, 0.5), ("moe moe", 0, None),
+])  # fmt: skip
+def test_which_layers_have_experts(kinds, dense, share):
+    """As a plan says it: so many dense layers, then the last of each 1 / share."""
+    kinds = kinds.split()
+    found = values(infer(tensors(sparse(kinds)), [])[0])
+    moe = found["moe"]
+    assert (moe.get("n_dense_layers", 0), moe.get("moe_frequency")) == (dense, share)
+    assert "layers" not in found
+    plan = Moe(n_experts=4, expert_inter_sz=32, experts_per_token=2, n_dense_layers=dense, moe_frequency=share or 1.0)
+    assert [plan.at(n) for n in range(len(kinds))] == [kind == "moe" for kind in kinds]
+    assert found["inter_sz"] == (96 if "dense" in kinds else 32)
+
+
+def test_irregular_layers_are_listed_as_runs():
+    """Sparse layers at no constant distance; and dense ones of two widths."""
+    found = values(infer(tensors(sparse(["moe", "dense", "dense", "moe"])), [])[0])
+    assert [(run["repeat"], run["kind"]) for run in found["layers"]] == [(1, "moe"), (2, "dense"), (1, "moe")]
+    shapes = sparse(["dense"] * 3)
+    shapes |= {"model.layers.2.mlp.down_proj.weight": (64, 128), "model.layers.2.mlp.up_proj.weight": (128, 64)}
+    found = values(infer(tensors(shapes), [{"config": {"num_attention_heads": 4}}])[0])
+    assert found["layers"] == [
+        {"repeat": 2, "kind": "dense", "inter_sz": 96},
+        {"repeat": 1, "kind": "dense", "inter_sz": 128},
+    ]

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from launch_logs import MEGATRON, dump, head, iteration, memory, write
 
 from steptime.base.config import ConfigError
+from steptime.launch.logs.entries import AcceleratorName, Iteration, MemoryPeak, ParameterCount, Pause, Vocabulary
 from steptime.launch.logs.files import LONGEST, pieces
 from steptime.launch.logs.job_log import read_log
-from steptime.launch.logs.lines import AcceleratorName, Iteration, MemoryPeak, ParameterCount, Pause, Vocabulary, said
+from steptime.launch.logs.lines import said
 from steptime.launch.logs.logged_steps import LoggedSteps
 from steptime.launch.logs.steady import PAUSE, RAMP, RESTART, WARM, median_interval, quantile, steady
 

@@ -14,6 +14,7 @@ ORDER = [
         "beside",
         "vocabulary",
         "config_functions",
+        "named_models",
         "shell",
         "logs",
         "deepspeed",
@@ -21,6 +22,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
+    "trainers",
     *("read", "plan_yaml"),
 ]
 """Folders and modules, bottom to top."""

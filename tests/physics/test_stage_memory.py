@@ -7,6 +7,9 @@ from physics_jobs import job
 
 from steptime.answer.result import estimate
 from steptime.base.rows import StageMemory
+from steptime.job.assembly import Assembly
+from steptime.memory.stages import first_backward_moments
+from steptime.model.segments import find_segments, kept_names
 
 WIDE = {"n_layers": 1, "hidden_sz": 1024, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 8192}
 """In units of 1024 * 1024 weights: qkv 3, projection 1, gate and up 4, down 2, the head 8."""
@@ -174,3 +177,39 @@ def test_fsdp_without_resharding_peaks_where_the_loss_begins():
     assert stage.peak_op == "forward of loss.log_softmax"
     held = 2 * (16 * 16_384 + 768) + 512 + 2 * 16_384 + 256 + 10 * 64 * 1024
     assert stage.activations_bytes + stage.transient_bytes == held + 2 * (262_272 + 3 * 164_096)
+
+
+# --- gradients that are not there yet ---
+
+
+def test_a_group_of_recomputed_layers_brings_the_gradients_of_all_of_them():
+    """torch's first micro-batch, four layers recomputed two at a time: 2 bytes for every parameter whose backward is to come.
+
+    By hand: a layer of 128 values, one head of 128 and an MLP of 256 has q, k, v, projection 4 * 16,384, gate, up, down
+    3 * 32,768 and two norms 256, 164,096 in all; embedding and head 1024 * 128 each, the head's norm 128.
+    """
+    layer, table = 164_096, 131_072
+    recompute = {"granularity": "full", "n_layers": 2}
+    made = job("torch", model={"n_layers": 4}, microbatches=1, seqlen=64, performance={"recompute": recompute})
+    assembly = Assembly(made)
+    moments = first_backward_moments(assembly, assembly.chunks[0])
+    to_come = [moment.grads_not_yet_allocated_bytes for moment in moments]
+    everything = 2 * table + 128 + 4 * layer
+    after_head = everything - table - 128
+    assert to_come == [2 * n for n in (everything, everything, after_head, after_head - 2 * layer, table)]
+
+
+# --- all after the projections runs again ---
+
+
+def test_what_stays_of_a_layer_when_all_after_the_projections_runs_again():
+    """MaxText's save_qkv_proj under sequence parallelism: a layer keeps its input, q, k and v; the norm comes back for wgrad.
+
+    64 tokens of 128 values on tp 2: input 32 * 128 * 2 = 8,192 bytes; of two heads of 64 one per rank, q, k and v 64 * 64 * 2
+    = 8,192 each.
+    """
+    assembly = Assembly(job("megatron-core", tp=2, sp=True, model={"n_q_heads": 2}, seqlen=64))
+    (layer,) = assembly.kinds
+    kept = kept_names(layer.ops, find_segments(layer.ops, frozenset({"after_qkv"})))
+    sizes = {name: layer.sizes[name] for name in kept}
+    assert sorted(sizes.values()) == [8_192] * 4, sizes

@@ -109,6 +109,7 @@ def shard(c, tp, ep=1, etp=None):
     software = load_software("megatron-core").replace(
         precision=c.get("dtype", "bf16"),
         attention_impl="unfused",
+        scores_in_buffer=True,
         norm_impl="composite",
         softmax_impl="fused" if c.get("fused_softmax") else "composite",
         activation_impl="fused" if c.get("fused_activation", True) else "composite",

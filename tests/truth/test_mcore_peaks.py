@@ -83,6 +83,7 @@ def our_peaks(variant, tp):
     c = SIZE | VARIANTS[variant]
     performance = {
         "attention_impl": "unfused",
+        "scores_in_buffer": True,
         "softmax_impl": "fused",
         "norm_impl": "composite",
         "grad_accumulation_fusion": c.get("grad_accumulation_fusion", False),

@@ -68,6 +68,7 @@ def assembly(layout, variant):
     world, c = LAYOUTS[layout], config(layout, variant)
     performance = {
         "attention_impl": "unfused",
+        "scores_in_buffer": True,
         "norm_impl": "composite",
         "softmax_impl": "composite",
         "rope_impl": "own_tables",

@@ -51,7 +51,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
         parallelism=parallelism,
         performance=performance,
         data={"gbs": batch * layout.dp * layout.micro_batches, "seqlen": seqlen, "microbatch_sz": batch},
-        hardware="dgx-h100",
+        hardware="mi300x-node",
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STEP_DIR = re.compile(
     r"^(?:iter_|global_step|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iteration[-_]?)?(\d{1,12})$"
 )
+FLAX = re.compile(r"^checkpoint_\d{1,12}$")  # a file of msgpack, flax/training/checkpoints.py
 NAMED_DIRS = {"release"}
 WEIGHTS = (".safetensors", ".distcp", ".pt", ".pth", ".bin", ".gguf", ".msgpack", ".h5")
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest.txt")
@@ -50,6 +51,8 @@ def choose(scan: Scan, folder: Folder) -> Choice:
     """
     tracker, target = _tracker(folder)
     saves = [name for name in folder.dirs if step_of(name) is not None or name in NAMED_DIRS or name == target]
+    if any(map(FLAX.match, folder.files)):
+        return _flax(folder, everything=scan.everything)
     if not saves:
         own = Choice([folder], step_of(folder.path.rstrip("/").rpartition("/")[2]))
         if tracker and target:
@@ -63,6 +66,14 @@ def choose(scan: Scan, folder: Folder) -> Choice:
         folder.dirs = [name for name in folder.dirs if name not in others]
         return Choice([folder], others=others)
     return Choice([folder])
+
+
+def _flax(folder: Folder, *, everything: bool) -> Choice:
+    """Flax's own saves are files of one folder: the one with the highest number, unless every one is asked for."""
+    saves = sorted((name for name in folder.files if FLAX.match(name)), key=lambda name: step_of(name) or 0)
+    others = [] if everything else saves[:-1]
+    folder.files = [name for name in folder.files if name not in others]
+    return Choice([folder], step_of(saves[-1]), others)
 
 
 def _among(scan: Scan, folder: Folder, saves: list[str], tracker: str | None, target: str | None) -> Choice:

@@ -3,32 +3,76 @@
 from __future__ import annotations
 
 import importlib
+import io
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint import zipdir
 from steptime.checkpoint.dtypes import BITS
 from steptime.checkpoint.records import Contents, StoredTensor, UnreadableError
+from steptime.checkpoint.source import Window
 
 if TYPE_CHECKING:
     from steptime.checkpoint.source import Source
+    from steptime.checkpoint.zipdir import ZipEntry
 
+KERAS = "model.weights.h5"
 MAX_OBJECTS = 200_000
 MAX_DEPTH = 64
 
 
+class _File(io.RawIOBase):
+    """A part of a file as the file object that h5py takes."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()
+        self._window = window
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._window.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._window.upto(self._at, len(buffer)) if 0 <= self._at < self._window.size else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
 def read(source: Source) -> Contents:
     """Every dataset of one file. Raises `UnreadableError`, with code MISSING_EXTRA where h5py is not installed."""
+    return _read(Contents(source.name, "HDF5", nbytes=source.size), source.path)
+
+
+def read_keras(source: Source, entry: ZipEntry) -> Contents:
+    """The weights inside a .keras archive, which Keras stores as they are. Raises `UnreadableError`."""
+    if entry.method != 0:
+        raise UnreadableError("COMPRESSED", f"{KERAS} is compressed; Keras stores it as it is", source.name)
+    window = Window(source, zipdir.data_offset(source, entry), entry.size)
+    return _read(Contents(source.name, "Keras", nbytes=source.size), _File(window))
+
+
+def _read(contents: Contents, file: str | _File) -> Contents:
     try:
         h5py = importlib.import_module("h5py")
     except ImportError:
         message = "HDF5 needs h5py: pip install 'steptime[checkpoint-formats]'"
-        raise UnreadableError("MISSING_EXTRA", message, source.name) from None
-    contents = Contents(source.name, "HDF5", nbytes=source.size)
+        raise UnreadableError("MISSING_EXTRA", message, contents.file) from None
     try:
-        with h5py.File(source.path, "r") as file:
-            _walk(h5py, file, contents)
+        with h5py.File(file, "r") as opened:
+            _walk(h5py, opened, contents)
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         reason = str(error).splitlines()[0][:120]
-        raise UnreadableError("INVALID_HEADER", f"h5py cannot read it: {reason}", source.name) from None
+        raise UnreadableError("INVALID_HEADER", f"h5py cannot read it: {reason}", contents.file) from None
     return contents
 
 

@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from steptime.base.config import ConfigError
-from steptime.launch.logs import lines
+from steptime.launch.logs import entries, lines
 from steptime.launch.logs.files import open_plain, pieces
 from steptime.launch.logs.logged_steps import LoggedSteps
 from steptime.launch.logs.printed_config import read_dump
@@ -58,7 +58,7 @@ class JobLog:
         """Ranks are those of a node."""
         self.parameters: dict[tuple[int, int], int] = {}
         """Parameters by (tensor, pipeline) rank."""
-        self.vocabulary: lines.Vocabulary | None = None
+        self.vocabulary: entries.Vocabulary | None = None
         self.device = ""
         self.pauses: set[int] = set()
         """Iterations before an evaluation or a checkpoint."""
@@ -75,27 +75,27 @@ class JobLog:
         """The beginning of the first file; of one that prints its config later, what begins there."""
         self.notes: list[str] = []
 
-    def take(self, entry: lines.LogEntry, file: FileState) -> None:
+    def take(self, entry: entries.LogEntry, file: FileState) -> None:
         """Take in what a line says."""
         match entry:
-            case lines.Iteration():
+            case entries.Iteration():
                 self._iteration(entry, file)
-            case lines.MemoryPeak():
+            case entries.MemoryPeak():
                 self.local_ranks = self.local_ranks or (entry.local and entry.rank >= 0)
                 for peaks, value in ((self.allocated, entry.allocated_bytes), (self.reserved, entry.reserved_bytes)):
                     if value:
                         peaks[entry.rank] = max(value, peaks.get(entry.rank, 0.0))
-            case lines.Pause():
+            case entries.Pause():
                 if len(self.pauses) < PAUSES and (number := file.latest if entry.number < 0 else entry.number) >= 0:
                     self.pauses.add(number)
-            case lines.ParameterCount():
+            case entries.ParameterCount():
                 self.parameters[entry.tp_rank, entry.pp_rank] = entry.parameters
-            case lines.Vocabulary():
+            case entries.Vocabulary():
                 self.vocabulary = entry
-            case lines.AcceleratorName():
+            case entries.AcceleratorName():
                 self.device = self.device or entry.name
 
-    def _iteration(self, entry: lines.Iteration, file: FileState) -> None:
+    def _iteration(self, entry: entries.Iteration, file: FileState) -> None:
         self.titan.setdefault(entry.framework == "torchtitan", self.files[-1])
         if entry.number < 0:
             self.unnumbered.add(entry, file.unnumbered)

@@ -10,72 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import NamedTuple
 
+from steptime.launch.logs.entries import (
+    AcceleratorName,
+    Iteration,
+    LogEntry,
+    MemoryPeak,
+    ParameterCount,
+    Pause,
+    Vocabulary,
+)
 from steptime.launch.logs.files import plain
 
 MIB, GIB = 2.0**20, 2.0**30
 LARGEST = 1e18
 """No figure of a log is as large."""
 
-
-class Iteration(NamedTuple):
-    """One logged iteration; 0 where the line does not say."""
-
-    framework: str
-    number: int
-    """-1: the line does not number it."""
-    step_s: float
-    tokens_per_s: float = 0.0
-    """Per device; torchtitan prints it in place of the step time."""
-    tflops: float = 0.0
-    """TFLOP/s per device, by the log's own convention."""
-    batch: int = 0
-    """Sequences of this step, all devices."""
-    stream: str = ""
-    """The rank prefix, as printed: lines of one stream come in order."""
-
-
-class MemoryPeak(NamedTuple):
-    """Peak memory of a rank [B]; 0 where the line does not say."""
-
-    rank: int
-    """-1: the line does not say whose."""
-    allocated_bytes: float = 0.0
-    reserved_bytes: float = 0.0
-    local: bool = False
-    """The rank is one of its node (a launcher's prefix), not of the job."""
-
-
-class Pause(NamedTuple):
-    """An evaluation or a checkpoint; at the last logged iteration where `number` is -1."""
-
-    number: int
-
-
-class ParameterCount(NamedTuple):
-    """Parameters on a model-parallel rank."""
-
-    tp_rank: int
-    pp_rank: int
-    parameters: int
-
-
-class AcceleratorName(NamedTuple):
-    """What the log calls the accelerator: "NVIDIA H100 80GB HBM3"."""
-
-    name: str
-
-
-class Vocabulary(NamedTuple):
-    """Entries of the tokenizer, and of the model's padded table."""
-
-    size: int
-    padded: int
-    """0: the log does not say."""
-
-
-LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary
 
 STEP = {
     # Megatron-LM megatron/training/training.py, training_log; of 2020 on (megatron/training.py), and Megatron-Bridge
@@ -128,6 +78,13 @@ _BRIDGE = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?(?:MODEL
 """NVIDIA-NeMo/Megatron-Bridge train_utils.py, training_log; printed beside the numbered line."""
 _BAR = re.compile(r"global_step=([\d.e+]+).*?train_step_timing in s=([\d.]+)")
 """NVIDIA/NeMo before 2.0: Lightning's progress bar."""
+_BARS = re.compile(r"^(Epoch[^%]*?|[^\w%]*)\d+%\|[^|]*\|\s*(\d+)/\d+ \[[\d:]+<[^,\]]*,\s*([\d.]+)(s/it|it/s)")
+"""tqdm's bar (tqdm/std.py, format_meter) as the Trainer of transformers shows it, without a title, and Lightning by epoch."""
+_SAMPLES = re.compile(
+    r"(?:global_step=|\b\d+/)(\d+), (?:RunningAvgSamplesPerSec=[\d.]+, )?(?:Curr)?SamplesPerSec=([\d.]+)"
+    r"(?:.*?MaxMemAllocated=([\d.]+) ?GB)?"
+)
+"""deepspeedai/DeepSpeed deepspeed/utils/timer.py, ThroughputTimer.stop: the global batch over the time of a step; GB is 2**30."""
 _COUNT = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d+) ?, ?(\d+)\): (\d+)(?![\d.]*[BM])"
 )
@@ -192,6 +149,21 @@ def _bar(text: str) -> Iterator[Iteration]:
             yield Iteration("NeMo", int(number(found[1])), step_s, stream=_stream(text))
 
 
+def _bars(text: str) -> Iterator[Iteration]:
+    for found in (_BARS.match(part) for part in text.split("\r")):
+        if found and (rate := number(found[3])):
+            framework = "Lightning" if found[1].startswith("Epoch") else "Hugging Face Trainer"
+            yield Iteration(framework, int(found[2]), rate if found[4] == "s/it" else 1.0 / rate)
+
+
+def _samples(text: str) -> Iterator[Iteration | MemoryPeak]:
+    for found in _SAMPLES.finditer(text):
+        if rate := number(found[2]):
+            yield Iteration("DeepSpeed", int(found[1]), 0.0, stream=_stream(text), samples_per_s=rate)
+        if found[3]:
+            yield MemoryPeak(_rank(text), number(found[3]) * GIB, 0.0, local=True)
+
+
 def _peaks(text: str) -> Iterator[MemoryPeak]:
     """Peak memory, one entry for each rank that the line names."""
     heads = list(_RANK.finditer(text))
@@ -235,6 +207,8 @@ PARSERS: tuple[tuple[tuple[bytes, ...], Callable[[str], Iterator[LogEntry]]], ..
     ((b"elapsed time per iteration", b"train_step_timing in s: "), _numbered),
     ((b"train_step_timing in s=",), _bar),
     ((b"Step Time : ",), _bridge),
+    ((b"s/it", b"it/s"), _bars),
+    ((b"SamplesPerSec=",), _samples),
     ((b"tps: ", b"wps: "), _titan),
     ((b"memory (MB)", b"memory (GB)", b"peak_memory_usage:", b"mem-max-allocated-bytes:"), _peaks),
     ((b"validation loss at", b"heckpoint", b"validate step", b"Validation epoch"), _pauses),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from steptime.launch.logs.lines import Iteration
+from steptime.launch.logs.entries import Iteration
 
 LIMIT = 200_000
 """Most lines held: beyond, only every second iteration is kept, then every fourth, and so on."""
@@ -23,6 +23,8 @@ class LoggedStep(NamedTuple):
     """Per device."""
     tflops: float
     batch: int
+    samples_per_s: float = 0.0
+    """Of all devices."""
 
 
 class LoggedSteps:
@@ -35,7 +37,7 @@ class LoggedSteps:
         self._interval = 0
         """Iterations from line to line before any was left out; 0 while none was."""
         self._number = array("q")
-        self._columns = tuple(array(code) for code in "dddq")
+        self._columns = tuple(array(code) for code in "dddqd")
 
     def __len__(self) -> int:
         return len(self._number)
@@ -45,7 +47,8 @@ class LoggedSteps:
         if number % self.stride:
             return
         self._number.append(number)
-        for column, value in zip(self._columns, (line.step_s, line.tokens_per_s, line.tflops, line.batch), strict=True):
+        values = (line.step_s, line.tokens_per_s, line.tflops, line.batch, line.samples_per_s)
+        for column, value in zip(self._columns, values, strict=True):
             column.append(value)  # type: ignore[arg-type]
         if len(self._number) >= self.limit:
             self._thin()
@@ -62,8 +65,12 @@ class LoggedSteps:
 
     def _once(self) -> list[int]:
         """Places in the arrays by iteration; of several lines of one, the fastest: that of a restart is warm-up."""
-        number, (step_s, rate, tflops, batch) = self._number, self._columns
-        order = sorted(range(len(number)), key=lambda i: (number[i], step_s[i], -rate[i], -tflops[i], -batch[i]))
+        number, (step_s, rate, tflops, batch, samples) = self._number, self._columns
+
+        def fastest(i: int) -> tuple[float, ...]:
+            return number[i], step_s[i], -rate[i], -tflops[i], -batch[i], -samples[i]
+
+        order = sorted(range(len(number)), key=fastest)
         return [i for n, i in enumerate(order) if n == 0 or number[order[n - 1]] != number[i]]
 
     @property

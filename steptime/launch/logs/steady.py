@@ -60,15 +60,17 @@ class Steady(NamedTuple):
     notes: list[str]
 
 
-def steady(log: JobLog, tokens_per_device: float = 0.0) -> Steady:
-    """The steady state of a log; `tokens_per_device`, tokens of a step over devices, turns tokens/s into step times.
+def steady(log: JobLog, tokens_per_device: float = 0.0, batch: int = 0) -> Steady:
+    """The steady state of a log.
+
+    `tokens_per_device`, tokens of a step over devices, turns tokens/s into step times, and the global `batch` samples/s.
 
     Raises:
         ConfigError: the log has rates and `tokens_per_device` is not given.
     """
     numbered = bool(len(log.series))
     series = log.series if numbered else log.unnumbered
-    lines = [_timed(line, tokens_per_device) for line in series.lines()]
+    lines = [_timed(line, tokens_per_device, batch) for line in series.lines()]
     interval = series.interval
     restarts = sorted(log.starts)[1:] if numbered else []
     out, notes = _left_out(lines, interval, restarts, sorted(log.pauses) if numbered else [])
@@ -98,9 +100,11 @@ def steady(log: JobLog, tokens_per_device: float = 0.0) -> Steady:
     )
 
 
-def _timed(line: LoggedStep, tokens_per_device: float) -> LoggedStep:
+def _timed(line: LoggedStep, tokens_per_device: float, batch: int) -> LoggedStep:
     if line.step_s > 0.0:
         return line
+    if line.samples_per_s > 0.0 and batch:
+        return line._replace(step_s=batch / line.samples_per_s)
     if tokens_per_device <= 0.0:
         raise ConfigError("the log gives tokens/s: the tokens of a step are needed")
     return line._replace(step_s=tokens_per_device / line.tokens_per_s)

@@ -26,7 +26,7 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "hidden_sz": hidden,
         "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
         "n_q_heads": heads,
-        "n_kv_heads": keys.whole("num_query_groups") if _is_grouped(keys) else heads,
+        "n_kv_heads": _kv_heads(keys, heads),
         "head_dim": keys.whole("kv_channels"),
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
@@ -49,10 +49,12 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}
 
 
-def _is_grouped(keys: JobKeys) -> bool:
-    """Whether queries share keys; forks that say --num-key-value-heads have no switch beside it."""
+def _kv_heads(keys: JobKeys, heads: int) -> int | None:
+    """Key and value heads; forks that say --num-key-value-heads have no switch beside it."""
     alias = not keys.name("num_query_groups").replace("-", "_").endswith("num_query_groups")
-    return keys.on("group_query_attention") or ("num_query_groups" in keys.values and alias)
+    if keys.on("group_query_attention") or ("num_query_groups" in keys.values and alias):
+        return keys.whole("num_query_groups")
+    return 1 if keys.get("attention_head_type") is not None and keys.word("attention_head_type") else heads
 
 
 def _ffn(hidden: int, *, swiglu: bool) -> int:

@@ -48,7 +48,7 @@ def _exchange(keys: JobKeys) -> str:
     known = load_table("megatron").rules["cp_comm_type"].words
     if len(kinds) == 1 and (kind := known.get(next(iter(kinds)))):
         return str(kind)
-    keys.leave_out("cp_comm_type", "exchanges of several kinds: a ring is counted")
+    keys.approximate("cp_comm_type", "exchanges of several kinds: a ring is counted")
     return "p2p"
 
 

@@ -107,12 +107,8 @@ def _states(keys: JobKeys) -> dict[str, Any]:
 
 
 def _kernels(keys: JobKeys) -> dict[str, Any]:
-    local = keys.get("transformer_impl") == "local" and not keys.on("use_flash_attn")
-    if keys.get("transformer_impl") != "transformer_engine":
-        keys.approximate("transformer_impl", "TransformerEngine's kernels are counted, attention apart")
-    unfused = keys.word("attention_backend") or (local and keys.get("attention_backend") == "auto")
-    section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
-    if unfused:
+    section = _attention(keys)
+    if section["attention_impl"] == "unfused":
         section["softmax_impl"] = "fused" if keys.on("masked_softmax_fusion") else "composite"
     else:
         keys.without_effect("masked_softmax_fusion", "only where attention is not fused")
@@ -122,9 +118,10 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
         fused = keys.on("apply_rope_fusion") and positions != "yarn"
         section["rope_impl"] = "fused" if fused else "own_tables"
     section["activation_impl"] = "fused" if _activation_is_fused(keys) else "composite"
-    # the native fusion keeps as much as no fusion does (data/software/megatron-core.yaml, loss_impl)
-    fused = keys.on("cross_entropy_loss_fusion") and keys.get("cross_entropy_fusion_impl") == "te"
-    section["loss_impl"] = "fused" if fused else "composite"
+    section["loss_impl"] = (
+        keys.word("cross_entropy_fusion_impl") if keys.on("cross_entropy_loss_fusion") else "composite"
+    )
+    section["attention_mask"] = keys.on("create_attention_mask_in_dataloader")
     graphs = (
         str(keys.get("cuda_graph_impl") or "none") != "none"
         or keys.on("enable_cuda_graph")
@@ -132,7 +129,29 @@ def _kernels(keys: JobKeys) -> dict[str, Any]:
     )
     if keys.get("deallocate_pipeline_outputs") is not None:
         section["deallocate_pipeline_outputs"] = keys.on("deallocate_pipeline_outputs")
+    if keys.on("defer_embedding_wgrad_compute"):  # a limit of 0 is none
+        section["deferred_head_wgrads"] = keys.whole("wgrad_deferral_limit", least=0) or 10**6
     return section | {"cuda_graphs": graphs}
+
+
+def _attention(keys: JobKeys) -> dict[str, Any]:
+    """Which attention, and whose.
+
+    Megatron's own layers (local) have their scores in the grow-only buffer, and no workspace of
+    TransformerEngine's.
+    """
+    local = keys.get("transformer_impl") == "local"
+    own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
+    unfused = keys.word("attention_backend") or own
+    section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
+    if local:
+        section |= {"te_workspaces": 0, "scores_in_buffer": True, "attention_backend": "direct"}
+    elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
+        # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
+        section["te_workspaces"] = 4
+    if not local and keys.get("attention_backend") in {"flash", "fused"}:
+        section["attention_backend"] = "flash" if keys.get("attention_backend") == "flash" else "cudnn"
+    return section
 
 
 def _activation_is_fused(keys: JobKeys) -> bool:

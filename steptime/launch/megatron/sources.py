@@ -15,9 +15,11 @@ from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
+from steptime.launch.megatron.environment import put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.named_models import preset_of
 from steptime.launch.reading import OTHER_MODEL, LaunchFlag, Reading, is_other_model, refusals
 from steptime.launch.shell.processes import Word
 from steptime.launch.shell.script import Script, read_script
@@ -67,9 +69,21 @@ def _located(path: str, read: Callable[[Any], T], what: Any) -> T:
         raise ConfigError(f"{path}: {problem}" for problem in error.problems) from None
 
 
+def _last_of_each(text: str) -> str:
+    """A mapping of flags in which each is said once: Megatron-LM's own loader takes the last of several."""
+    lines = text.splitlines()
+    flags = {found[0]: i for i, line in enumerate(lines) if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line))}
+    kept = (
+        i
+        for i, line in enumerate(lines)
+        if (found := re.match(r"\s*--[\w-]+(?=\s*:)", line)) is None or flags[found[0]] == i
+    )
+    return "\n".join(lines[i] for i in kept)
+
+
 def _yaml_words(text: str, path: str) -> list[Word]:
     """The flags of a `MODEL_ARGS` mapping; true is a switch, false or null is not given."""
-    given = parse(text, path)
+    given = parse(_last_of_each(text), path)
     given = given.get("MODEL_ARGS") if isinstance(given, dict) else None
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: MODEL_ARGS: expected a mapping of flags")
@@ -101,7 +115,8 @@ def _from_words(
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
-    if not said.arguments.keys() & {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}:
+    deep = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern"}
+    if not said.arguments.keys() & deep and not _by_name(keys):
         _without_layers(keys, script, words)
     if said.problems:  # values are missing, so nothing more can be told of the rest but what it is
         lines = [f"{path}: {problem}" for problem in said.problems]
@@ -118,7 +133,17 @@ def _from_words(
     put_deepspeed_config(keys, beside)
     reading = _plan(keys, is_legacy(said.arguments), script.devices if script else None)
     reading = _of_release(reading, fitting_release(said.arguments.keys()))
-    return reading if script is None else _on_machine(reading, script)
+    return reading if script is None else _on_machine(with_variables(reading, script.variables), script)
+
+
+def _by_name(keys: JobKeys) -> bool:
+    """Whether the model is told by the name of a repository, as ms-swift and slime have it; it is then as if the user set it."""
+    named = (keys.get(key) for key in ("model", "model_id", "hf_checkpoint", "model_type"))
+    preset = next((found for name in named if name and (found := preset_of(str(name)))), None)
+    if preset is not None and told(keys.sets, "model") is None:
+        keys.sets = {"model": preset, **(keys.sets or {})}
+        keys.notes.append(f"model {preset}, by its name")
+    return preset is not None
 
 
 def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> None:
@@ -149,6 +174,8 @@ def _from_outside(environment: dict[str, str]) -> str:
 
 def _on_machine(reading: Reading, script: Script) -> Reading:
     """The reading with the machine that the script's headers name, where one is shipped under that name."""
+    if not script.gpu:
+        return reading
     try:
         machine = Machine.load(script.gpu.lower())
     except ConfigError:
@@ -165,6 +192,9 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if "attention_backend" not in keys.values:
             keys.put("attention_backend", "unfused")
         found.append(LaunchFlag("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN", "0", "used", "performance.attention_impl"))
+    elif "attention_backend" not in keys.values:
+        put_backend(keys, values)
+    put_tokenizer(keys, script.program)
     for words, what in _OTHER_MODELS.items():
         if what == _HYBRID and hybrid_pattern(keys):
             continue

@@ -11,8 +11,8 @@ from steptime.launch.config_functions import CALLED, CLASS, Computed, read_funct
 from steptime.launch.keys import flatten, load_table
 from steptime.launch.megatron.config_objects import object_keys
 from steptime.launch.megatron.translation import plan_of
+from steptime.launch.named_models import preset_of
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.model.presets import model_names
 
 _PRECISIONS = {
     "bf16": {}, "fp8": {"fp8": "hybrid", "fp8_recipe": "delayed"}, "fp8_ds": {"fp8": "hybrid", "fp8_recipe": "delayed"},
@@ -31,8 +31,9 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Mapping[st
     name, tree = read_function(file, text, function, "ConfigContainer", r"_config$|^\w+_recipe$")
     base = str(tree.pop(CLASS))
     called = tree.pop(CALLED, [])
-    words = re.sub(r"_", "-", re.sub(r"(llama3)[12]?_", r"\1_", base.rpartition(".")[2]))
-    preset = next((found for found in sorted(model_names(), key=len, reverse=True) if words.startswith(found)), None)
+    preset = preset_of(
+        re.split(r"_(?:pretrain|sft|peft|finetune|config|base)", re.sub("llama3[12]", "llama3", base))[0]
+    )
     mixed = tree.pop("mixed_precision", None)
     word = (mixed.get("_args_") or [None])[0] if isinstance(mixed, dict) else mixed
     low = _PRECISIONS.get(re.sub(r"^bf16_with_|_mixed$", "", str(word)) if word else "bf16", {})

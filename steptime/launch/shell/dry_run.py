@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from steptime.launch.beside import Beside
@@ -27,6 +29,8 @@ class Command(NamedTuple):
     line: int
     doubt: Unknown | None
     """Why it may not run at all; None where it does."""
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Assignments before it, which it alone sees."""
 
 
 class _ExitError(Exception):
@@ -187,7 +191,13 @@ class DryRun:
                 assign(self.expand, word)
             return "ran"
         fields = [value for word in words for value in self._argument(word)]
-        return self.command(fields, node) if fields else "ran"
+        start = len(self.commands)
+        outcome = self.command(fields, node) if fields else "ran"
+        own = {word.text.partition("=")[0]: self.expand.text(word.text.partition("=")[2], word.line) for word in local}
+        self.commands[start:] = [
+            found._replace(variables=own | dict(found.variables)) for found in self.commands[start:]
+        ]
+        return outcome
 
     def _argument(self, word: Token) -> list[Value]:
         if grammar.ASSIGNMENT.fullmatch(word.text) and "=(" in word.text:

@@ -117,7 +117,8 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
 def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     """A script with its launch command."""
     words = [_word(value, scope) for value in launch.command.words]
-    nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, found.variables)
+    variables = found.variables | {key: text for key, text in launch.command.variables.items() if scope.known(text)}
+    nodes, per_node, devices, unclear = size_of(words[: launch.at], launch.launchers, variables)
     return found._replace(
         program=words[launch.at].text,
         arguments=[_word(part, scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],

@@ -84,7 +84,7 @@ def _bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
 
 
 def legend(classes: dict[str, str], names: dict[str, str]) -> Html:
-    """Colours and what they stand for."""
+    """Colors and what they stand for."""
     items = [
         el(
             "li",

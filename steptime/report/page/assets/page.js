@@ -3,7 +3,7 @@
 const page = (() => {
   const KINDS = ["F", "B", "W"], WORDS = { F: "forward", B: "backward", W: "gradients of the weights" };
   const css = (name, of) => getComputedStyle(of || document.documentElement).getPropertyValue(name).trim();
-  const fill = (name) => { // the colour of a class of the palette
+  const fill = (name) => { // the color of a class of the palette
     const probe = document.createElement("i");
     probe.className = name; probe.hidden = true; document.body.append(probe);
     const found = css("--own", probe); probe.remove();

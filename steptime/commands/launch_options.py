@@ -1,0 +1,31 @@
+"""What `3dtrn` takes where a launch file is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add(made: argparse.ArgumentParser) -> None:
+    """--from, and what goes with it."""
+    made.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        help="CONFIG is a launch script, config or log of megatron, torchtitan, nemo, deepspeed, transformers, llamafactory, "
+        "axolotl, swift, nanotron, gpt-neox, maxtext, olmo, primus; or auto",
+    )
+    made.add_argument(
+        "--with",
+        dest="added",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --from, a file that CONFIG sources or names and that is not beside it; may be repeated",
+    )
+    made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
+    made.add_argument(
+        "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
+    )

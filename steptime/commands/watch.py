@@ -1,0 +1,61 @@
+"""`--watch`: the report again whenever the plan's file changes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime.base.config import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from steptime.commands.console import Printer
+
+PAUSE_S = 0.2
+"""Between looks at the file [s]."""
+CLEAR = "\x1b[2J\x1b[H"
+
+
+def watch(options: Namespace, out: Printer, report: Callable[[Namespace, Printer], int]) -> int:
+    """Report, and again at every change, until interrupted; a plan with problems shows them and is waited for.
+
+    Raises:
+        ConfigError: the plan is in no file.
+    """
+    if options.config in {None, "-"}:
+        raise ConfigError("--watch: needs the file of a plan; standard input and options do not change")
+    seen: tuple[int, int] | None = (-1, -1)
+    code = 0
+    try:
+        while True:
+            now = _stamp(options.config)
+            if now != seen:
+                seen = now
+                code = _once(options, out, report)
+            time.sleep(PAUSE_S)
+    except KeyboardInterrupt:
+        return code
+
+
+def _once(options: Namespace, out: Printer, report: Callable[[Namespace, Printer], int]) -> int:
+    """One report, on a clear screen where there is one."""
+    if sys.stdout.isatty():
+        out.text(CLEAR)
+    try:
+        return report(options, out)
+    except ConfigError as error:
+        sys.stderr.writelines(problem + "\n" for problem in error.problems)
+        return 2
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What changes with the file; None where it is not there."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,66 @@
+"""What a line of a training log can say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Iteration(NamedTuple):
+    """One logged iteration; 0 where the line does not say."""
+
+    framework: str
+    number: int
+    """-1: the line does not number it."""
+    step_s: float
+    tokens_per_s: float = 0.0
+    """Per device; torchtitan prints it in place of the step time."""
+    tflops: float = 0.0
+    """TFLOP/s per device, by the log's own convention."""
+    batch: int = 0
+    """Sequences of this step, all devices."""
+    stream: str = ""
+    """The rank prefix, as printed: lines of one stream come in order."""
+    samples_per_s: float = 0.0
+    """Sequences of all devices; DeepSpeed prints it in place of the step time."""
+
+
+class MemoryPeak(NamedTuple):
+    """Peak memory of a rank [B]; 0 where the line does not say."""
+
+    rank: int
+    """-1: the line does not say whose."""
+    allocated_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    local: bool = False
+    """The rank is one of its node (a launcher's prefix), not of the job."""
+
+
+class Pause(NamedTuple):
+    """An evaluation or a checkpoint; at the last logged iteration where `number` is -1."""
+
+    number: int
+
+
+class ParameterCount(NamedTuple):
+    """Parameters on a model-parallel rank."""
+
+    tp_rank: int
+    pp_rank: int
+    parameters: int
+
+
+class AcceleratorName(NamedTuple):
+    """What the log calls the accelerator: "NVIDIA H100 80GB HBM3"."""
+
+    name: str
+
+
+class Vocabulary(NamedTuple):
+    """Entries of the tokenizer, and of the model's padded table."""
+
+    size: int
+    padded: int
+    """0: the log does not say."""
+
+
+LogEntry = Iteration | MemoryPeak | Pause | ParameterCount | AcceleratorName | Vocabulary

@@ -1,0 +1,49 @@
+"""What the environment of a Megatron job and the program that it starts say beside its flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.reading import LaunchFlag, Reading
+
+_GPT = re.compile(r"(^|/)pretrain_gpt\.py$")
+_VARIABLES: dict[str, tuple[str, Mapping[str, bool] | None]] = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("deterministic", {"0": True}),
+    "CUBLAS_WORKSPACE_CONFIG": ("cublas_workspace", None),
+    "PYTORCH_CUDA_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
+    "PYTORCH_ALLOC_CONF": ("expandable_segments", {"expandable_segments:True": True}),
+}
+"""Variable -> the key of the plan's performance section, and what its words mean there; None: sizes and counts as they stand."""
+_SIZES = re.compile(r"(:\d+:\d+)+")
+
+
+def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
+    """The attention back end that is left where a variable turns the other off."""
+    for variable, other in (("NVTE_FUSED_ATTN", "flash"), ("NVTE_FLASH_ATTN", "fused")):
+        if variables.get(variable) == "0":
+            keys.put("attention_backend", other)
+            keys.beside_flags.append(LaunchFlag(variable, "0", "used", "performance.attention_backend"))
+
+
+def put_tokenizer(keys: JobKeys, program: str) -> None:
+    """The tokenizer of pretrain_gpt.py where none is named (args_defaults: GPT2BPETokenizer)."""
+    if _GPT.search(program) and all(
+        keys.get(key) is None for key in ("tokenizer_type", "vocab_size", "tokenizer_model")
+    ):
+        keys.put("tokenizer_type", "GPT2BPETokenizer")
+        note = "model.vocab_sz: its tokenizer where none is named is GPT-2's"
+        keys.beside_flags.append(LaunchFlag(program, "", "used", note))
+
+
+def with_variables(reading: Reading, variables: Mapping[str, str]) -> Reading:
+    """The reading with what variables of the environment say of kernels and workspaces."""
+    performance, flags = dict(reading.config["performance"]), list(reading.flags)
+    for variable, (key, words) in _VARIABLES.items():
+        said = variables.get(variable, "")
+        value = words.get(said) if words is not None else said if _SIZES.fullmatch(said) else None
+        if value is not None:
+            performance[key] = value
+            flags.append(LaunchFlag(variable, said, "used", f"performance.{key}"))
+    return reading._replace(config=reading.config | {"performance": performance}, flags=flags)

@@ -1,0 +1,267 @@
+"""Trainers whose files a table of keys alone translates: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
+
+A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of: @model,
+@mlp, @mlp_ratio, @micro, @steps (of gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices,
+@per_node, @dp_shard, @dp_replicate, @dp_dcn, @bf16, @fp16, @half (a dtype in words), @fp8, @checkpointing, @deepspeed, @fsdp,
+@fsdp_strategy, @adapter, @optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, scalar
+from steptime.job.edit import put
+from steptime.launch.beside import Beside
+from steptime.launch.deepspeed import put_deepspeed_config
+from steptime.launch.devices import data_parallel, told
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import KeyTable, flatten, load_table, read_keys
+from steptime.launch.megatron.sources import from_arguments
+from steptime.launch.named_models import preset_of
+from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.shell.script import read_script, variables_of
+
+_ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
+
+
+def read_trainer(
+    kind: str,
+    path: str,
+    text: str,
+    env: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
+    beside: Beside | None = None,
+) -> Reading:
+    """A config (YAML, JSON, TOML) or a launch script of the framework whose table is data/launch/KIND.yaml, as a config.
+
+    `sets`: dotted keys that the user sets; what only they tell (model, parallelism.dp, data.seqlen) is asked for by name.
+
+    Raises:
+        ConfigError: one line per problem: no such file, keys that change cost and are not modeled, contradictory sizes.
+    """
+    table = load_table(kind.replace("-", "_"))
+    if kind == "primus":
+        return _primus(path, text, env, sets)
+    said, devices = _said(path, text, table, dict(env or {}), beside)
+    for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
+        if config.suffix in {".yaml", ".yml"}:
+            said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
+    said = {name.replace("-", "_"): value for name, value in said.items()}
+    keys = JobKeys(path, table, read_keys(said, table), sets=sets)
+    return _Plan(keys, devices, beside).reading()
+
+
+def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[str, Any] | None) -> Reading:
+    """Megatron-LM's arguments under modules.pre_trainer.overrides, and a model by the name of its file."""
+    tree = parse_mapping(re.sub(r"\$\{(\w+):([^}]*)\}", lambda found: (env or {}).get(found[1], found[2]), text), path)
+    trainer = tree.get("modules", {}).get("pre_trainer")
+    if not isinstance(trainer, dict):
+        raise ConfigError(f"{path}: modules.pre_trainer is missing; not a Primus training")
+    if trainer.get("framework", "megatron") != "megatron":
+        raise ConfigError(f"{path}: modules.pre_trainer.framework {trainer['framework']}: only megatron's is read")
+    preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
+    said = {key: str(value) for key, value in flatten(trainer.get("overrides") or {}).items() if value is not None}
+    model = {"model": preset} if preset and "num_layers" not in said else {}
+    return from_arguments(said, path, sets=model | dict(sets or {}))._replace(framework="Primus (Megatron-LM)")
+
+
+def _said(
+    path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
+) -> tuple[dict[str, Any], int | None]:
+    """The keys of a file, dotted, and how many processes a script starts."""
+    if text.lstrip().startswith("{"):
+        try:
+            return flatten(json.loads(text)), None
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: line {error.lineno}: not valid JSON ({error.msg})") from None
+    if path.endswith(".toml"):
+        return flatten(tomllib.loads(text)), None
+    if not re.match(r"\s*(#[^\n]*\n\s*)*[\w\"'-]+\s*:(\s|$)", text):
+        script = read_script(text, path, env, beside)
+        if script.problems:
+            raise ConfigError(script.problems)
+        said = dict(_flags([word.text for word in script.arguments]))
+        launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
+        return said | {key: value for key, value in launcher.items() if value}, script.devices
+    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
+    for section in table.raw.get("inside") or []:
+        tree = tree[section] if isinstance(tree.get(section), dict) else tree
+    return flatten(tree), None
+
+
+def _flags(words: list[str]) -> list[tuple[str, Any]]:
+    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
+    found: list[tuple[str, Any]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
+            found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
+        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            found.append((name, scalar(value)))
+        elif found and found[-1][1] is True:
+            found[-1] = (found[-1][0], scalar(word))
+    return found
+
+
+class _Plan:
+    """The plan of one job: what the table puts straight into it, and what is worked out."""
+
+    def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
+        self.keys, self.devices, self.beside = keys, devices, beside
+        self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
+        self.figures: dict[str, str] = {}
+        """@figure -> the key that says it."""
+        for key, rule in keys.table.rules.items():
+            unsaid = (
+                key not in keys.values and rule.beside and keys.get(rule.beside) is None
+            )  # a default of its own kind of file
+            if rule.status != "used" or keys.get(key) is None or unsaid:
+                continue
+            if rule.note.startswith("@"):
+                self.figures[rule.note] = key
+            else:
+                value = keys.word(key, rule.words) if rule.words else keys.get(key)
+                put(self.config, rule.note, scalar(value) if isinstance(value, str) else value)
+
+    def get(self, figure: str) -> Any:
+        """What a figure's key says; None where none does."""
+        return self.keys.get(self.figures[figure]) if figure in self.figures else None
+
+    def on(self, figure: str) -> bool:
+        """Whether a figure's switch is on."""
+        value = self.get(figure)
+        return value is not None and str(value).lower() not in {
+            "false",
+            "none",
+            "null",
+            "",
+            "0",
+            "auto",
+            "no",
+            "[]",
+            "{}",
+        }
+
+    def whole(self, figure: str) -> int | None:
+        """A figure's whole number; None where it is unsaid or left to another file."""
+        return (
+            None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
+        )
+
+    def reading(self) -> Reading:
+        """The plan with what became of every key."""
+        keys, config = self.keys, self.config
+        config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
+        if self.on("@checkpointing"):
+            config["performance"].setdefault("activation_checkpointing_type", "full")
+        if self.on("@adapter") and str(self.get("@adapter")).lower() not in {"full", "freeze_none"}:
+            keys.leave_out(self.figures["@adapter"], _ADAPTERS)
+        named = re.sub(r"[^a-z]", "", str(self.get("@optimizer") or "adam").lower())
+        if not named.startswith(("adam", "fusedadam", "pagedadamw")):
+            keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
+        elif re.search(r"8bit|4bit|paged", str(self.get("@optimizer")).lower()):
+            keys.leave_out(self.figures["@optimizer"], "quantized states; taken as fp32")
+        if (width := self.whole("@mlp")) or (ratio := self.whole("@mlp_ratio")):
+            # olmo/model.py: the width of a gated MLP is said of both halves together
+            width = width or (ratio or 0) * int(config["model"].get("hidden_sz", 0))
+            config["model"]["inter_sz"] = width // 2 if config["model"].get("glu") else width
+        self._model()
+        self._batch()
+        if "seqlen" not in config["data"]:
+            keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
+        return keys.reading({section: value for section, value in config.items() if value != {}})
+
+    def _software(self) -> str:
+        """The profile, and how parameters are sharded, by what runs the steps."""
+        keys, profiles = self.keys, self.keys.table.raw["software"]
+        if self.on("@deepspeed"):
+            name = str(self.get("@deepspeed"))
+            keys.put("deepspeed", True)
+            keys.put("deepspeed_config", name)
+            put_deepspeed_config(keys, self.beside)
+            stage = keys.get("zero_stage")
+            if stage is None and (found := re.search(r"z(?:ero)?_?-?(?:stage)?_?([0-3])", name.lower())):
+                stage = found[1]
+                keys.notes.append(f"ZeRO stage {stage} by the name of {name}")
+            if "offload" in name.lower():
+                keys.leave_out(self.figures["@deepspeed"], "states in the host's memory")
+            if stage is None and told(keys.sets, "parallelism.zero_level") is None:
+                why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
+                keys.left_open["parallelism.zero_level"] = why
+            elif stage is not None:
+                self.config["parallelism"]["zero_level"] = int(stage)
+            return str(profiles["deepspeed"])
+        if self.on("@fsdp") and "fsdp" in profiles:
+            strategy = str(self.get("@fsdp_strategy") or self.get("@fsdp")).lower()
+            self.config["parallelism"].setdefault("zero_level", 2 if re.search(r"shard_grad_op|^2$", strategy) else 3)
+            if "offload" in strategy:
+                keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
+            return str(profiles["fsdp"])
+        return str(profiles["default"])
+
+    def _precision(self) -> dict[str, Any]:
+        word = str(self.get("@half") or "").lower()
+        bf16 = self.on("@bf16") or "bf16" in word or "bfloat16" in word
+        fp16 = self.on("@fp16") or "fp16" in word or "float16" in word.replace("bfloat16", "")
+        if self.on("@fp8"):
+            self.keys.approximate(self.figures["@fp8"], "torchao's float8 projections: bf16 ones are counted")
+        return {"precision": "bf16" if bf16 or self.on("@fp8") else "fp16" if fp16 else "fp32"}
+
+    def _model(self) -> None:
+        keys, config = self.keys, self.config
+        if (user := told(keys.sets, "model")) is not None:
+            config["model"] = user
+            return
+        if config["model"].keys() >= {"n_layers", "hidden_sz"}:
+            if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
+                config["model"]["inter_sz"] = 4 * int(config["model"]["hidden_sz"])
+            if "vocab_sz" not in config["model"]:
+                keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
+            return
+        name = str(self.get("@model") or "")
+        if (preset := preset_of(name)) is not None:
+            config["model"] = {"preset": preset} | config["model"]
+            return
+        found = Path(name) / "config.json"
+        if name and found.is_file():
+            config["model"] = {"hf": str(found)} | config["model"]
+            return
+        what = f"model {name!r} is not among the presets" if name else "model unknown"
+        keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
+
+    def _batch(self) -> None:
+        """Data-parallel ranks, and the batch that they share."""
+        keys, data, layout = self.keys, self.config["data"], self.config["parallelism"]
+        degrees = {axis: int(layout.get(axis, 1)) for axis in ("tp", "pp", "cp")}
+        nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
+        devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
+        axes = [int(size) for name in ("@dp_shard", "@dp_replicate", "@dp_dcn") if (size := self.get(name)) is not None]
+        product = prod(axes) if axes and min(axes) > 0 else None
+        dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
+        micro, steps, batch = self.whole("@micro"), self.whole("@steps"), self.whole("@batch")
+        if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
+            dp = batch // (micro * steps)
+        if (tokens := self.whole("@tokens_batch")) and isinstance(data.get("seqlen"), int):
+            batch = tokens // data["seqlen"]
+        if dp is None:
+            keys.left_open["parallelism.dp"] = "number of devices unknown; add --set parallelism.dp=N"
+        else:
+            layout["dp"] = dp
+            gbs = batch or (micro * (steps or 1) * dp if micro else None)
+            data |= {"gbs": gbs} if gbs else {}
+            micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)
+        data |= {"microbatch_sz": micro} if micro else {}
+        for key in ("gbs", "microbatch_sz"):
+            if key not in data and "parallelism.dp" not in keys.left_open:
+                keys.left_open[f"data.{key}"] = f"batch unknown; add --set data.{key}=N"
+        if dp is not None and "parallelism.dp" not in keys.left_open and devices is not None:
+            keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))

@@ -1,0 +1,189 @@
+"""What torch's allocator holds on a device beside states and activations: workspaces, grow-only buffers, masks, stage inputs."""
+
+from __future__ import annotations
+
+import re
+
+from steptime.base.num import Num, minimum, where
+from steptime.base.rows import HeldBuffer
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.job import Job
+from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
+from steptime.memory.states import States, chunk_buckets, state_bytes
+from steptime.software.performance import Software
+
+KIB = 1024.0
+"""Bytes of a KiB."""
+FP32 = 4.0
+"""Bytes of one fp32 number."""
+MIB = KIB * KIB
+"""Bytes of a MiB."""
+ROUND_LARGE, LARGEST_SHARED, KEPT_REST = 2.0 * MIB, 10.0 * MIB, 1.0 * MIB
+"""kRoundLarge, kMinLargeAlloc and kSmallSize of torch's caching allocator."""
+TORCH_DEFAULT = ":4096:2:16:8"
+"""KiB and count of each part of a workspace, as CUBLAS_WORKSPACE_CONFIG would say torch's own default."""
+TORCH_HOPPER = ":4096:8"
+TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
+TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
+MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
+INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
+SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
+POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
+DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
+DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer"
+BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
+MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
+COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
+
+
+def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
+    """Every buffer of one stage, which holds such states; empty ones are left out."""
+    job, chunks = assembly.job, assembly.stages[stage]
+    found = [*workspaces(job.software), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
+    deferred = deferred_wgrad_bytes(assembly, chunks)
+    found.append(
+        HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
+    )
+    rests = block_rest_bytes(assembly, chunks)
+    found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
+    found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
+    copies = gradient_copy_bytes(job, states)
+    found.append(HeldBuffer("fp32 copies of the gradients", copies, stays=True, at_peak=False, source=COPIES))
+    return [item for item in found if not (isinstance(item.bytes, float | int) and item.bytes == 0.0)]
+
+
+def at_peak(buffers: list[HeldBuffer]) -> Num:
+    """Bytes of what is there at the peak of a micro-batch."""
+    return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
+
+
+def workspaces(software: Software) -> list[HeldBuffer]:
+    """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
+    held, chip = software.buffers, software.compute_capability
+    if chip == 0.0:
+        return []
+    count, ours = held.cublas_handles, cublas_workspace_bytes(held.cublas_workspace, chip)
+    return [
+        HeldBuffer(f"cuBLAS workspaces of torch, {count}", count * ours, stays=True, at_peak=True, source=TORCH),
+        HeldBuffer(
+            "TransformerEngine's cuBLAS workspace",
+            held.te_workspaces * te_workspace_bytes(chip),
+            stays=True,
+            at_peak=True,
+            source=TE,
+        ),
+    ]
+
+
+def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
+    """Bytes of the workspace that torch gives a cuBLAS handle on a stream: pairs of KiB and count, as the variable has them.
+
+    Unsaid, 32 MiB from Hopper on (Blackwell since NVIDIA's container of April 2026) and 8.125 MiB before.
+
+    >>> cublas_workspace_bytes(":4096:8", 8.0) / 2**20, cublas_workspace_bytes("default", 8.0) / 2**20
+    (32.0, 8.125)
+    """
+    if said == "default":
+        said = TORCH_HOPPER if compute_capability >= 9.0 else TORCH_DEFAULT
+    return sum(KIB * int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", said))
+
+
+def te_workspace_bytes(compute_capability: float) -> float:
+    """32 MiB from Hopper on, else 4 MiB."""
+    return (32.0 if compute_capability >= 9.0 else 4.0) * KIB * KIB
+
+
+def mask_bytes(assembly: Assembly) -> Num:
+    """The causal mask of a micro-batch, made by the data loader: a byte for each pair of positions that the rank has."""
+    shard = assembly.shard
+    return shard.batch * shard.seq * shard.kv_seq if assembly.job.software.buffers.attention_mask else 0.0
+
+
+def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
+    """Boundary tensors that a stage holds beside those of micro-batches in flight.
+
+    Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
+    the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
+    without virtual stages neither receives inputs nor sends gradients.
+    """
+    job = assembly.job
+    if job.parallelism.pp == 1 or not job.software.buffers.stage_inputs_stay:
+        return []
+    one = assembly.boundary_bytes
+    inputs = sum(not chunk.embedding for chunk in chunks)
+    under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
+    return [
+        HeldBuffer(
+            "inputs of the stage and their gradients", 2.0 * inputs * one, stays=True, at_peak=False, source=INPUTS
+        ),
+        HeldBuffer("sends and receives under way", under_way * one, stays=False, at_peak=True, source=SENDS),
+    ]
+
+
+def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """What the head's deferred weight gradients keep in a pipeline: gradients of logits, and inputs, of earlier micro-batches."""
+    job, limit = assembly.job, assembly.job.software.buffers.deferred_head_wgrads
+    if job.parallelism.pp == 1 or limit == 0 or not any(chunk.head for chunk in chunks):
+        return 0.0
+    waiting = minimum(1.0 * limit, job.microbatches - 1.0)
+    return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
+
+
+def block_rest_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """What is counted of states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
+
+    Flat buffers of each chunk's gradients, and of its parameters under the distributed optimizer; else each parameter, its master
+    copy and its moments for themselves.
+    """
+    job, software = assembly.job, assembly.job.software
+    if software.buffers.expandable_segments or software.compute_capability == 0.0:
+        return 0.0
+    if not (software.states.gradients_persist and software.states.padded_buckets):
+        return 0.0
+    size = state_bytes(job)
+    rest: Num = 0.0
+    for chunk in chunks:
+        params = assembly.chunk_params(chunk)
+        if job.zero_level:
+            flat = sum([bucket.elements for bucket in chunk_buckets(assembly, chunk)])
+            rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
+            continue
+        rest = rest + block_rest(size.gradients * assembly.local_params(chunk))
+        for elements, count in ((p.local(assembly.head.tp), count) for own, count in params for p in own):
+            tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
+            rest = rest + count * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
+    return rest
+
+
+def block_rest(size: Num) -> Num:
+    """Bytes of a new block beyond the `size` asked for.
+
+    From 10 MiB on a block is a multiple of 2 MiB long (kRoundLarge); what is left of it stays with it up to 1 MiB (kSmallSize).
+
+    >>> block_rest(49.25 * 2**20) / 2**20, block_rest(98.25 * 2**20) / 2**20
+    (0.75, 0.0)
+    """
+    rest = -size % ROUND_LARGE
+    return where((size >= LARGEST_SHARED) & (rest <= KEPT_REST), rest, 0.0)
+
+
+def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
+    """Buffers that are made once and stay."""
+    pool, dummies = comm_buffer_bytes(assembly), dummy_wgrad_bytes(assembly, stage)
+    maps = dispatcher_bytes(assembly, stage)
+    return [
+        HeldBuffer("Megatron's grow-only buffer", pool, stays=True, at_peak=True, source=POOL),
+        HeldBuffer("dummy weight gradients", dummies, stays=True, at_peak=True, source=DUMMIES),
+        HeldBuffer("routing maps of token dispatchers", maps, stays=True, at_peak=True, source=MAPS),
+    ]
+
+
+def gradient_copy_bytes(job: Job, states: States) -> Num:
+    """Fp32 copies of half-precision main gradients, for the parameters whose states a device holds."""
+    software = job.software
+    if not software.buffers.gradient_copies or software.states.master_dtype != "fp32":
+        return 0.0
+    if software.bytes_of(software.states.main_grad_dtype) == FP32:
+        return 0.0
+    size = state_bytes(job)
+    return FP32 * states.optimizer_bytes / (size.master + size.moments)

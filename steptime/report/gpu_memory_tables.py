@@ -1,0 +1,62 @@
+"""Tables of `3dtrn validate` on the memory of real GPU jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.analyses import UNPROVED
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Figures = Mapping[str, Any]
+
+HEADER = ["", "", "n", "states", "worst", "peak", "mean", "p90", "worst"]
+
+
+def fine(share: float | None) -> str:
+    """A share in per cent with two decimals: memory is known to the byte."""
+    return "-" if share is None else f"{100.0 * share:.2f}"
+
+
+def lines(name: str, found: Figures) -> list[list[str]]:
+    """A row for each split that has any."""
+    rows = []
+    for split, figures in found.items():
+        states, peak = figures["persisting"], figures["peak"]
+        if peak["rows"]:
+            shown = [fine(states["median"]), fine(states["worst"])]
+            shown += [fine(peak[key]) for key in ("median", "mean", "p90", "worst")]
+            rows.append([name, split, f"{peak['rows']:,}", *shown])
+            name = ""
+    return rows or [[name, "", "0", UNPROVED, *[""] * (len(HEADER) - 4)]]
+
+
+def tables(summary: Figures) -> list[Table]:
+    """Headline, mechanisms, machines, what stands apart, and the worst rows; none without such rows."""
+    if not summary["rows"]:
+        return []
+    first = {split: figures["first_peak"] for split, figures in summary["headline"].items()}
+    notes = [
+        "errors in per cent of torch's own figures, last rank; states: median and worst of what persists between steps",
+        *(
+            f"peak of the first step, {split}: median {fine(found['median'])}, mean {fine(found['mean'])}, n {found['rows']}"
+            for split, found in first.items()
+            if found["rows"]
+        ),
+    ]
+    head = [*lines("all", summary["headline"]), *lines("above 10 GB", summary["large"])]
+    found = [Table("memory of real GPU jobs (Megatron-LM's own tests)", HEADER, head, tuple(notes), left=2)]
+    rows = [line for name, figures in summary["mechanisms"].items() for line in lines(name, figures)]
+    told = (f"a job shows several mechanisms; {UNPROVED}: no measured job shows it",)
+    found.append(Table("memory of real GPU jobs, by mechanism", HEADER, rows, told, left=2))
+    rows = [line for name, figures in summary["machines"].items() for line in lines(name, figures)]
+    found.append(Table("memory of real GPU jobs, by GPU and container", HEADER, rows, left=2))
+    if summary["apart"]:
+        rows = [line for i, figures in enumerate(summary["apart"].values()) for line in lines(f"({i + 1})", figures)]
+        why = tuple(f"({i + 1}) {name}" for i, name in enumerate(summary["apart"]))
+        found.append(Table("memory of real GPU jobs, judged apart", HEADER, rows, why, left=2))
+    worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary["worst"]]
+    found.append(Table("memory of real GPU jobs, worst rows", ["", "split", "peak, %"], worst, left=2))
+    return found

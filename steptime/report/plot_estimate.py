@@ -1,0 +1,169 @@
+"""Pictures of an estimate: `3dtrn PLAN --plot FILE` and `3dtrn scale PLAN --plot FILE`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import GIB, TIME, percent, seconds, unit_for
+from steptime.report.headline import VERDICTS, headline
+from steptime.report.page.memory_charts import PARTS, parts_of, pieces
+from steptime.report.palette import MEMORY, PASSES, time_color
+from steptime.report.palette import TIME as COLORS
+from steptime.report.plot_style import EDGE, picture
+from steptime.timing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.answer.result import Estimate
+    from steptime.base.rows import WeakScaling
+    from steptime.schedule import ActionSpan
+
+COLUMNS = 2400
+"""Columns of the schedule's picture; an action narrower than one may not show."""
+
+
+def draw(estimate: Estimate, path: str) -> None:
+    """Where the step goes, the memory of every stage, the schedule, and the worst stage's memory over the step.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    timeline = Timeline(estimate.timing)
+    stages = len(estimate.memory.stages)
+    with picture(path, 11.5, 8.0 + min(stages, 64) * 0.05) as figure:
+        grid = figure.add_gridspec(3, 2, height_ratios=(3.0, 1.0 + min(stages, 32) * 0.08, 1.8))
+        _step(figure.add_subplot(grid[0, 0]), estimate)
+        _memory(figure.add_subplot(grid[0, 1]), estimate)
+        _schedule(figure.add_subplot(grid[1, :]), estimate, timeline)
+        _over_time(figure.add_subplot(grid[2, :]), estimate, timeline)
+        verdict = VERDICTS[estimate.memory.verdict][0]
+        job = ", ".join(part.strip() for line in headline(estimate) for part in line.split("  ") if part.strip())
+        step = f"{seconds(estimate.step_s)} a step, MFU {percent(estimate.throughput.mfu)}"
+        figure.suptitle(f"{verdict}: {step}\n{job}", x=0.01, ha="left", fontsize=9)
+
+
+def _step(axes: Any, estimate: Estimate) -> None:
+    """Bars by part, the widest on top; hidden communication hatched."""
+    time = estimate.time
+    least = 1e-6 * time.step_s
+    names = [
+        n for n in time.parts_s | time.hidden_s if time.parts_s.get(n, 0.0) > least or time.hidden_s.get(n, 0.0) > least
+    ]
+    names.sort(key=lambda n: (time.parts_s.get(n, 0.0), time.hidden_s.get(n, 0.0)))
+    unit = unit_for(time.step_s, TIME)
+    for i, name in enumerate(names):
+        own, beside = (max(0.0, of.get(name, 0.0)) / unit.size for of in (time.parts_s, time.hidden_s))
+        axes.barh(i, own, color=time_color(name), **EDGE)
+        if beside:
+            label = "hidden under compute" if not axes.get_legend_handles_labels()[0] else None
+            axes.barh(
+                i, beside, left=own, color="white", hatch="////", edgecolor=time_color(name), linewidth=0.5, label=label
+            )
+    axes.set_yticks(range(len(names)), [part_name(name) for name in names])
+    axes.set(xlabel=f"seconds of the step [{unit.name}]", title="where the step goes")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
+
+
+def _memory(axes: Any, estimate: Estimate) -> None:
+    """A stacked bar for every stage and a line at what the device has."""
+    memory = estimate.memory
+    overhead = float(sum(memory.overhead_bytes))
+    stages = [row.stage for row in memory.stages]
+    left = [0.0] * len(stages)
+    for key, name in PARTS.items():
+        held = [parts_of(row, overhead)[key] / GIB for row in memory.stages]
+        axes.barh(stages, held, left=left, color=MEMORY[key], label=name, **EDGE)
+        left = [a + b for a, b in zip(left, held, strict=True)]
+    axes.axvline(memory.capacity_bytes / GIB, color="black", linewidth=1.5, label="usable")
+    axes.invert_yaxis()
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="GiB of a device", ylabel="stage", title="memory at the peak")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
+    """Every stage a row: forwards light, backwards dark, idle gray."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+
+    step_s, names = estimate.step_s, {"F": "forward", "B": "backward", "W": "gradients of the weights"}
+    rows = [[to_rgb(color) for color in _colors(spans, timeline, i)] for i, spans in enumerate(timeline.actions)]
+    unit = unit_for(step_s, TIME)
+    axes.imshow(rows, aspect="auto", interpolation="nearest", extent=(0.0, step_s / unit.size, len(rows) - 0.5, -0.5))
+    kinds = {span.action.kind for span in timeline.actions[0]}
+    legend = [Patch(facecolor=PASSES[kind], label=names[kind]) for kind in names if kind in kinds]
+    others = (("bubble", "idle"), ("optimizer", "optimizer"), ("stragglers", "wait for the slowest replica"))
+    legend += [Patch(facecolor=COLORS[key], label=name) for key, name in others]
+    axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set(ylabel="stage", title="the schedule")
+
+
+def _colors(spans: list[ActionSpan], timeline: Timeline, stage: int) -> list[str]:
+    """The color at the middle of every column of one stage."""
+    starts = [span.start_s for span in spans]
+    own = [each for each in timeline.around(stage) if each.track == "compute"]
+    found = []
+    for column in range(COLUMNS):
+        at = (column + 0.5) * timeline.step_s / COLUMNS
+        i = bisect_right(starts, at) - 1
+        inside = timeline.start_s <= at <= timeline.end_s
+        color = COLORS["bubble"] if inside else "#ffffff"
+        if i >= 0 and at <= spans[i].end_s:
+            color = PASSES[spans[i].action.kind]
+        color = next((time_color(each.kind) for each in own if each.start_s <= at <= each.end_s), color)
+        found.append(color)
+    return found
+
+
+def _over_time(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
+    """The worst stage, stacked from what stays to what comes and goes."""
+    memory = estimate.memory
+    row = memory.stages[memory.worst_stage]
+    found = pieces(estimate, timeline, row.stage)
+    unit = unit_for(estimate.step_s, TIME)
+    edges = [*(piece.start_s / unit.size for piece in found), found[-1].end_s / unit.size]
+    fixed = {
+        "overhead": float(sum(memory.overhead_bytes)),
+        "params_bytes": row.params_bytes,
+        "optimizer_bytes": row.optimizer_bytes,
+    }
+    layers = [(key, [held / GIB] * len(found)) for key, held in fixed.items()]
+    layers.append(("gradients_bytes", [piece.gradients / GIB for piece in found]))
+    layers.append(("activations_bytes", [piece.activations / GIB for piece in found]))
+    layers.append(("transient_bytes", [piece.transient / GIB for piece in found]))
+    below = [0.0] * len(found)
+    for key, held in layers:
+        above = [a + b for a, b in zip(below, held, strict=True)]
+        low, high = ([*values, values[-1]] for values in (below, above))
+        axes.fill_between(edges, low, high, step="post", color=MEMORY[key], linewidth=0)
+        below = above
+    axes.axhline(memory.capacity_bytes / GIB, color="black", linewidth=1.5)
+    axes.set(xlim=(0.0, edges[-1]), ylim=(0.0, None), xlabel=f"time [{unit.name}]", ylabel="GiB")
+    axes.set_title(f"memory of stage {row.stage} over the step (colors as above, line: usable)")
+
+
+def draw_scaling(weak: Sequence[WeakScaling], strong: Sequence[WeakScaling], here: int, path: str) -> None:
+    """Efficiency over devices at fixed work per device, and at a fixed batch; `here`: the plan's own devices.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    with picture(path, 7.0, 4.2) as figure:
+        axes = figure.subplots()
+        for rows, name, style in (
+            (weak, "weak: the same work per device", "o-"),
+            (strong, "strong: the same batch", "s--"),
+        ):
+            color = COLORS["gemm"] if style == "o-" else COLORS["tp_comm"]
+            shares = [100.0 * row.efficiency for row in rows]
+            axes.plot([row.devices for row in rows], shares, style, color=color, label=name, markersize=5)
+        axes.axvline(here, color="#59616c", linewidth=0.8, linestyle=":", label="this plan")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set(xlabel="devices", ylabel="efficiency [%]", ylim=(0.0, None))
+        axes.legend(loc="lower left")

@@ -1,0 +1,62 @@
+"""How every picture of `--plot` is made and saved: one style, the same bytes for the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.report.written import check_path
+
+SUFFIXES = (".png", ".svg", ".pdf")
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "hatch.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "steptime",
+    "pdf.fonttype": 42,
+}
+EDGE: dict[str, Any] = {"edgecolor": "#59616c", "linewidth": 0.5}
+"""Of bars: they stay apart in grayscale."""
+_META: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
+
+def check(path: str) -> None:
+    """Whether a picture can be made there, before anything is estimated.
+
+    Raises:
+        ConfigError: no format of that suffix, no such folder, or no matplotlib.
+    """
+    check_path("--plot", path, SUFFIXES)
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ConfigError("--plot: needs matplotlib; pip install 'steptime[plot]'") from None
+    del mpl
+
+
+@contextmanager
+def picture(path: str, width: float, height: float) -> Iterator[Any]:
+    """A figure of so many inches, saved at the end.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        kind = Path(path).suffix.lower().lstrip(".")
+        try:
+            figure.savefig(path, format=kind, dpi=160, metadata=_META[kind])
+        except OSError as error:
+            raise ConfigError(f"--plot {path}: cannot be written ({error.strerror or error})") from None

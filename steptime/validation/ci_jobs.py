@@ -1,0 +1,199 @@
+"""Megatron-LM's own functional tests as measured rows: their launch command through the one reader, and the memory they held.
+
+`data/measurements/megatron_ci.csv.gz` has a row for each job, `megatron_ci_configs.jsonl.gz` its flags and environment, once for
+all jobs that share them. Both are written by `benchmarks/build_megatron_ci.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+from functools import cache
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, read_source
+from steptime.job.job import Job
+from steptime.launch.megatron.sources import read_megatron
+from steptime.launch.reading import LaunchFlag, Reading, to_job
+from steptime.validation.measurements import CI_FILE, FOLDER, MeasuredRow, SkipRowError
+from steptime.validation.row_machine import hardware_of, machine
+
+PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
+"""Kind of test -> what it launches; the others pretrain_gpt.py."""
+PER_NODE = {"GB200-NVL72": 4}
+"""Devices of a node by GPU; 8 of the others."""
+REASONS = (
+    "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction", "activation offloading",
+    "another optimizer",
+)  # fmt: skip
+"""What is told first of a job that lacks several things, as far as their words begin so."""
+HOLD_MEMORY = frozenset(
+    f"--{name}"
+    for name in (
+        "optimizer", "delay-wgrad-compute", "first-last-layers-bf16", "nccl-ub", "fp16-lm-cross-entropy",
+        "use-transformer-engine-op-fuser", "reuse-grad-buf-for-mxfp8-param-ag", "no-bias-dropout-fusion",
+        "overlap-param-gather-with-optimizer-step",
+    )
+)  # fmt: skip
+"""Flags that are approximated for the step time and change what is held."""
+RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
+COMPILED = "the peak is of the first iteration, in which the loss is compiled"
+
+
+class HeldMemory(NamedTuple):
+    """What torch's allocator held on the last rank, measured and predicted [B]; None where the record does not say."""
+
+    persisting: tuple[float, float] | None
+    """Between two steps."""
+    first_peak: tuple[float, float] | None
+    """In the first step, before the optimizer's moments are there."""
+    apart: str
+    """Why the row stands beside the headline figures; "" where it does not."""
+
+
+class CiPlan(NamedTuple):
+    """A job of the tests as a plan."""
+
+    job: Job
+    assumed: tuple[str, ...]
+
+
+def launch_script(config: dict[str, Any], devices: int, per_node: int, kind: str) -> str:
+    """The shell script that starts a test: its environment, and torchrun with its flags."""
+    env, args = config["env"], config["args"]
+    lines = [f"export {name}={shlex.quote(str(value))}" for name, value in env.items()]
+    words: list[str] = []
+    for flag, value in args.items():
+        if value is False or value is None:
+            continue
+        said = [] if value is True else value if isinstance(value, list) else str(value).split()
+        words += [flag, *(shlex.quote(str(item)) for item in said)]
+    nodes = -(-devices // per_node)
+    start = f"torchrun --nnodes {nodes} --nproc-per-node {devices // nodes} {PROGRAMS.get(kind, 'pretrain_gpt.py')}"
+    return "\n".join([*lines, f"{start} {' '.join(words)}", ""])
+
+
+def plan_of(row: MeasuredRow) -> CiPlan:
+    """The plan of a row; built once for all rows of one configuration, machine and image.
+
+    Raises:
+        SkipRowError: the one reason for which the job is not judged.
+    """
+    devices = row.whole("n_gpus")
+    if devices is None:
+        raise SkipRowError("n_gpus: not stated")
+    found = _plan(row.text("config"), row.text("kind"), devices, row)
+    if isinstance(found, str):
+        raise SkipRowError(found)
+    return found
+
+
+_PLANS: dict[tuple[object, ...], CiPlan | str] = {}
+
+
+def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
+    """The plan, or the reason why there is none."""
+    place = (key, kind, devices, row.text("gpu"), _image(row)["image"])
+    if place not in _PLANS:
+        try:
+            reading = read_ci(key, kind, devices, PER_NODE.get(row.text("gpu"), 8))
+            _PLANS[place] = reading if isinstance(reading, str) else _on_image(reading, row)
+        except ConfigError as error:
+            _PLANS[place] = _without_name(error.problems[0])
+    return _PLANS[place]
+
+
+def _without_name(problem: str) -> str:
+    """A reader's problem without the configuration's name."""
+    return re.sub(r"^[0-9a-f]{12}: (?:line \d+: )?", "", problem)
+
+
+@cache
+def read_ci(key: str, kind: str, devices: int, per_node: int) -> Reading | str:
+    """Flags, environment and script of a configuration as a reading, or the reason why it is not judged.
+
+    Raises:
+        ConfigError: the job cannot be read.
+    """
+    script = launch_script(configurations()[key], devices, per_node, kind)
+    reading = read_megatron(key, script, {}, {})
+    approximated = [flag for flag in reading.of("approximated") if flag.name in HOLD_MEMORY]
+    lacking = [*reading.of("unmodelled"), *approximated]
+    return f"not modelled yet: {first_reason(lacking)}" if lacking else reading
+
+
+def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
+    """The plan on the row's machine, with what its image decides put over it.
+
+    Raises:
+        ConfigError: its layout cannot run.
+        SkipRowError: the machine is unknown.
+    """
+    hardware = machine(hardware_of(row).section["node_type"], ())
+    capability = hardware.accelerator.compute_capability or 0.0
+    settings, assumed = _of_image(reading, _image(row), capability)
+    sets = {f"performance.{name}": value for name, value in settings.items()}
+    job = to_job(reading, {"hardware.node_type": hardware.name, **sets}, allow_unmodelled=True)
+    return CiPlan(job, tuple(assumed))
+
+
+def first_reason(lacking: list[LaunchFlag]) -> str:
+    """Of what a job has that is not modelled, what weighs most."""
+    notes = [flag.note.partition(":")[0] for flag in lacking]
+    return next((word for word in REASONS for note in notes if note.startswith(word)), notes[0])
+
+
+def _of_image(reading: Reading, image: dict[str, Any], capability: float) -> tuple[dict[str, Any], list[str]]:
+    """What a test's image decides over its command line, and why, a line each."""
+    said = reading.config["performance"]
+    settings = dict(image["always"])
+    if said.get("deterministic") and "attention_backend" not in said and said.get("attention_impl") == "flash":
+        settings |= image["deterministic"]
+    if capability >= 10.0 and "cublas_workspace" not in said:
+        settings |= image["blackwell"]
+    why = _images()["why"]
+    return settings, [f"{name}: {value}, as of image {image['image']} {why[name]}" for name, value in settings.items()]
+
+
+def _image(row: MeasuredRow) -> dict[str, Any]:
+    """The image of a row's container on the day of its record; that of a release's own container is lts's."""
+    images = _images()["images"]
+    found = images.get(row.text("container"), images["lts"])
+    when = row.text("first_recorded")
+    current: dict[str, Any] = [image for image in found if image["from"] <= when][-1]
+    return current
+
+
+@cache
+def _images() -> dict[str, Any]:
+    return parse_mapping(*read_source(FOLDER / "megatron_ci_images.yaml"))
+
+
+@cache
+def configurations() -> dict[str, dict[str, Any]]:
+    """Flags (`args`) and environment (`env`) of every configuration by its key."""
+    with gzip.open(FOLDER / "megatron_ci_configs.jsonl.gz", "rt", encoding="utf-8") as file:
+        return {found["config"]: found for found in map(json.loads, file)}
+
+
+def is_ci(row: MeasuredRow) -> bool:
+    """Whether a row is of Megatron-LM's own tests."""
+    return row.file == CI_FILE
+
+
+def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float) -> HeldMemory:
+    """The row's other figures beside the estimate's."""
+    measured = row.number("allocated_bytes"), row.number("first_iteration_peak_bytes")
+    states, first = measured
+    resumed = "_2nd@" in row.id
+    apart = RESUMED if resumed else ""
+    if not apart and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
+        apart = COMPILED
+    return HeldMemory(
+        None if states is None else (states, persisting),
+        None if first is None or resumed else (first, first_peak),
+        apart,
+    )

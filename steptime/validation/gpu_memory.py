@@ -1,0 +1,153 @@
+"""Memory of real GPU jobs against the estimate: what persists between steps, and peaks, by mechanism, machine and split.
+
+The rows are those of Megatron-LM's own tests, in which torch's allocator was read to the byte (`ci_jobs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from steptime.validation.ci_jobs import HeldMemory
+from steptime.validation.judgement import Judgement
+
+LARGE = 10e9
+"""A job with a peak above this is no toy [B]."""
+SPLITS = ("test", "fit")
+
+
+def _said(j: Judgement, section: str, key: str) -> Any:
+    return (j.config or {}).get(section, {}).get(key)
+
+
+def _above_one(axis: str) -> Callable[[Judgement], bool]:
+    return lambda j: int(_said(j, "parallelism", axis) or 1) > 1
+
+
+def _is(key: str, *values: object) -> Callable[[Judgement], bool]:
+    return lambda j: _said(j, "performance", key) in values
+
+
+def _recomputes(j: Judgement, kind: str) -> bool:
+    said = _said(j, "performance", "recompute")
+    return bool(said) and said.get("granularity") == kind
+
+
+def _fsdp(j: Judgement) -> bool:
+    return int(_said(j, "parallelism", "zero_level") or 0) >= 2
+
+
+def _flash(j: Judgement, backend: str) -> bool:
+    if _said(j, "performance", "attention_impl") != "flash":
+        return False
+    said = _said(j, "performance", "attention_backend")
+    older = j.accelerator.startswith("a100")
+    blackwell = j.accelerator.startswith(("gb", "b")) and bool(_said(j, "performance", "deterministic"))
+    batch_first = said == "flash" or (said == "auto" and (older or blackwell))
+    return batch_first == (backend == "flash")
+
+
+MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
+    "one model a device": lambda j: not any(_above_one(axis)(j) for axis in ("tp", "pp", "cp")),
+    "tensor parallel": _above_one("tp"),
+    "sequence parallel": lambda j: bool(_said(j, "parallelism", "sp")),
+    "pipeline, not interleaved": lambda j: _above_one("pp")(j) and not _above_one("vpp")(j),
+    "pipeline, interleaved": _above_one("vpp"),
+    "context parallel": _above_one("cp"),
+    "distributed optimizer": lambda j: _said(j, "parallelism", "zero_level") == 1,
+    "replicated states": lambda j: _said(j, "parallelism", "zero_level") == 0,
+    "copies of the shards": _above_one("replicas"),
+    "Megatron-FSDP, as ZeRO": _fsdp,
+    "bf16": _is("precision", "bf16"),
+    "fp16, fp32 gradient copies": _is("precision", "fp16"),
+    "fp8": lambda j: "fp8" in str(_said(j, "performance", "precision")),
+    "precision-aware optimizer": _is("master_dtype", "remainder"),
+    "attention by cuDNN": lambda j: _flash(j, "cudnn"),
+    "attention batch first": lambda j: _flash(j, "flash"),
+    "scores in memory, TE": lambda j: _is("attention_impl", "unfused")(j) and not _is("scores_in_buffer", True)(j),
+    "scores in Megatron's buffer": _is("scores_in_buffer", True),
+    "no attention mask": _is("attention_mask", False),
+    "dropout": lambda j: bool(_said(j, "model", "dropout")),
+    "cross entropy, native": _is("loss_impl", "native"),
+    "cross entropy, TE": _is("loss_impl", "fused"),
+    "deferred head gradients": lambda j: bool(_said(j, "performance", "deferred_head_wgrads")),
+    "cuBLAS workspace as set": lambda j: not _is("cublas_workspace", "default")(j),
+    "cuBLAS workspace, default": _is("cublas_workspace", "default"),
+    "userbuffers": lambda j: int(_said(j, "performance", "te_workspaces") or 0) > 1,
+    "expandable segments": _is("expandable_segments", True),
+    "recompute selective": lambda j: _recomputes(j, "selective"),
+    "recompute full": lambda j: _recomputes(j, "full"),
+}
+"""A job can show several."""
+
+
+def figures(errors: Sequence[float]) -> dict[str, Any]:
+    """How many, and median, mean, p90 and worst of their size; every row has one vote, as no layout is there twice alike."""
+    if not errors:
+        return {"rows": 0, "median": None, "mean": None, "p90": None, "worst": None}
+    sizes = sorted(map(abs, errors))
+    return {
+        "rows": len(sizes),
+        "median": median(sizes),
+        "mean": fmean(sizes),
+        "p90": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        "worst": sizes[-1],
+    }
+
+
+def of_rows(rows: Sequence[Judgement]) -> dict[str, Any]:
+    """Errors of what persists, of the peak and of the first step's peak."""
+    held = [j.held for j in rows if j.held is not None]
+    return {
+        "persisting": figures([_error(found) for item in held if (found := item.persisting)]),
+        "peak": figures([error for j in rows if (error := j.memory_error) is not None]),
+        "first_peak": figures([_error(found) for item in held if (found := item.first_peak)]),
+    }
+
+
+def _error(pair: tuple[float, float]) -> float:
+    measured, predicted = pair
+    return predicted / measured - 1.0
+
+
+def by_split(rows: Sequence[Judgement]) -> dict[str, Any]:
+    """The same for each split."""
+    return {split: of_rows([j for j in rows if j.row.text("split") == split]) for split in SPLITS}
+
+
+def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[str, Any]:
+    """The same by a key, most rows first."""
+    found: dict[str, list[Judgement]] = {}
+    for j in rows:
+        found.setdefault(key(j), []).append(j)
+    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: by_split(group) for name, group in ordered}
+
+
+def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
+    """The `gpu_memory` of the summary of `3dtrn validate --json`.
+
+    `headline` leaves out rows that stand apart (`HeldMemory.apart`) and those of Megatron-FSDP, which is judged as ZeRO.
+    """
+    judged = list(judged)
+    known = [j for j in judged if j.skipped is None and j.held is not None]
+    plain = [j for j in known if not _held(j).apart]
+    leading = [j for j in plain if not _fsdp(j)]
+    return {
+        "rows": len(known),
+        "headline": by_split(leading),
+        "large": by_split([j for j in leading if (j.measured_bytes or 0.0) > LARGE]),
+        "mechanisms": {name: by_split([j for j in plain if shows(j)]) for name, shows in MECHANISMS.items()},
+        "machines": groups(leading, lambda j: f"{j.row.text('gpu')}, {j.row.text('container')}"),
+        "apart": groups([j for j in known if _held(j).apart], lambda j: _held(j).apart),
+        "worst": [
+            {"id": j.row.id, "split": j.row.text("split"), "memory_error": j.memory_error}
+            for j in sorted(leading, key=lambda j: (-abs(j.memory_error or 0.0), j.row.id))[:worst]
+        ],
+    }
+
+
+def _held(j: Judgement) -> HeldMemory:
+    assert j.held is not None
+    return j.held

@@ -1,0 +1,73 @@
+"""What a row measured: the seconds of a step, and a peak memory with what it was read from."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from steptime.validation.ci_jobs import is_ci
+from steptime.validation.measurements import MeasuredRow, SkipRowError
+
+GIB = 2.0**30
+READABLE = re.compile(r"(?!.*\b(?:[kmt]i?b|bytes)\b).*(?:nvidia-smi|allocated|reserved|\bgi?b\b)")
+"""A `mem_metric` in lower case that says what was read or its unit, and no unit other than GB and GiB."""
+
+
+class Metric(NamedTuple):
+    """What a peak memory was read from."""
+
+    name: str
+    """allocated, reserved, nvidia-smi, or unstated (compared with reserved)."""
+    unit_bytes: float
+
+
+def measured_step_s(row: MeasuredRow) -> float | None:
+    """Seconds of a step as measured, or from tokens/s per device; None where neither is there, or it times the host.
+
+    Raises:
+        SkipRowError: a bad number, or an average over a whole run.
+    """
+    if is_ci(row):
+        return None
+    rate, step_s = row.number("tokens_per_s_per_gpu"), row.number("step_time_s")
+    if re.search(r"end-to-end|average step|production average", row.text("row_type")):
+        raise SkipRowError("average over a whole run, stops included")
+    if step_s is None and rate is not None:
+        tokens = row.needed("global_batch_size") * row.needed("seq_len")
+        return tokens / (rate * row.needed("n_gpus"))
+    return step_s
+
+
+def measured_memory(row: MeasuredRow) -> tuple[float | None, str]:
+    """Peak memory [B] and what it was read from: allocated, reserved, nvidia-smi or unstated.
+
+    Raises:
+        SkipRowError: a bad number.
+    """
+    if is_ci(row):
+        return row.number("peak_allocated_bytes"), "allocated"
+    value = row.number("peak_memory_gb")
+    if value is None:
+        return None, ""
+    metric = memory_metric(row)
+    return value * metric.unit_bytes, metric.name
+
+
+def memory_metric(row: MeasuredRow) -> Metric:
+    """The metric of `mem_metric`; NVIDIA's rows and a user's own say torch's peak allocation where it is empty.
+
+    Raises:
+        SkipRowError: a user's own row says neither what was read nor its unit, or another unit.
+    """
+    said = row.text("mem_metric").lower()
+    unit = GIB if "gib" in said else 1e9
+    if not row.published and said and not READABLE.match(said):
+        raise SkipRowError(f"mem_metric: expected allocated, reserved or nvidia-smi, and GB or GiB (got {said[:40]!r})")
+    if "not stated" in said:
+        return Metric("unstated", unit)
+    for word in ("nvidia-smi", "allocated", "reserved"):
+        if word in said:
+            return Metric(word, unit)
+    if not said and row.file in {"", "nvidia"}:
+        return Metric("allocated", unit)
+    return Metric("unstated", unit)

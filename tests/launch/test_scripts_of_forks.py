@@ -1,0 +1,196 @@
+"""Scripts as people have them: of forks, under Slurm, with files that they source, and what is left to be asked."""
+
+import pytest
+
+from steptime.base.config import ConfigError
+from steptime.launch.megatron.flags import fitting_release
+from steptime.launch.read import read
+from steptime.launch.reading import LaunchFlag, Reading, left_out_differences, to_job
+from steptime.launch.vocabulary import entries_of
+
+SIZES = "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --micro-batch-size 2 --global-batch-size 64"
+FLAGS = f"{SIZES} --vocab-size 1000 --bf16"
+H100 = {"hardware.node_type": "dgx-h100"}
+RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
+
+
+def job(tmp_path, text, added=(), **sets):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    sets = H100 | {key.replace("__", "."): value for key, value in sets.items()}
+    return to_job(read("megatron", str(path), sets, [str(name) for name in added]), sets)
+
+
+def problems(tmp_path, text, **sets):
+    with pytest.raises(ConfigError) as error:
+        job(tmp_path, text, **sets)
+    return [line.partition("run.sh: ")[2] for line in error.value.problems]
+
+
+def test_a_script_that_submits_itself(tmp_path):
+    """Under sbatch SLURM_JOB_ID is set; 4 nodes of 8 tasks over tp 2 and pp 4."""
+    text = (
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n"
+        'if [ -z $SLURM_JOB_ID ]; then\n  sbatch "$0"\n  exit\nfi\n'
+        f'CMD="pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"\n'
+        "srun singularity exec image.sif ./launch.sh $CMD\n"
+    )
+    layout = job(tmp_path, text).parallelism
+    assert (layout.tp, layout.pp, layout.dp) == (2, 4, 4)
+
+
+def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    text = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "$DIR/conf/model.sh"\n' + RUN + "$MODEL\n"
+    missing = problems(folder, text)
+    assert len(missing) == 1
+    assert "conf/model.sh, which is not there; put it beside, or add --with FILE" in missing[0]
+    other = tmp_path / "model.sh"
+    other.write_text(f'MODEL="{FLAGS}"\n')
+    assert job(folder, text, [other]).model.n_layers == 8
+    (folder / "conf").mkdir()
+    (folder / "conf" / "model.sh").write_text(f'MODEL="{FLAGS.replace("--num-layers 8", "--num-layers 6")}"\n')
+    assert job(folder, text).model.n_layers == 6
+    with pytest.raises(ConfigError, match="no such file"):
+        job(folder, text, [tmp_path / "nothing.sh"])
+
+
+def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (tmp_path / "secret.sh").write_text("export TP=2\n")
+    text = "source ../secret.sh\n" + RUN + FLAGS + " --tensor-model-parallel-size $TP\n"
+    assert "$TP has no value" in problems(folder, text)[0]
+
+
+def test_flags_without_a_launch_command(tmp_path):
+    text = f'GPT_ARGS="{SIZES}"\nMORE=(--bf16 --vocab-size 1000)\nexport ALL="$GPT_ARGS --swiglu"\n'
+    assert problems(tmp_path, text) == ["no launch command: number of devices unknown; add --set parallelism.dp=N"]
+    found = job(tmp_path, text, parallelism__dp=4)
+    assert (found.model.n_layers, found.model.glu, str(found.performance.precision)) == (8, True, "bf16")
+
+
+@pytest.mark.parametrize(
+    "launch",
+    ["python pretrain_gpt.py ", "mpirun --bind-to none python pretrain_gpt.py ", "deepspeed pretrain_gpt.py ",
+     "deepspeed --hostfile hosts --num_gpus 8 pretrain_gpt.py "],
+)  # fmt: skip
+def test_a_launch_without_a_count_is_asked_for_it(tmp_path, launch):
+    told = problems(tmp_path, launch + FLAGS)
+    assert len(told) == 1
+    assert told[0].endswith("add --set parallelism.dp=N")
+
+
+@pytest.mark.parametrize(
+    ("launch", "dp"),
+    [("deepspeed --num_gpus 8 pretrain_gpt.py ", 8), ("msrun --worker_num 16 --local_worker_num 8 pretrain_gpt.py ", 16),
+     ("torchrun --nproc_per_node gpu pretrain_gpt.py ", 8),
+     ("N=$(nvidia-smi --list-gpus | wc -l)\ntorchrun --nnodes 2 --nproc_per_node $N pretrain_gpt.py ", 16)],
+)  # fmt: skip
+def test_counts_of_launchers(tmp_path, launch, dp):
+    """dgx-h100 has 8 devices: what a script counts on a node of it."""
+    assert job(tmp_path, launch + FLAGS).parallelism.dp == dp
+
+
+def test_megatron_deepspeed_and_the_config_beside_it(tmp_path):
+    """8 processes over tp 2 and pp 2; 6 layers and both ends count as 8 over 2 stages."""
+    flags = FLAGS.replace("--bf16", "--fp16").replace("--num-layers 8", "--num-layers 6")
+    text = (
+        RUN
+        + flags
+        + (
+            " --deepspeed --deepspeed_config ds.json --zero-stage 0 --checkpoint-activations "
+            "--deepspeed-activation-checkpointing "
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --position-embedding-type alibi "
+            "--no-pipeline-parallel "
+            "--pp-partition-method 'type:transformer|embedding' --num-key-value-heads 4 --pad-vocab-size-to 2048 --num-experts 1"
+        )
+    )
+    found = job(tmp_path, text)
+    assert (found.parallelism.zero_level, found.performance.software) == (0, "megatron-deepspeed")
+    assert found.performance.recompute.granularity == "full"
+    assert (found.model.n_kv_heads, found.model.vocab_sz) == (4, 2048)
+    assert (found.model.learned_positions, found.model.rotary_embeds) == (False, False)
+    assert found.parallelism.embedding_and_loss_count_as_layers
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": 64}')
+    assert job(tmp_path, text).parallelism.zero_level == 1
+
+
+def test_bf16_under_deepspeed_shards_its_states_at_stage_0(tmp_path):
+    """deepspeed/runtime/bf16_optimizer.py partitions the fp32 copies over data parallelism whatever the stage says."""
+    assert job(tmp_path, RUN + FLAGS + " --deepspeed --zero-stage 0").parallelism.zero_level == 1
+
+
+def test_underscores_and_whole_command_lines(tmp_path):
+    text = RUN + f'"{FLAGS.replace("-", "_").replace("__", "--")} --no_bias_gelu_fusion"'
+    assert job(tmp_path, text).model.hidden_sz == 1024
+
+
+def test_a_switch_may_say_true_or_false(tmp_path):
+    found = job(
+        tmp_path,
+        RUN + FLAGS + " --sequence-parallel true --tensor-model-parallel-size 2 --use-distributed-optimizer false",
+    )
+    assert (found.parallelism.sp, found.parallelism.zero_level) == (True, 0)
+
+
+def test_all_unset_variables_are_one_line(tmp_path):
+    text = (
+        RUN
+        + FLAGS
+        + " --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --cpu-offloading-num-layers 3"
+    )
+    assert problems(tmp_path, text) == [
+        "line 1: $TP, $PP have no value; write TP=... PP=... before the command",
+        "--cpu-offloading-num-layers 3: activation offloading; not modeled; --allow-unmodelled ignores it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "entries"),
+    [
+        ("GPT2BPETokenizer", ["data/gpt2-vocab.json", "data/gpt2-merges.txt"], 50257),
+        ("GPT2BPETokenizer", [], 50257),
+        ("GPT2BPETokenizer", ["/x/europa-tokenizer/vocab.json"], None),
+        ("Llama2Tokenizer", ["/data/tokenizer.model"], 32000),
+        ("Llama2Tokenizer", ["src/own-100k.ver3.model"], None),
+        ("HuggingFaceTokenizer", ["meta-llama/Llama-3.1-8B"], 128256),
+        ("HuggingFaceTokenizer", ["own/model"], None),
+    ],
+)
+def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
+    found = entries_of(kind, files)
+    assert (found and found[0]) == entries
+
+
+def test_a_vocabulary_is_counted_where_its_file_is(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "c": 2}')
+    assert entries_of("GPT2BPETokenizer", [str(tmp_path / "vocab.json")]) == (3, "as counted in vocab.json")
+    (tmp_path / "tokenizer.json").write_text(
+        '{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "b"}, {"content": "<e>"}]}'
+    )
+    assert entries_of("", [str(tmp_path / "tokenizer.json")])[0] == 3
+    (tmp_path / "config.json").write_text('{"vocab_size": 77}')
+    assert entries_of("", [str(tmp_path)])[0] == 77
+
+
+@pytest.mark.parametrize(
+    ("arguments", "release"),
+    [(["num_layers", "faiss_use_gpu"], "2.0"), (["img_dim"], "2.5 to 2.6"),
+     (["langrl_inference_server_type"], "core 0.15 to core 0.16"), (["lion_beta1"], "core 0.17 to core 0.19"), (["own"], "")],
+)  # fmt: skip
+def test_the_releases_that_have_the_flags(arguments, release):
+    assert fitting_release(arguments) == release
+
+
+def test_flags_in_neither_plan_that_differ():
+    flags = [
+        [LaunchFlag("a", "1", "unmodelled"), LaunchFlag("b", "1", "approximated")],
+        [LaunchFlag("b", "2", "approximated")],
+    ]
+    a, b = (Reading("log", "", {}, said) for said in flags)
+    assert left_out_differences([a, b], ["A", "B"]) == [
+        "in neither plan, and different: a (A 1, B unset)",
+        "in neither plan, and different: b (A 1, B 2)",
+    ]

@@ -1,0 +1,145 @@
+"""Files of trainers that a table of keys alone translates: what each says, by hand, and what it asks for."""
+
+import pytest
+from launch_readings import DATA, HARDWARE, REFUSED
+
+from steptime.base.config import ConfigError
+from steptime.launch.keys import load_table
+from steptime.launch.named_models import preset_of
+from steptime.launch.read import TABLES, kind_of, read
+from steptime.launch.reading import to_job
+from steptime.validation.logged import compare, read_run
+
+FOLDER = DATA / "trainers"
+
+
+def job(name, **sets):
+    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
+    return to_job(read("auto", str(FOLDER / name), sets), sets)
+
+
+def problems(name, **sets):
+    with pytest.raises(ConfigError) as error:
+        job(name, **sets)
+    return [line.rpartition(name + ": ")[2] for line in error.value.problems]
+
+
+def shape(found):
+    layout, data = found.parallelism, found.data
+    return (
+        (found.model.n_layers, found.model.hidden_sz, found.model.inter_sz, found.model.vocab_sz),
+        (layout.tp, layout.pp, layout.dp, layout.zero_level),
+        (data.gbs, data.seqlen, data.microbatch_sz),
+        (found.performance.software, found.performance.precision, found.performance.activation_checkpointing_type),
+    )
+
+
+LLAMA3, QWEN3, LLAMA2 = (32, 4096, 14336, 128256), (36, 2560, 9728, 151936), (32, 4096, 11008, 32000)
+SAID = [
+    # 16 processes x micro-batch 2 x 4 steps
+    ("accelerate.sh", {}, (LLAMA3, (1, 1, 16, 3), (128, 4096, 2), ("accelerate", "bf16", "full"))),
+    # LLaMA-Factory recomputes unless it is told not to; 8 ranks x 1 x 2
+    ("llamafactory.yaml", {"parallelism__dp": 8}, (QWEN3, (1, 1, 8, 2), (16, 2048, 1), ("deepspeed", "bf16", "full"))),
+    ("nanotron.yaml", {}, ((16, 2048, 8192, 128256), (2, 1, 4, 1), (64, 4096, 2), ("nanotron", "bf16", None))),
+    # 8 sharded x 2 slices, micro-batch 4; MaxText recomputes whole layers by default
+    ("maxtext.yml", {}, (LLAMA2, (1, 1, 16, 3), (64, 2048, 4), ("xla", "bf16", "full"))),
+    # the width 22016 is of both halves of SwiGLU
+    ("olmo.yaml", {"parallelism__dp": 64}, ((32, 4096, 11008, 50304), (1, 1, 64, 3), (1024, 4096, 2), ("fsdp2", "bf16", None))),
+    ("swift.sh", {}, ((64, 5120, 27648, 152064), (1, 1, 8, 3), (16, 8192, 1), ("deepspeed", "bf16", "full"))),
+    ("gpt_neox.yml", {"parallelism__dp": 12, "model__vocab_sz": 50432},
+     ((44, 6144, 24576, 50432), (2, 4, 12, 1), (1536, 2048, 4), ("megatron-deepspeed", "fp16", "full"))),
+    ("primus.yaml", {"parallelism__dp": 8}, (LLAMA3, (1, 1, 8, 0), (128, 8192, 2), ("megatron-core", "bf16", "none"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sets", "said"), SAID)
+def test_a_file_says_its_job(name, sets, said):
+    found = shape(job(name, **sets))
+    zero = found[1][3] if found[1][3] is not None else said[1][3]
+    assert (found[0], (*found[1][:3], zero), found[2], found[3]) == said
+
+
+def test_what_a_file_leaves_open_is_asked_for_at_once():
+    devices = "number of devices unknown; add --set parallelism.dp=N"
+    assert problems("llamafactory.yaml") == [devices]
+    assert problems("gpt_neox.yml") == ["vocabulary size unknown; add --set model.vocab_sz=N", devices]
+
+
+def test_adapters_are_refused_in_one_line():
+    line = "adapter lora: adapters over frozen weights (LoRA): every weight is counted as trained"
+    assert problems("axolotl.yaml", parallelism__dp=8) == [line + REFUSED]
+
+
+def test_zero_by_the_name_of_a_file_is_told_and_a_file_beside_goes_before_it(tmp_path):
+    assert "ZeRO stage 3 by the name of zero3" in job("swift.sh").notes
+    text = (FOLDER / "llamafactory.yaml").read_text()
+    (tmp_path / "ds_z2_config.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": "auto"}')
+    (tmp_path / "job.yaml").write_text(text)
+    sets = HARDWARE | {"parallelism.dp": 8}
+    found = to_job(read("llamafactory", str(tmp_path / "job.yaml"), sets), sets, allow_unmodelled=True)
+    assert found.parallelism.zero_level == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("meta-llama/Llama-3.1-70B-Instruct", "llama3-70b"), ("meta-llama/Llama-2-7b-hf", "llama2-7b"), ("gpt2-xl", "gpt2-xl"),
+     ("mistralai/Mistral-7B-v0.1", "mistral-7b"), ("Qwen/Qwen2.5-32B", "qwen2.5-32b"), ("own/thing", None), ("", None)],
+)  # fmt: skip
+def test_presets_by_the_names_of_repositories(name, preset):
+    assert preset_of(name) == preset
+
+
+def test_every_table_names_its_source_and_its_marks():
+    for kind in TABLES:
+        raw = load_table(kind.replace("-", "_")).raw
+        assert raw["source"]
+        assert raw["marks"]
+
+
+def test_a_text_without_marks_is_no_kind():
+    with pytest.raises(ConfigError, match="which framework's it is cannot be told"):
+        kind_of("x.yaml", "a: 1")
+
+
+TQDM = """\
+  0%|          | 0/100 [00:00<?, ?it/s]
+Loading checkpoint shards: 100%|####| 4/4 [00:10<00:00,  2.50s/it]
+  1%|1         | 1/100 [00:05<08:15,  5.00s/it]
+  2%|2         | 2/100 [00:07<06:00,  3.60s/it]
+  3%|3         | 3/100 [00:10<05:00,  3.00s/it]
+{'loss': 1.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}
+  4%|4         | 4/100 [00:13<04:50,  2.00s/it]
+"""
+TIMER = "[INFO] [timer.py:260:stop] epoch=0/micro_step={micro}/global_step={step}, RunningAvgSamplesPerSec=9.1, "
+SAMPLES = [
+    TIMER.format(micro=8 * step, step=step) + f"CurrSamplesPerSec={rate}, MemAllocated=1.2GB, MaxMemAllocated=40.5GB"
+    for step, rate in ((10, 9.0), (20, 16.0), (30, 32.0))
+]
+LOGS = [
+    (TQDM, 2.5, None),  # the median of steps 3 and 4: the first two are warm-up
+    ("Epoch 0:   1%|  | 5/900 [00:05<08:15,  5.00s/it]\nEpoch 0:   1%|  | 8/900 [00:05<08:15,  2.00it/s, loss=1.0]\n", 0.5, None),
+    # 128 sequences: 8 s at 16 a second and 4 s at 32; the first line is warm-up
+    ("\n".join(SAMPLES), 6.0, 40.5 * 2**30),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "step_s", "peak"), LOGS)
+def test_a_log_without_a_config_takes_one_beside_it(tmp_path, text, step_s, peak):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    sets = ["hardware.node_type=dgx-h100"]
+    with pytest.raises(ConfigError, match="with --plan FILE"):
+        read_run([str(path)], sets)
+    run = read_run([str(path)], sets, plan=str(FOLDER / "accelerate.sh"))
+    assert run.steady.step_s == pytest.approx(step_s)
+    assert run.job.parallelism.dp == 16
+    assert [row.allocated_bytes for row in compare(run).memory] == ([] if peak is None else [peak])
+
+
+def test_a_plan_beside_a_log_may_be_a_plan(tmp_path):
+    (tmp_path / "train.log").write_text(TQDM)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "model: gpt2-xl\nparallelism: {tp: 1, pp: 1, dp: 8}\ndata: {gbs: 8, seqlen: 1024, microbatch_sz: 1}\nhardware: dgx-h100\n"
+    )
+    assert read_run([str(tmp_path / "train.log")], plan=str(plan)).job.parallelism.dp == 8

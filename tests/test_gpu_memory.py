@@ -1,0 +1,171 @@
+"""What torch's allocator holds on a GPU beside states and activations, worked out by hand for each mechanism.
+
+Sources stand in `steptime/memory/buffers.py`. The jobs are a GPT of Megatron-LM's own tests: 12 layers of 512, 8 heads,
+4 sequences of 1,024 tokens, 50,257 entries.
+"""
+
+import pytest
+from jobs import job
+
+from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import block_rest, cublas_workspace_bytes, stage_buffers, te_workspace_bytes
+from steptime.memory.states import stage_states
+
+MIB = 2.0**20
+GPT = {
+    "n_layers": 12, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 50257, "norm": "layernorm", "bias": True,
+    "learned_positions": True, "rotary_embeds": False, "glu": False, "tie_embeddings": True, "dropout": 0.1,
+}  # fmt: skip
+
+
+def gpt(hardware="dgx-h100", performance=None, gbs=32, **layout):
+    """The tests' job, one byte of cuBLAS workspace as they set it."""
+    said = {"cublas_workspace": ":4096:8", "grad_accumulation_fusion": False} | (performance or {})
+    return job(GPT, gbs=gbs, seqlen=1024, microbatch_sz=4, hardware=hardware, performance=said, **layout)
+
+
+def held(plan, stage=-1):
+    """MiB of every buffer of a stage."""
+    assembly = Assembly(plan)
+    states = stage_states(assembly)
+    stage %= len(states)
+    return {item.name: item.bytes / MIB for item in stage_buffers(assembly, stage, states[stage])}
+
+
+@pytest.mark.parametrize(
+    ("said", "capability", "mib"),
+    [
+        (":4096:8", 8.0, 32.0),
+        (":16:8", 9.0, 0.125),
+        ("default", 8.0, 8.125),
+        ("default", 9.0, 32.0),
+        ("default", 10.0, 32.0),
+    ],
+)
+def test_cublas_workspace(said, capability, mib):
+    """KiB times count, added up: 8 of 4,096 are 32 MiB; torch's default of 2 of 4,096 and 8 of 16 is 8.125 MiB."""
+    assert cublas_workspace_bytes(said, capability) == mib * MIB
+
+
+def test_transformer_engine_workspace():
+    assert [te_workspace_bytes(chip) / MIB for chip in (8.0, 9.0, 10.0)] == [4.0, 32.0, 32.0]
+
+
+@pytest.mark.parametrize(("hardware", "mib"), [("dgx-a100-80", 64.0 + 4.0), ("dgx-h100", 64.0 + 32.0)])
+def test_a_single_device_keeps_its_workspaces_between_steps(hardware, mib):
+    """Two of torch, 32 MiB each, and one of TransformerEngine; nothing else: measured 68.00 and 96.00 MiB over the states."""
+    plan = gpt(hardware, tp=1, pp=1, dp=8, zero_level=1)
+    states = stage_states(Assembly(plan))[0]
+    row = estimate(plan).memory.stages[0]
+    over = row.persisting_bytes - states.params_bytes - states.gradients_bytes - states.optimizer_bytes
+    assert over == mib * MIB
+
+
+def test_other_makers_devices_have_none():
+    assert "TransformerEngine's cuBLAS workspace" not in held(gpt("mi300x-node", tp=1, pp=1, dp=8))
+
+
+@pytest.mark.parametrize(("mib", "rest"), [(49.125, 0.875), (98.25, 0.0), (9.9, 0.0), (10.0, 0.0), (11.0, 1.0)])
+def test_ends_of_blocks(mib, rest):
+    """From 10 MiB on a multiple of 2 MiB: 49.125 takes 50; of 100 the last 1.75 MiB are cut off, as they are over 1 MiB."""
+    assert block_rest(mib * MIB) == rest * MIB
+
+
+def test_ends_of_blocks_of_a_stage():
+    """tp 2, pp 2, nothing sharded: three fp32 copies of the head, 25,216 x 512 x 4 B = 49.25 MiB, take 50 each.
+
+    The last stage has 22,377,984 parameters, 85.36 MiB of fp32 gradients in one buffer, which takes 86.
+    """
+    ends = held(gpt(tp=2, pp=2, dp=2, zero_level=0, sp=False))["ends of blocks that are not cut off"]
+    assert ends == pytest.approx(3 * 0.75 + 86.0 - 22_377_984 * 4 / MIB)
+    plan = gpt(performance={"expandable_segments": True}, tp=2, pp=2, dp=2, zero_level=0, sp=False)
+    assert "ends of blocks that are not cut off" not in held(plan)
+
+
+def test_the_attention_mask():
+    """A byte for each of 4 x 1,024 x 1,024 pairs; half of it with half of the sequence; none where nobody makes one."""
+    assert held(gpt(tp=1, pp=1, dp=8))["attention mask"] == 4.0
+    assert held(gpt(tp=1, pp=1, cp=2, dp=4))["attention mask"] == 2.0
+    assert "attention mask" not in held(gpt(performance={"attention_mask": False}, tp=1, pp=1, dp=8))
+
+
+def test_inputs_that_stages_keep():
+    """4 x 1,024 x 512 x 2 B are 4 MiB: two for each chunk but the first; beside a micro-batch two, interleaved three."""
+    last = held(gpt(tp=1, pp=4, dp=2))
+    assert (last["inputs of the stage and their gradients"], last["sends and receives under way"]) == (8.0, 8.0)
+    last = held(gpt(tp=1, pp=4, dp=2, vpp=3))
+    assert (last["inputs of the stage and their gradients"], last["sends and receives under way"]) == (24.0, 12.0)
+    first = held(gpt(tp=1, pp=4, dp=2, vpp=3), stage=0)
+    assert first["inputs of the stage and their gradients"] == 16.0
+
+
+def test_gpt3_7b_keeps_a_gigabyte_of_stage_inputs():
+    """8 chunks on the last stage, two tensors of 8,192 x 4,096 x 2 B = 64 MiB each: 1,024 MiB, as 16 of 16 jobs measured."""
+    plan = job(
+        GPT | {"n_layers": 32, "hidden_sz": 4096, "inter_sz": 16384, "n_q_heads": 32, "n_kv_heads": 8, "tie_embeddings": False},
+        gbs=8, seqlen=8192, pp=4, dp=2, vpp=8,
+    )  # fmt: skip
+    assert held(plan)["inputs of the stage and their gradients"] == 1024.0
+
+
+def test_fp32_copies_of_half_precision_gradients():
+    """fp16 gradients are copied for the optimizer: 4 B for each of the 16,498,176 parameters of a rank."""
+    plan = gpt(performance={"precision": "fp16", "main_grad_dtype": "fp16"}, tp=4, pp=1, dp=2, zero_level=0, sp=False)
+    assert held(plan)["fp32 copies of the gradients"] == 4.0 * 16_498_176 / MIB
+    whole = gpt(performance={"precision": "fp16", "main_grad_dtype": "fp32"}, tp=4, pp=1, dp=2, zero_level=0, sp=False)
+    assert "fp32 copies of the gradients" not in held(whole)
+
+
+def test_scores_lie_in_megatrons_buffer_or_nowhere_long():
+    """4 x 8 x 1,024 x 1,024 x 2 B are 64 MiB: Megatron's own attention keeps them, TransformerEngine's makes them anew."""
+    own = {"attention_impl": "unfused", "scores_in_buffer": True, "te_workspaces": 0}
+    assert held(gpt(performance=own, tp=1, pp=1, dp=8))["Megatron's grow-only buffer"] == 64.0
+    assert "Megatron's grow-only buffer" not in held(gpt(performance={"attention_impl": "unfused"}, tp=1, pp=1, dp=8))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "performance", "copies"),
+    [
+        ("dgx-a100-80", {}, 12),
+        ("dgx-h100", {}, 0),
+        ("gb200-nvl72", {}, 0),
+        ("gb200-nvl72", {"deterministic": True}, 12),
+        ("dgx-h100", {"attention_backend": "flash"}, 12),
+    ],
+)
+def test_flash_attention_that_has_the_batch_first(hardware, performance, copies):
+    """Its output stands beside the one that the projection reads: 4 MiB for each of the 12 layers."""
+    saved = estimate(gpt(hardware, performance, tp=1, pp=1, dp=8)).memory.stages[0].activations_bytes
+    plain = estimate(gpt(hardware, {"attention_backend": "cudnn"}, tp=1, pp=1, dp=8)).memory.stages[0].activations_bytes
+    assert saved - plain == copies * 4.0 * MIB
+
+
+def test_native_cross_entropy_holds_a_second_fp32_copy():
+    """4,096 tokens x 50,304 entries x 4 B = 786 MiB more at the peak, which then lies in backward."""
+    rows = [
+        estimate(gpt(performance={"loss_impl": kind}, tp=1, pp=1, dp=8)).memory.stages[0]
+        for kind in ("native", "composite")
+    ]
+    assert rows[0].allocated_bytes - rows[1].allocated_bytes == 4096 * 50304 * 4.0
+    assert rows[0].peak_op == "backward of loss"
+
+
+def test_deferred_head_gradients():
+    """Two micro-batches wait: logits of 4,096 x 25,216 x 2 B = 197 MiB and 4 MiB of input each."""
+    plan = gpt(performance={"deferred_head_wgrads": 2}, tp=2, pp=2, dp=2, sp=False)
+    assert held(plan)["operands of the head's deferred gradients"] == 2 * (197.0 + 4.0)
+    assert "operands of the head's deferred gradients" not in held(plan, stage=0)
+
+
+def test_the_first_step_has_no_moments():
+    """8 B for each parameter of a rank less; in a single micro-batch's forward no workspace of autograd's thread either."""
+    plan = gpt(tp=1, pp=4, dp=2, zero_level=0)
+    assembly = Assembly(plan)
+    row = estimate(plan).memory.stages[-1]
+    owned = sum(assembly.local_params(chunk) for chunk in assembly.stages[-1])
+    assert row.allocated_bytes - row.first_peak_bytes == 8.0 * owned
+    single = gpt(tp=1, pp=1, dp=8, zero_level=0)
+    row = estimate(single).memory.stages[0]
+    owned = sum(Assembly(single).local_params(chunk) for chunk in Assembly(single).chunks)
+    assert row.allocated_bytes - row.first_peak_bytes == 8.0 * owned + 32.0 * MIB

@@ -1,0 +1,128 @@
+"""`--plot` of a report and of scaling, and `--watch`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+
+from steptime import estimate
+from steptime.base.config import ConfigError
+from steptime.commands import cli
+from steptime.report import palette, plot_estimate
+from steptime.report.scaling_tables import strong_scaling
+from steptime.timing.timeline import Timeline
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return estimate(jobs.job("llama3-8b", gbs=64, seqlen=4096, tp=4, pp=4, dp=2, vpp=2))
+
+
+def test_words_of_the_picture(found, tmp_path):
+    plot_estimate.draw(found, str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for words in ("where the step goes", "memory at the peak", "the schedule", "matrix multiplies", "usable", "FITS: "):
+        assert words in text
+    for color in (palette.MEMORY["activations_bytes"], palette.TIME["gemm"]):
+        assert color in text
+
+
+def test_the_same_estimate_makes_the_same_file(found, tmp_path):
+    for suffix in ("svg", "png", "pdf"):
+        for name in ("a", "b"):
+            plot_estimate.draw(found, str(tmp_path / f"{name}.{suffix}"))
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_the_schedules_columns_are_as_busy_as_the_walk(found):
+    """The share of columns in a pass's color is its share of the step, to a column per change of color."""
+    timeline = Timeline(found.timing)
+    for stage, spans in enumerate(timeline.actions):
+        colors = plot_estimate._colors(spans, timeline, stage)
+        for kind in "FB":
+            seconds = sum(end - start for action, start, end in spans if action.kind == kind)
+            share = colors.count(palette.PASSES[kind]) / len(colors)
+            assert share == pytest.approx(seconds / found.step_s, abs=0.5 * len(spans) / len(colors))
+
+
+def test_scaling_draws_both_lines(found, tmp_path):
+    strong = strong_scaling(found.job, estimate)
+    plot_estimate.draw_scaling(found.weak_scaling, strong, found.devices, str(tmp_path / "a.svg"))
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for words in ("weak: the same work per device", "strong: the same batch", "this plan", "efficiency"):
+        assert words in text
+
+
+@pytest.mark.parametrize("command", [["configs/gpt2_1gpu.yaml", "--brief"], ["scale", "configs/gpt2_1gpu.yaml"]])
+def test_the_commands_write_it_beside_their_text(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.main([*command, "--plot", str(tmp_path / "a.png")]) == 0
+    assert capsys.readouterr().out
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*command, "--plot", "a.gif"]) == 2
+    assert capsys.readouterr().err.startswith("--plot a.gif: the suffix says the format")
+
+
+# --- terminal --------------------------------------------------------------------------------------------------------------
+
+
+def test_bars_have_their_colors_where_somebody_looks(capsys, monkeypatch):
+    """gemm's #0b5fa5 is nearest to (0, 2, 3) of the 6 x 6 x 6 cube: 16 + 36 * 0 + 6 * 2 + 3 = 31."""
+    monkeypatch.chdir(ROOT)
+    plan = ["configs/gpt2_1gpu.yaml"]
+    assert cli.main([*plan, "--color", "always"]) == 0
+    colored = capsys.readouterr().out
+    bars = [line for line in colored.splitlines() if line.startswith("  matrix multiplies")]
+    assert [line.count("\x1b[38;5;31m") for line in bars] == [1]
+    assert cli.main(plan) == 0  # no terminal
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == capsys.readouterr().out
+
+
+# --- watch -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_watched_plan_is_reported_at_every_change(tmp_path):
+    plan = tmp_path / "plan.yaml"
+    text = (ROOT / "configs" / "gpt2_1gpu.yaml").read_text()
+    plan.write_text(text)
+    code = "import sys; from steptime.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        command = [sys.executable, "-uc", code, str(plan), "--brief", "--watch"]
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | {"NO_COLOR": "1"}, cwd=ROOT)
+
+    def until(name, count, words):
+        end = time.monotonic() + 20
+        while (tmp_path / name).read_text().count(words) < count:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    until("out", 1, "MFU")
+    plan.write_text(text.replace("model:", "modle:", 1))
+    until("err", 1, "modle")
+    plan.write_text(text)
+    until("out", 2, "MFU")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
+    assert "\x1b" not in (tmp_path / "out").read_text()
+    assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_standard_input_cannot_be_watched(capsys):
+    assert cli.main(["-", "--watch"]) == 2
+    assert capsys.readouterr().err == "--watch: needs the file of a plan; standard input and options do not change\n"
+
+
+def test_a_picture_needs_a_place(found, tmp_path):
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        plot_estimate.draw(found, str(tmp_path / "a.png"))
