@@ -42,6 +42,17 @@ PLANS = {
     "2021": plan(performance={"software": "megatron-2021"}),
     "layers of two widths": plan(layers=[{"repeat": 5, "inter_sz": 4096}, {"repeat": 7}]),
     "a100, overlap off": plan(performance={"overlap": {"dp": False, "pp": False, "tp": 0.5}}, hardware="dgx-a100-80"),
+    "experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "n_dense_layers": 1}),
+    "shared experts, capacity": plan(
+        moe={
+            "n_experts": 4,
+            "expert_inter_sz": 1024,
+            "experts_per_token": 1,
+            "n_shared_experts": 1,
+            "shared_expert_inter_sz": 512,
+            "capacity_factor": 1.25,
+        }
+    ),
     "replicas": plan({"replicas": 2}),
 }
 
@@ -161,7 +172,7 @@ def test_the_winner_beside_the_plan():
 def test_what_the_plan_says_already_is_no_change():
     job = plan({"tp": 2, "dp": 2})
     block = next(b for b in blocks_of(job, 4) if b.stages.pp == 1 and b.zero_level == 1)
-    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1))
+    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1, 2, 1))
     none = next(i for i, choice in enumerate(block.choices) if choice.setting[1] == "none")
     assert fewest(job, block.changes(none, int(row))) == {}
 

@@ -108,7 +108,7 @@ def test_nothing_fits(run):
         (
             ["--over", "width=3"],
             (
-                "--over width=3: no axis 'width'; one of tp, pp, vpp, cp, dp, sp, zero_level, microbatch_sz, "
+                "--over width=3: no axis 'width'; one of tp, pp, vpp, cp, dp, ep, etp, sp, zero_level, microbatch_sz, "
                 "or a dotted key such as performance.precision"
             ),
         ),

@@ -57,8 +57,8 @@ def word(value: Any) -> str:
 def candidates(job: Job) -> Iterator[Change]:
     """Single changes: recomputation, micro-batch, ZeRO, and one degree doubled at the cost of dp."""
     yield from recomputation(job)
-    if job.data.microbatch_sz % 2 == 0:
-        yield {"data.microbatch_sz": job.data.microbatch_sz // 2}
+    smaller = range(1, job.data.microbatch_sz // 2 + 1)
+    yield from ({"data.microbatch_sz": n} for n in smaller if job.data.microbatch_sz % n == 0)
     if job.parallelism.fsdp is None:
         yield from ({"parallelism.zero_level": level} for level in range(job.zero_level + 1, 4))
     if not job.sp and job.parallelism.tp > 1:

@@ -50,6 +50,9 @@ class Estimate:
 
     draw: ClassVar[Callable[..., str] | None] = None
     """How a notebook shows an estimate: `report.notebook` says."""
+    find_fixes: ClassVar[Callable[..., list[Fix]] | None] = None
+    """What looks for changes that make a job fit: the search of all layouts where `search.lazy_fixes` says so; else each single
+    change is estimated."""
 
     @property
     def step_s(self) -> float:
@@ -132,8 +135,11 @@ class Estimate:
 
     @cached_property
     def fixes(self) -> list[Fix]:
-        """The cheapest single changes that make a job fit that does not, or only just."""
-        return [] if self.memory.fits else fixes.cheapest(self.job, self.step_s, estimate)
+        """The cheapest changes that make a job fit that does not, or only just."""
+        if self.memory.fits:
+            return []
+        find = type(self).find_fixes
+        return find(self) if find else fixes.cheapest(self.job, self.step_s, estimate)
 
     @cached_property
     def run(self) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ def degrees(dp: int) -> list[int]:
 
 
 def weak(job: Job, answer: Callable[[Job], tuple[float, str]]) -> list[WeakScaling]:
-    """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that can run.
+    """Step time over dp = 1, 2, 4 ... at fixed work per device; efficiency is relative to the first row that fits.
 
     `answer` gives the step [s] and the verdict of a job. Degrees that the layout cannot have (over several data centers, or
     with replicas) are left out.
@@ -34,6 +34,6 @@ def weak(job: Job, answer: Callable[[Job], tuple[float, str]]) -> list[WeakScali
         except ConfigError:
             continue
         step_s, verdict = answer(other)
-        first = rows[0].step_s if rows else step_s
+        first = next((row.step_s for row in rows if row.verdict != "does_not_fit"), step_s)
         rows.append(WeakScaling(dp, other.parallelism.devices, gbs, step_s, first / step_s, verdict))
     return rows

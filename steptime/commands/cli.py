@@ -24,6 +24,7 @@ OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 SUBCOMMANDS = {
     "search": "the best of all layouts on a number of devices",
+    "sensitivity": "what 10 % more bandwidth, FLOP/s or memory buys",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "two configs or training logs side by side: settings, step, memory",
     "explain": "one figure, or a measured row, as formula and numbers",
@@ -252,7 +253,8 @@ def _show(made: argparse.ArgumentParser) -> None:
 _ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "": _report,
     "search": search_options.add,
-    "scale": view_options.add_to_scale,
+    "sensitivity": search_options.add_sensitivity,
+    "scale": search_options.add_scale,
     "diff": log_options.add_to_diff,
     "explain": _explain,
     "bench": bench_options.add,

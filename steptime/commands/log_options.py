@@ -34,8 +34,9 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             name.lower(), metavar=name, help="a plan (YAML, JSON, or - for standard input), or a training log"
         )
+    made.add_argument("more", metavar="C", nargs="*", help="more plans, side by side")
     made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in both"
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in all"
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)

@@ -23,6 +23,7 @@ def report(options: Namespace, out: Printer) -> int:
     """The report of one plan, or its JSON; the check."""
     from steptime.answer.result import estimate
     from steptime.commands import view_options
+    from steptime.search import lazy_fixes
 
     if options.watch:
         from steptime.commands.watch import watch
@@ -30,6 +31,7 @@ def report(options: Namespace, out: Printer) -> int:
         options.watch = False
         return watch(options, out, report)
     view_options.check(options)
+    lazy_fixes.attach()
     job, reading = _plan(options)
     if options.calibrate is not None:
         from steptime.validation.calibrate import calibrated
@@ -93,8 +95,19 @@ def search(options: Namespace, out: Printer) -> int:
     return run(options, out)
 
 
+def sensitivity(options: Namespace, out: Printer) -> int:
+    """What more of each figure of the machine buys."""
+    from steptime.commands.sensitivity_command import sensitivity as run
+
+    return run(options, out)
+
+
 def scale(options: Namespace, out: Printer) -> int:
-    """Weak scaling as the estimate has it, and strong scaling at the config's own batch."""
+    """Weak scaling as the estimate has it, and strong scaling at the config's own batch; or the best layout of each size."""
+    if options.best or options.devices is not None:
+        from steptime.commands.search_command import scale_best
+
+        return scale_best(options, out)
     from steptime.answer.result import estimate
     from steptime.report import scaling_tables
 
@@ -123,6 +136,8 @@ def diff(options: Namespace, out: Printer) -> int:
     from steptime.report.diff_tables import diff as compare
     from steptime.validation.kind import is_log
 
+    if options.more:
+        return _diff_many(options, out)
     if is_log(options.a) or is_log(options.b):
         return log_command.diff(options, out, _labels(options.a, options.b))
     log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
@@ -133,6 +148,27 @@ def diff(options: Namespace, out: Printer) -> int:
     ]
     sections = list(compare(estimate(a), estimate(b), labels, notes))
     if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
+    return 0
+
+
+def _diff_many(options: Namespace, out: Printer) -> int:
+    """Three plans or more, a column each."""
+    from steptime.answer.result import estimate
+    from steptime.report.diff_many import diff_many
+    from steptime.validation.kind import is_log
+
+    paths = [options.a, options.b, *options.more]
+    if logs := [path for path in paths if is_log(path)]:
+        raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
+    if options.kind is not None or options.allow_unmodelled:
+        raise ConfigError("--from and --allow-unmodelled go with a training log")
+    sections = diff_many([estimate(load(path, options.sets)) for path in paths], paths)
+    if options.json:
+        from steptime.report import section_json
+
         out.json(section_json.document(sections))
     else:
         out.sections(sections)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 AXES = {
-    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "sp", "zero_level")},
+    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level")},
     "microbatch_sz": "data.microbatch_sz",
 }
 """Axes by the names of their keys."""
@@ -220,3 +220,33 @@ def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:
         problems.append(f"{option} {text}: at least 1 is needed, and the first no larger than the last")
         return []
     return found
+
+
+def scale_best(options: Namespace, out: Printer) -> int:
+    """The best layout of every size for the plan's own batch; sizes that cannot hold it are marked. 1 where none can."""
+    from steptime.report import scaling_best
+
+    if not options.best or options.plot is not None:
+        raise ConfigError("--devices goes with --best" if not options.best else "--plot: not of --best")
+    plan = plan_of(options.config, options.sets)
+    problems: list[str] = []
+    sizes = numbers("--devices", options.devices, problems)
+    if problems:
+        raise ConfigError(problems)
+    if not sizes and not plan.devices:
+        raise ConfigError("--devices: the plan names none; say how many there are")
+    sizes = sizes or [(plan.devices or 1) * factor for factor in (1, 2, 4, 8)]
+    found: list[tuple[int, Search | str]] = []
+    with ProgressLine(sys.stderr, "searched") as line:
+        for at, size in enumerate(sizes):
+            asked = Asked((size,), (plan.job.data.gbs,), Axes(plan.fixed), said=plan.said)
+            try:
+                found.append((size, run(plan.job, asked)))
+            except ConfigError as error:
+                found.append((size, error.problems[0].removeprefix("search: ")))
+            line.told("sizes", (at + 1) / len(sizes))
+    if options.json:
+        out.json({"sizes": scaling_best.rows(found)})
+    else:
+        out.sections([scaling_best.table(plan.job, found)])
+    return 0 if any(isinstance(one, Search) and one.best for _, one in found) else 1

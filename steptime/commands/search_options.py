@@ -1,13 +1,37 @@
-"""What `3dtrn search` takes."""
+"""What `3dtrn search`, `scale` and `sensitivity` take."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.commands import view_options
 from steptime.commands.argument_types import count, words
 
 if TYPE_CHECKING:
     import argparse
+
+
+def _config(made: argparse.ArgumentParser) -> None:
+    made.add_argument("config", metavar="CONFIG", help="a YAML or JSON file, or - for standard input")
+    made.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting; may be repeated"
+    )
+
+
+def add_scale(made: argparse.ArgumentParser) -> None:
+    """All that `3dtrn scale` takes."""
+    view_options.add_to_scale(made)
+    made.add_argument("--best", action="store_true", help="search the best layout of each size")
+    made.add_argument(
+        "--devices", metavar="LOW:HIGH", help="with --best, the sizes; a range doubles (1 to 8 times own)"
+    )
+
+
+def add_sensitivity(made: argparse.ArgumentParser) -> None:
+    """All that `3dtrn sensitivity` takes."""
+    _config(made)
+    made.add_argument("--json", action="store_true", help="rows in SI units")
+    made.add_argument("--plot", metavar="FILE", help="a bar for each figure; .png, .svg or .pdf")
 
 
 def add(made: argparse.ArgumentParser) -> None:

@@ -133,14 +133,16 @@ class Candidates:
         p = self.parallelism
         kv = {layer.model.n_kv_heads for layer, _ in layers(self.job.model)}
         ones = [1.0 * (p.tp == 1), 1.0 * (p.cp == 1), 1.0 * (self.microbatches == 1)]
+        experts = self.job.model.moe.n_experts if self.job.model.moe else 1
+        ones += [1.0 * (p.ep == 1) + 2.0 * (p.ep == experts), 1.0 * (p.etp == 1)]
         if self.job.model.mamba is not None:
             ones.append(1.0 * (self.data.microbatch_sz == 1))  # a scan puts several sequences in another order
-        return [1.0 * p.ep, 1.0 * p.etp, *ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
+        return [*ones, *(1.0 * (p.tp > n) + 2.0 * (p.tp == n) for n in sorted(kv))]
 
     def _structure(self) -> list[Num]:
         """What decides which ops, chunks and moments there are."""
         p = self.parallelism
-        degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches]
+        degrees = [1.0 * p.pp, 1.0 * p.vpp, 1.0 * p.replicas, self.microbatches, 1.0 * p.ep, 1.0 * p.etp]
         return [*degrees, 1.0 * (p.dp * p.cp == 1), *self._ops()]
 
 

@@ -167,9 +167,10 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     sharded = job.software.states.padded_buckets and job.zero_level >= 1
     found: list[Bucket] = []
     ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
+    known = {id(p): pieces_of(assembly, p) for p in {id(p): p for p in ordered}.values()}
     for group in dict.fromkeys(p.group for p in ordered):
         backward = [p for p in reversed(ordered) if p.group == group]
-        pieces = [(p, pieces_of(assembly, p)) for p in backward]
+        pieces = [(p, known[id(p)]) for p in backward]
         whole = sum([sum(own) for _, own in pieces])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
         each = [(n, p.vocab) for p, own in pieces for n in (own if size is not None else joined(own))]

@@ -144,8 +144,9 @@ def weak_scaling(
         mark = "this job" * (row.dp == here)
         if row.verdict != "fits":
             mark = ", ".join(filter(None, (mark, row.verdict.replace("_", " "))))
-        cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, percent(row.efficiency), mark])
-    more = any(row.efficiency > 1.0005 for row in rows)
+        share = "-" if row.verdict == "does_not_fit" else percent(row.efficiency)
+        cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, share, mark])
+    more = any(row.efficiency > 1.0005 for row in rows if row.verdict != "does_not_fit")
     notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 

@@ -8,6 +8,7 @@ from steptime.answer.result import Estimate, estimate
 from steptime.report.estimate_text import sections
 from steptime.report.headline import headline
 from steptime.report.html import html
+from steptime.search import lazy_fixes
 
 __all__ = ["Estimate", "estimate", "estimate_html"]
 
@@ -24,3 +25,4 @@ def estimate_html(estimate: Estimate) -> str:
 
 
 Estimate.draw = staticmethod(estimate_html)
+lazy_fixes.attach()

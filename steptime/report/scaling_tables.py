@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakScaling]:
     """The job's own batch over dp = 1, 2, 4 ... and its own dp, as long as every replica gets a micro-batch.
 
-    Efficiency is tokens per second and device against the smallest degree that can run.
+    Efficiency is tokens per second and device against the smallest degree that fits.
     """
     sequences = job.data.gbs // job.data.microbatch_sz
     degrees = {2**i for i in range(sequences.bit_length())} | {job.parallelism.dp}
@@ -32,8 +32,9 @@ def strong_scaling(job: Job, estimate: Callable[[Job], Estimate]) -> list[WeakSc
             found = estimate(job.replace(**{"parallelism.dp": dp}))
         except ConfigError:  # a degree that this layout does not allow (replicas, ep, data centers)
             continue
-        base = base or found.devices * found.step_s
-        efficiency = base / (found.devices * found.step_s)
+        cost = found.devices * found.step_s
+        base = base or (0.0 if found.memory.verdict == "does_not_fit" else cost)
+        efficiency = (base or cost) / cost
         rows.append(WeakScaling(dp, found.devices, job.data.gbs, found.step_s, efficiency, found.memory.verdict))
     return rows
 

@@ -19,7 +19,7 @@ __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sectio
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-AXES = ("tp", "pp", "cp", "vpp", "microbatch_sz", "zero_level", "sp", "recompute", "devices", "gbs")
+AXES = ("tp", "pp", "cp", "vpp", "ep", "etp", "microbatch_sz", "zero_level", "sp", "recompute", "devices", "gbs")
 """Choices that are shown one by one."""
 MOST = 8
 """Values of a choice that are shown: the best ones."""
@@ -104,7 +104,8 @@ def difference(found: Search, best: Layout) -> str:
 def shape(layout: Layout) -> str:
     """A layout in words."""
     p, job = layout.job.parallelism, layout.job
-    text = f"tp {p.tp}  cp {p.cp}  pp {p.pp}  vpp {p.vpp}  dp {p.dp}  micro-batch {job.data.microbatch_sz}"
+    experts = f"  ep {p.ep}  etp {p.etp}" if job.model.moe else ""
+    text = f"tp {p.tp}  cp {p.cp}  pp {p.pp}  vpp {p.vpp}  dp {p.dp}{experts}  micro-batch {job.data.microbatch_sz}"
     return f"{text}  zero {job.zero_level}{'  sp' if job.sp else ''}  recompute {recomputed(layout)}"
 
 
@@ -124,13 +125,17 @@ def lines(changes: Mapping[str, Any], width: int) -> list[str]:
     return [f"{line} \\" for line in found[:-1]] + found[-1:]
 
 
-_HEAD = ["", "step", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", "mbs", "zero", "sp", "recompute"]
+def head(found: Search) -> list[str]:
+    """The columns of a layout."""
+    experts = ["ep", "etp"] if found.plan.model.moe else []
+    return ["", "step", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp", "recompute"]
 
 
 def row_of(name: str, layout: Layout) -> list[str]:
-    """A layout as a row under `_HEAD`."""
+    """A layout as a row under `head`."""
     p, job, e = layout.job.parallelism, layout.job, layout.estimate
-    axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, job.data.microbatch_sz, job.zero_level]
+    experts = [p.ep, p.etp] if job.model.moe else []
+    axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, *experts, job.data.microbatch_sz, job.zero_level]
     held = f"{layout.held_bytes / GIB:.1f}"
     return [
         name, seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held, *map(str, axes),
@@ -144,7 +149,7 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
     for at, layout in enumerate(layouts):
         rows.append(row_of(str(at + 1), layout))
         rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan as it is"]]
-    return Table(heading, _HEAD, rows, [_sets_note(found)])
+    return Table(heading, head(found), rows, [_sets_note(found)])
 
 
 def _sets_note(found: Search) -> str:
@@ -161,7 +166,7 @@ def choices(found: Search) -> Table:
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
             rows += [[*row_of(str(value), layout)] for value, layout in of]
-    return Table("best that each choice allows, the others free", _HEAD, rows)
+    return Table("best that each choice allows, the others free", head(found), rows)
 
 
 _NAMES = {"microbatch_sz": "micro-batch", "zero_level": "ZeRO level", "sp": "sequence parallelism"}
@@ -253,13 +258,28 @@ def csv_text(found: Search, n: int) -> str:
     import io
 
     out = io.StringIO()
-    names = ("devices", "gbs", "tp", "cp", "pp", "vpp", "dp", "microbatch_sz", "zero_level", "sp", "recompute")
+    names = (
+        "devices",
+        "gbs",
+        "tp",
+        "cp",
+        "pp",
+        "vpp",
+        "dp",
+        "ep",
+        "etp",
+        "microbatch_sz",
+        "zero_level",
+        "sp",
+        "recompute",
+    )
     fields = ("step_s", "mfu", "tokens_per_s", "peak_reserved_bytes", "overhead_bytes", "set")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *fields])
     for layout in found.top(n):
         p, job, figures_of = layout.job.parallelism, layout.job, row(layout)
-        axes = [p.devices, job.data.gbs, p.tp, p.cp, p.pp, p.vpp, p.dp, job.data.microbatch_sz, job.zero_level]
+        axes = [p.devices, job.data.gbs, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp]
+        axes += [job.data.microbatch_sz, job.zero_level]
         writer.writerow([*axes, job.sp, recomputed(layout), *(figures_of[name] for name in fields)])
     return out.getvalue()
 

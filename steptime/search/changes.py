@@ -31,6 +31,8 @@ def _as_is(plan: Job, key: str, value: Any, changes: Mapping[str, Any]) -> bool:
         return bool(value == plan.zero_level)
     if key in {WORD, MAPPING}:
         return same_recompute(plan, key, value)
+    if key == "parallelism.etp" and "etp" not in p.model_fields_set:
+        return bool(value == (changes["parallelism.tp"] if changes["parallelism.ep"] == 1 else 1))
     if key == "parallelism.dp":  # said wherever a degree changes, since a plan may leave it to the devices
         degrees = ("tp", "pp", "cp", "dp")
         return all(getattr(p, axis) == changes[f"parallelism.{axis}"] for axis in degrees)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import ge
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum, where
 from steptime.schedule import default_group
-from steptime.schedule.live import State, states
 from steptime.schedule.orders import shortened
 from steptime.search.pipeline import Flavor, Stages
 
@@ -34,10 +34,9 @@ def moments(stages: Stages, kind: int, microbatches: int) -> tuple[Counted, ...]
         most = microbatches if stages.schedule == "gpipe" else stages.pp - stages.first[kind]
         held = (min(most, microbatches),)
         return (Counted(held, True, 0), Counted(held, False, 0))
-    alike = _alike(stages, kind)
     group = default_group(stages.pp, microbatches)
     short, period, _ = shortened(stages.schedule, stages.pp, stages.vpp, microbatches, group, 1)
-    return _worst(stages.schedule, stages.pp, stages.vpp, short, period or group, stages.first[kind], alike)
+    return worst_moments(stages.pp - 1 - stages.first[kind], short, period or group, _alike(stages, kind))
 
 
 def _alike(stages: Stages, kind: int) -> tuple[int, ...]:
@@ -47,28 +46,41 @@ def _alike(stages: Stages, kind: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _worst(
-    schedule: str, pp: int, vpp: int, microbatches: int, group: int, stage: int, alike: tuple[int, ...]
-) -> tuple[Counted, ...]:
-    """Those of the stage's states that no other one outweighs: at most as many of every sort of chunk, acting alike."""
-    found = {_counted(state, alike) for state in states(schedule, pp, vpp, microbatches, group)[stage]}
-    return tuple(
-        one
-        for one in found
-        if not any(
-            other != one
-            and (other.forward, other.chunk) == (one.forward, one.chunk)
-            and all(a >= b for a, b in zip(other.held, one.held, strict=True))
-            for other in found
-        )
-    )
+def worst_moments(behind: int, microbatches: int, group: int, alike: tuple[int, ...]) -> tuple[Counted, ...]:
+    """Of an interleaved stage with `behind` stages after it, the moments that no other one outweighs.
+
+    That is with at most as many of every sort of chunk, acting alike. The order is that of `schedule.orders`: warm-up, pairs of
+    a forward and a backward, and the rest of the backwards, over groups of micro-batches, chunk by chunk. `alike`: of each chunk
+    the first one like it.
+    """
+    vpp = len(alike)
+    table = [
+        chunk
+        for first in range(0, microbatches, group)
+        for chunk in range(vpp)
+        for _ in range(min(group, microbatches - first))
+    ]
+    warmup = min(2 * behind + (vpp - 1) * group, len(table))
+    held, seen = [0] * vpp, dict[tuple[bool, int], set[tuple[int, ...]]]()
+    for k in range(len(table) + warmup):
+        if k < len(table):
+            chunk = alike[table[k]]
+            held[chunk] += 1
+            seen.setdefault((True, chunk), set()).add(tuple(held))
+        if k >= warmup:
+            chunk = alike[vpp - 1 - table[k - warmup]]
+            seen.setdefault((False, chunk), set()).add(tuple(held))
+            held[chunk] -= 1
+    return tuple(Counted(one, *acts) for acts, found in seen.items() for one in _largest(found))
 
 
-def _counted(state: State, alike: tuple[int, ...]) -> Counted:
-    held = [0] * len(alike)
-    for chunk, count in enumerate(state.held):
-        held[alike[chunk]] += count
-    return Counted(tuple(held), state.action.kind == "F", alike[state.action.chunk])
+def _largest(found: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those that no other one reaches in every place."""
+    kept: list[tuple[int, ...]] = []
+    for one in sorted(found, key=lambda counts: (-sum(counts), counts)):
+        if not any(all(map(ge, other, one)) for other in kept):
+            kept.append(one)
+    return kept
 
 
 def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> Peak:

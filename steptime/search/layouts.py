@@ -17,11 +17,11 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.search import held, seconds
-from steptime.search.parts import PartKey
+from steptime.search.parts import PartKey, code
 from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
 from steptime.search.space import SPLIT_SETTINGS, Choice, Grid, Split
-from steptime.search.states import Around, Sketches, around
+from steptime.search.states import Around, Sketches, Spread, around
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
@@ -34,6 +34,8 @@ class Rows(NamedTuple):
     sp: Any
     tp: Any
     cp: Any
+    ep: Any
+    etp: Any
     microbatch_sz: Any
     dp: Any
     at: Any
@@ -76,7 +78,7 @@ class Block(NamedTuple):
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""
         r = self.rows
-        return PartKey(bool(r.sp[row]), int(r.tp[row]), int(r.cp[row]), int(r.microbatch_sz[row]))
+        return PartKey(bool(r.sp[row]), *(int(getattr(r, name)[row]) for name in PartKey._fields[1:]))
 
     def changes(self, choice: int, row: int) -> dict[str, Any]:
         """A layout as changes of the plan, by dotted key."""
@@ -84,6 +86,8 @@ class Block(NamedTuple):
         found: dict[str, Any] = {"parallelism.tp": key.tp, "parallelism.cp": key.cp, "parallelism.pp": pp}
         found |= {"parallelism.vpp": self.stages.vpp, "parallelism.dp": self.devices // (pp * key.tp * key.cp)}
         found |= {"data.gbs": self.gbs, "data.microbatch_sz": key.microbatch_sz, "parallelism.sp": key.sp}
+        if self.job.model.moe is not None:
+            found |= {"parallelism.ep": key.ep, "parallelism.etp": key.etp}
         if self.job.parallelism.fsdp is None:
             found["parallelism.zero_level"] = self.zero_level
         found |= {"parallelism.schedule": None, "parallelism.microbatch_group_sz": None}
@@ -116,8 +120,9 @@ class Pipelines:
             places.append(which[runs])
             said_sp.append(np.full(int(runs.sum()), said))
         at, sp = np.concatenate(places), np.concatenate(said_sp)
-        tp, cp, batch, dp = (self.grid.columns[name][at] for name in ("tp", "cp", "microbatch_sz", "dp"))
-        return Rows(sp, tp, cp, batch, dp, at, self.chunks.parts.find(sp, tp, cp, batch))
+        key = {name: self.grid.columns[name][at] for name in PartKey._fields[1:]}
+        part = self.chunks.parts.find(sp, *key.values())
+        return Rows(sp=sp, **key, dp=self.grid.columns["dp"][at], at=at, part=part)
 
     def blocks(
         self, stages: Stages, split: Split, which: Any, choices: tuple[Recompute, ...], share: Share | None
@@ -134,7 +139,7 @@ class Pipelines:
         pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share)
         peaks = [held.peaks(stages, kind, chunks, microbatches) for kind, chunks in enumerate(flavors)]
         outside = sum(overhead(view)) + 0.0 * rows.tp
-        tps, at = np.unique(rows.tp, return_inverse=True)
+        spreads, at = spreads_of(rows)
         straggler = straggler_s(view, pipe.makespan_s)
         for zero, job in self.zeros.items():
             legal = np.zeros(rows.at.size, dtype=bool)
@@ -144,12 +149,11 @@ class Pipelines:
                     legal |= (rows.sp == said) & can[rows.at]
             if not legal.any():
                 continue
-            listed = tps.astype(int).tolist()
             ends = around(
-                job, self.sketches, stages, self.chunks.parts.assembly, listed, self.grid.devices, self.priced
+                job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
             )
             after = self.after_s(job, stages, flavors, pipe, ends, rows, at, microbatches)
-            allocated, reserved = self.memory(peaks, ends, rows, at)
+            allocated, reserved = self.memory(stages, peaks, ends, rows, at)
             step = pipe.makespan_s + after + straggler
             capacity = job.machine.accelerator.usable_memory_bytes
             yield Block(
@@ -174,6 +178,7 @@ class Pipelines:
     def view(self, stages: Stages, rows: Rows) -> Job:
         """The job with the rows as columns."""
         said = {"tp": rows.tp, "cp": rows.cp, "dp": rows.dp, "pp": stages.pp, "vpp": stages.vpp}
+        said |= {"ep": rows.ep, "etp": rows.etp}
         return Candidates(self.job, **said, microbatch_sz=rows.microbatch_sz, gbs=self.grid.gbs).as_job
 
     def sends(self, stages: Stages, rows: Rows) -> seconds.Sends:
@@ -203,7 +208,7 @@ class Pipelines:
         partial = rows.sp * seconds.partial_s(pipe, ends.partial_bytes, at, self.priced, rows.tp)
         return reduced + gathered + ends.embedding_s[at] + partial + ends.optimizer_s[at]
 
-    def memory(self, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
+    def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         buffer = self.chunks.parts.whole.buffer_bytes[rows.part]
         allocated: Num = 0.0
@@ -211,7 +216,21 @@ class Pipelines:
         for kind, peak in enumerate(peaks):
             states = ends.states[kind]
             fixed = (states.params_bytes + states.gradients_bytes + states.optimizer_bytes)[at]
-            moving = peak.saved + (peak.transient + (buffer + ends.dummy_bytes[kind][at]))
+            stays = self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0
+            moving = peak.saved + (peak.transient + (buffer + ends.dummy_bytes[kind][at] + stays))
             allocated = maximum(allocated, fixed + moving)
             reserved = maximum(reserved, reserved_bytes(fixed, moving))
         return allocated, reserved
+
+    def stays(self, stages: Stages, kind: int) -> Num:
+        """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
+        runs = [run for chunk in stages.chunks[kind] for run in chunk.runs]
+        return sum([count * self.chunks.parts.of[part].stays for part, count in runs])
+
+
+def spreads_of(rows: Rows) -> tuple[list[Spread], Any]:
+    """The different (tp, ep, etp) of some rows, and which of them each row has."""
+    import numpy as np
+
+    _, first, at = np.unique(code(0, rows.tp, rows.ep, rows.etp), return_index=True, return_inverse=True)
+    return [Spread(int(rows.tp[i]), int(rows.ep[i]), int(rows.etp[i])) for i in first], at

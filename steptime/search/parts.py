@@ -21,7 +21,7 @@ from steptime.memory.kept_buffers import comm_buffer_bytes
 from steptime.memory.op_walk import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.memory.stages import logits_kept
-from steptime.model.ops import Tensor
+from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, pricing, whole_replay
 
@@ -35,6 +35,8 @@ class PartKey(NamedTuple):
     sp: bool
     tp: int
     cp: int
+    ep: int
+    etp: int
     microbatch_sz: int
 
 
@@ -53,6 +55,8 @@ class Walked(NamedTuple):
     """Most bytes of a forward of which only the input stays."""
     x: Num
     """Elements of its input."""
+    stays: Num
+    """Bytes that its dispatcher refers to until its next forward."""
     n_params: Num
 
 
@@ -101,6 +105,7 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
                 tuple((m.saved, m.forward.bytes, m.backward.bytes) for m in bytes_),
                 passing(part).bytes,
                 part.x.elements,
+                sum([op.stays_bytes for op in part.ops if isinstance(op, Move)]),
                 bytes_[0].n_params,
             )
         )
@@ -134,18 +139,18 @@ class Parts:
     of: Mapping[Part, Walked]
     whole: Whole
 
-    def find(self, sp: Any, tp: Any, cp: Any, microbatch_sz: Any) -> Any:
-        """The row of every key, given in columns."""
+    def find(self, *columns: Any) -> Any:
+        """The row of every key, given in columns in the order of `PartKey`."""
         import numpy as np
 
         codes, order = self._codes
-        return order[np.searchsorted(codes, _code(sp, tp, cp, microbatch_sz))]
+        return order[np.searchsorted(codes, code(*columns))]
 
     @cached_property
     def _codes(self) -> tuple[Any, Any]:
         import numpy as np
 
-        codes = _code(*(np.array(column, dtype=float) for column in zip(*self.keys, strict=True)))
+        codes = code(*(np.array(column, dtype=float) for column in zip(*self.keys, strict=True)))
         order = np.argsort(codes)
         return codes[order], order
 
@@ -161,9 +166,14 @@ class Parts:
         return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, again)
 
 
-def _code(sp: Any, tp: Any, cp: Any, microbatch_sz: Any) -> Any:
-    """One number for a key, exact in a float."""
-    return sp + 2.0 * (microbatch_sz + 2.0**16 * (cp + 2.0**16 * tp))
+def code(sp: Any, *columns: Any) -> Any:
+    """One whole number for a key, of its fields in columns."""
+    import numpy as np
+
+    result = np.asarray(sp, dtype=np.int64)
+    for column in columns:
+        result = result * 2**12 + np.asarray(column, dtype=np.int64)
+    return result
 
 
 class JoinedMemories(PartMemories):
@@ -231,5 +241,7 @@ def _parts(keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembl
 
 
 def _part(part: Part, of: Walked, tp: Any) -> Part:
-    """A part whose input has columns over all rows."""
-    return Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)
+    """A part whose input and parameters have columns over all rows."""
+    made = Part(part.kind, part.ops, Tensor(part.x.name, of.x, part.x.itemsize), part.out, tp, part.model)
+    vars(made)["n_params"] = of.n_params
+    return made

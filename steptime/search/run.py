@@ -102,7 +102,8 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
         tokens = block.gbs * plan.data.seqlen
         objective = result.asked.objective
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
-        result.found.append(Found(block, plan, extra, choice, row, value, step, held))
+        kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, outside=None, legal=None)
+        result.found.append(Found(kept, plan, extra, choice, row, value, step, held))
 
 
 def _count_excess(counts: Counts, shares: Any) -> None:

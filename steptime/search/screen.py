@@ -15,7 +15,7 @@ from steptime.job.candidates import Candidates
 from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.search.layouts import Block, Pipelines
-from steptime.search.parts import PartKey, Parts, parts_of
+from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_plan, usual
 from steptime.search.space import Axes, Counts, Grid, dealt_as, grid, seat, shapes, zero_levels
@@ -45,8 +45,6 @@ class Screen:
     @cached_property
     def zeros(self) -> dict[int, Job]:
         """The job with each ZeRO level that it can have."""
-        if self.job.model.moe is not None:
-            raise ConfigError("model.moe: search does not cover mixtures of experts yet")
         if not self.job.software.states.gradients_persist:
             raise ConfigError(
                 f"performance.software: search does not cover {self.job.software.name} yet; use megatron-core"
@@ -129,7 +127,8 @@ def part_keys(found: Grid) -> list[PartKey]:
 
     keys: dict[PartKey, None] = {}
     for choice, legal in found.legal.items():
-        rows = np.stack([found.columns[name][legal] for name in ("tp", "cp", "microbatch_sz")], axis=-1)
-        for tp, cp, batch in np.unique(rows, axis=0).astype(int).tolist():
-            keys[PartKey(choice.sp, tp, cp, batch)] = None
+        rows = [found.columns[name][legal] for name in PartKey._fields[1:]]
+        _, first = np.unique(code(choice.sp, *rows), return_index=True)
+        for key in np.stack(rows, axis=-1)[first].astype(int).tolist():
+            keys[PartKey(choice.sp, *key)] = None
     return list(keys)

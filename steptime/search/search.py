@@ -109,7 +109,7 @@ class Search:
         """Every layout that may fit, as the screen has it: axes, step_s and held_bytes, one numpy array each."""
         import numpy as np
 
-        names = ("tp", "cp", "microbatch_sz", "dp", "sp")
+        names = ("tp", "cp", "ep", "etp", "microbatch_sz", "dp", "sp")
         lists: dict[str, list[Any]] = {}
         for of in self.found:
             block, size = of.block, len(of.row)
@@ -140,6 +140,16 @@ class Search:
         ]
         return value, step, held, np.concatenate(place)
 
+    @property
+    def ranking(self) -> tuple[Any, Any]:
+        """What the objective ranks every layout by that may fit, and its place for `walked`."""
+        value, _, _, places = self._places
+        return value, places
+
+    def fewest(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a layout's changes that change the plan."""
+        return fewest(self.plan, changes, said=self.asked.said)
+
     def walked(self, place: Sequence[int]) -> Layout | None:
         """One layout, estimated; None where it does not fit after all."""
         at = int(place[0]), int(place[1])
@@ -151,8 +161,7 @@ class Search:
 
     def layout(self, changes: Mapping[str, Any], *, fitting: bool = True) -> Layout | None:
         """A layout from its changes; None where it does not fit."""
-        mine = fewest(self.plan, changes, said=self.asked.said)
-        result = estimate(self.plan.replace(**mine))
+        result = estimate(self.plan.replace(**(mine := self.fewest(changes))))
         if fitting and not result.memory.fits:
             return None
         return Layout(mine, result, ranked(result, self.asked.objective))
@@ -239,8 +248,7 @@ class Search:
 
     def __repr__(self) -> str:
         """One line: what was looked at, and the best."""
-        best = self.best
-        first = "nothing fits" if best is None else f"best {best.step_s:.4g} s a step"
+        first = f"best {self.best.step_s:.4g} s a step" if self.best else "nothing fits"
         return f"<Search of {self.counts.points:,} layouts, {self.counts.fitting:,} fit: {first}>"
 
     def _repr_html_(self) -> str | None:

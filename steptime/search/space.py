@@ -12,7 +12,7 @@ from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.job.rules import RULES
 
-NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "microbatch_sz")
+NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "microbatch_sz")
 """Axes whose values are columns; dp follows from the devices."""
 EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
@@ -80,7 +80,7 @@ class Axes:
 def seat(job: Job) -> Job:
     """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
-    changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp")}
+    changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (
         "layers_per_stage",
@@ -134,11 +134,28 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
     ranks = tp * cp * pp
     keep = devices % ranks == 0
     columns = {"tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "dp": devices / ranks, "microbatch_sz": batch}
-    columns = {name: column[keep] for name, column in columns.items()}
+    columns = spread_experts(job, axes, {name: column[keep] for name, column in columns.items()})
     if "dp" in axes.said:
         keep = np.isin(columns["dp"], np.array(axes.said["dp"], dtype=float))
         columns = {name: column[keep] for name, column in columns.items()}
     return columns
+
+
+def spread_experts(job: Job, axes: Axes, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows times the ways to spread experts: ep by the divisors of their number, etp 1 or tp (tp where ep is 1)."""
+    import numpy as np
+
+    size = len(columns["tp"])
+    eps = axes.values("ep", divisors(job.model.moe.n_experts) if job.model.moe else [1])
+    parts = []
+    for ep in eps:
+        etps = [np.full(size, float(etp)) for etp in axes.said["etp"]] if "etp" in axes.said else []
+        etps = etps or ([columns["tp"]] if ep == 1 else [np.ones(size), columns["tp"]])
+        for at, etp in enumerate(etps):
+            rows = columns["tp"] > 1 if at and "etp" not in axes.said else np.ones(size, dtype=bool)
+            part = {name: column[rows] for name, column in columns.items()}
+            parts.append(part | {"ep": np.full(int(rows.sum()), float(ep)), "etp": etp[rows]})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def split_of(plan: Job) -> Split:

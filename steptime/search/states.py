@@ -1,13 +1,13 @@
-"""States, buckets and what follows the pipeline: what depends on tp and the pipeline alone, one row per tp.
+"""States, buckets and what follows the pipeline: what depends on tp, ep, etp and the pipeline alone, one row per spread.
 
 Parameters, and so states, buckets, the optimizer and the gradients that sequence parallelism leaves partial, do not depend on
-how dp * cp is split nor on the micro-batch. Each tp is worked out by the functions of an estimate; all buckets of a pipeline are
-priced at once.
+how dp * cp is split nor on the micro-batch. Each spread is worked out by the functions of an estimate; all buckets of a pipeline
+are priced at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
@@ -18,12 +18,20 @@ from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
-from steptime.memory.states import States, partial_gradients, stage_states
+from steptime.memory.states import Bucket, States, chunk_buckets, partial_gradients, states_of
 from steptime.search.pipeline import Stages
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import embedding_reduce
+
+
+class Spread(NamedTuple):
+    """How the weights of a stage lie on its devices."""
+
+    tp: int
+    ep: int
+    etp: int
 
 
 class Sent(NamedTuple):
@@ -63,18 +71,54 @@ class Around(NamedTuple):
     """As its data-parallel collectives see them."""
 
 
+class Side(NamedTuple):
+    """What stands around the pipeline under any ZeRO level."""
+
+    dummy_bytes: list[Num]
+    partial_bytes: list[Num]
+    embedding_s: Num
+
+
 class Sketches:
     """Assemblies of one device by tp, whose stages are the kinds of a pipeline."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._known: dict[int, Assembly] = {}
+        self._known: dict[Spread, Assembly] = {}
+        self._buckets: dict[tuple[object, ...], list[Bucket]] = {}
+        self._sides: dict[tuple[object, ...], Side] = {}
 
-    def of(self, tp: int, stages: Stages, joined: Assembly, view: Any) -> Assembly:
-        """The assembly of one tp with one stage of each kind; `view`: its job."""
-        if tp not in self._known:
-            self._known[tp] = Assembly(Candidates(self.job, tp=tp).as_job)
-        known = self._known[tp]
+    def states(self, sketch: Assembly, spread: Spread, joined: Stages) -> list[States]:
+        """States of every kind of stage; the buckets of a chunk are cut once for all ZeRO levels that shard."""
+        job = sketch.job
+        ranks, sharded = job.parallelism.dp * job.parallelism.cp, job.zero_level >= 1
+
+        def buckets(mine: Chunk, of: Chunk) -> list[Bucket]:
+            key = (spread, ranks, sharded, sketch.tied_copy, of.runs, of.embedding, of.head, of.depth == 0)
+            if key not in self._buckets:
+                self._buckets[key] = chunk_buckets(sketch, mine)
+            return self._buckets[key]
+
+        held = zip(sketch.stages, joined.chunks, strict=True)
+        return [states_of(sketch, mine, [buckets(*pair) for pair in zip(mine, of, strict=True)]) for mine, of in held]
+
+    def side(self, sketch: Assembly, spread: Spread, joined: Stages, priced: Pricing) -> Side:
+        """What no ZeRO level changes."""
+        key = (spread, joined, sketch.job.parallelism.dp)
+        if key not in self._sides:
+            every = range(len(joined.chunks))
+            self._sides[key] = Side(
+                [dummy_wgrad_bytes(sketch, kind) for kind in every],
+                [partial_gradients(sketch, kind, one_by_one=False).bytes for kind in every],
+                embedding_reduce(sketch, priced).time_s,
+            )
+        return self._sides[key]
+
+    def of(self, spread: Spread, stages: Stages, joined: Assembly, view: Any) -> Assembly:
+        """The assembly of one spread with one stage of each kind; `view`: its job."""
+        if spread not in self._known:
+            self._known[spread] = Assembly(Candidates(self.job, **spread._asdict()).as_job)
+        known = self._known[spread]
         part = dict(zip(joined.kinds, known.kinds, strict=True))
         sketch = Assembly.__new__(Assembly)
         vars(sketch).update({key: value for key, value in vars(known).items() if key != "head_params"})
@@ -88,34 +132,37 @@ def _moved(chunk: Chunk, part: dict[Any, Any]) -> Chunk:
 
 
 def around(
-    job: Job, sketches: Sketches, stages: Stages, joined: Assembly, tps: Sequence[int], devices: int, priced: Pricing
+    job: Job,
+    sketches: Sketches,
+    stages: Stages,
+    joined: Assembly,
+    spreads: Sequence[Spread],
+    devices: int,
+    priced: Pricing,
 ) -> Around:
     """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `priced`: tiers and rates."""
     import numpy as np
 
     pp, rows = stages.pp, []
-    for tp in tps:
-        said = {"tp": tp, "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * tp)}
-        sketch = sketches.of(tp, stages, joined, Candidates(job, **said).as_job)
-        states = stage_states(sketch)
-        every = range(len(states))
-        partial = [partial_gradients(sketch, kind, one_by_one=False).bytes for kind in every]
-        dummies = [dummy_wgrad_bytes(sketch, kind) for kind in every]
-        ends = optimizer_s(sketch, priced.context.rates.bytes_per_s), embedding_reduce(sketch, priced).time_s
-        rows.append((states, dummies, partial, ends))
-    column = np.array([float(tp) for tp in tps])
-    view = Candidates(job, tp=column, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * column)).as_job
+    for spread in spreads:
+        said = {**spread._asdict(), "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * spread.tp)}
+        sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
+        states, side = sketches.states(sketch, spread, stages), sketches.side(sketch, spread, stages, priced)
+        update = optimizer_s(sketch, priced.context.rates.bytes_per_s)
+        rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s)))
+    columns = {name: np.array([float(getattr(spread, name)) for spread in spreads]) for name in Spread._fields}
+    view = Candidates(job, **columns, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * columns["tp"])).as_job
     tiers = priced.context.tiers
     if job.software.comm.node_links == "one":
         tiers = one_link(group(view.parallelism, "shards", n_dcs=priced.n_dcs), tiers)
-    net = networks(view, tiers)["dense"]
+    nets = networks(view, tiers)
     every_states = [row[0] for row in rows]
     sharded = job.zero_level >= 1
     return Around(
         [_stacked([row[0][kind] for row in rows]) for kind in range(len(stages.chunks))],
         [np.array([row[1][kind] for row in rows]) for kind in range(len(stages.chunks))],
-        sent(every_states, net, reduction(job), reduced_itemsize(job)),
-        sent(every_states, net, job.software.comm.sharded_gather, None) if sharded else [],
+        sent(every_states, nets, reduction(job), reduced_itemsize(job)),
+        sent(every_states, nets, job.software.comm.sharded_gather, None) if sharded else [],
         np.array([row[3][0] for row in rows]),
         np.array([row[3][1] for row in rows]),
         [np.array([row[2][kind] for row in rows]) for kind in range(len(stages.chunks))],
@@ -133,22 +180,25 @@ def _stacked(rows: Sequence[States]) -> States:
     return States(params, gradients, optimizer, [])
 
 
-def sent(every: list[list[States]], net: Network, kind: Any, itemsize: float | None) -> list[Sent]:
+def sent(every: list[list[States]], nets: Mapping[str, Network], kind: Any, itemsize: float | None) -> list[Sent]:
     """One collective per bucket, all priced at once: [kind of stage]. `itemsize`: bytes per element; None: as gathered."""
     import numpy as np
 
-    flat, owner = [], []
+    flat: list[float] = []
+    owner: list[int] = []
+    group_of: list[str] = []
     for row, states in enumerate(every):
         for state in states:
             size = state.gathered_itemsize if itemsize is None else itemsize
-            for buckets in state.buckets:
-                flat += [bucket.elements * size for bucket in buckets]
-                owner += [row] * len(buckets)
-    owners = np.array(owner)
-    tiers = tuple(_spread_tier(tier, owners, len(every)) for tier in net.tiers)
-    spread = Network(_spread(net.shards, owners, len(every)), _spread(net.replicas, owners, len(every)), tiers)
-    bytes_ = np.array(flat)
-    seconds = np.broadcast_to(spread.cost(kind, bytes_).time_s, bytes_.shape)
+            for bucket in (bucket for buckets in state.buckets for bucket in buckets):
+                flat.append(bucket.elements * size)
+                owner.append(row)
+                group_of.append(bucket.group)
+    bytes_, owners, groups = np.array(flat), np.array(owner), np.array(group_of)
+    seconds = np.empty_like(bytes_)
+    for name in set(group_of):
+        mine = groups == name
+        seconds[mine] = spread_over(nets[name], owners[mine], len(every)).cost(kind, bytes_[mine]).time_s
     at, by_row = 0, []
     for states in every:
         kinds = []
@@ -160,6 +210,12 @@ def sent(every: list[list[States]], net: Network, kind: Any, itemsize: float | N
             kinds.append(_chunk_figures(chunks))
         by_row.append(kinds)
     return [_columns([row[kind] for row in by_row]) for kind in range(len(every[0]))]
+
+
+def spread_over(net: Network, owners: Any, size: int) -> Network:
+    """A network whose figures are columns by spread, by bucket instead."""
+    tiers = tuple(_spread_tier(tier, owners, size) for tier in net.tiers)
+    return Network(_spread(net.shards, owners, size), _spread(net.replicas, owners, size), tiers)
 
 
 def _spread(group: Group, owners: Any, size: int) -> Group:

@@ -1,0 +1,72 @@
+"""The best layout of each number of devices: `3dtrn scale --best`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steptime.report.format import GIB, percent, seconds
+from steptime.report.search_tables import recomputed, row
+from steptime.report.table import Table
+from steptime.search.search import Layout, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.job.job import Job
+
+_HEAD = ["devices", "step", "efficiency", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", "mbs", "zero", "recompute"]
+
+
+def table(job: Job, found: Sequence[tuple[int, Search | str]]) -> Table:
+    """A row for each size; those that cannot hold the job say what the nearest layout lacks."""
+    base = _base(found)
+    lines: list[list[str]] = []
+    for size, one in found:
+        best = one.best if isinstance(one, Search) else None
+        if best is None:
+            lines.append([f"{size:,}: {one if isinstance(one, str) else lacks(one)}"])
+            continue
+        p, e = best.job.parallelism, best.estimate
+        share = percent(e.throughput.tokens_per_s_per_device / base)
+        axes = [p.tp, p.cp, p.pp, p.vpp, p.dp, best.job.data.microbatch_sz, best.job.zero_level]
+        held = f"{best.held_bytes / GIB:.1f}"
+        mfu = percent(e.throughput.mfu).removesuffix(" %")
+        lines.append([f"{size:,}", seconds(e.step_s), share, mfu, held, *map(str, axes), recomputed(best)])
+    title = f"best layout of each size, gbs {job.data.gbs:,} x {job.data.seqlen:,}"
+    return Table(title, _HEAD, lines, ["efficiency: tokens/s/device over that of the smallest size that fits"])
+
+
+def _base(found: Sequence[tuple[int, Search | str]]) -> float:
+    """Tokens per second and device of the smallest size that fits."""
+    first = next((one.best for _, one in found if isinstance(one, Search) and one.best), None)
+    return first.estimate.throughput.tokens_per_s_per_device if first else 1.0
+
+
+def lacks(one: Search) -> str:
+    """What the layout that needs least does not have."""
+    nearest = _nearest(one)
+    if nearest is None:
+        return "does not fit"
+    short = nearest.held_bytes - nearest.estimate.memory.capacity_bytes
+    if short <= 0:
+        return "fits by the estimate, not in one run of ten"
+    return f"does not fit; the nearest layout lacks {short / GIB:.1f} GiB"
+
+
+def _nearest(one: Search) -> Layout | None:
+    return one.layout(one.nearest[2], fitting=False) if one.nearest is not None else None
+
+
+def rows(found: Sequence[tuple[int, Search | str]]) -> list[dict[str, Any]]:
+    """The same as data."""
+    base = _base(found)
+    made: list[dict[str, Any]] = []
+    for size, one in found:
+        best = one.best if isinstance(one, Search) else None
+        if best is not None:
+            share = best.estimate.throughput.tokens_per_s_per_device / base
+            made.append({"devices": size, "fits": True, "efficiency": share} | row(best))
+        else:
+            why = one if isinstance(one, str) else lacks(one)
+            made.append({"devices": size, "fits": False, "efficiency": None, "why": why})
+    return made

@@ -1,0 +1,48 @@
+"""`3dtrn sensitivity`: what more of each figure of the machine buys, and what would hide the communication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import percent, seconds
+from steptime.report.headline import headline
+from steptime.report.plot_style import picture
+from steptime.report.table import Table
+
+if TYPE_CHECKING:
+    from steptime.search.sensitivity import Hiding, Sensitivity
+
+
+def sections(found: Sensitivity) -> list[Table]:
+    """The job, then both tables."""
+    given = found.given
+    head = Table("", [], [[line] for line in headline(given)] + [[f"step {seconds(given.step_s)}"]])
+    rows = [[gain.name, gain.now, seconds(gain.step_s), percent(gain.change, signed=True)] for gain in found.gains]
+    notes = sorted({f"{gain.name}: {gain.note}" for gain in found.gains if gain.note})
+    shown = [head, Table("10 % more of", ["", "now", "step", "change"], rows, notes, left=2)]
+    if found.hiding:
+        hidden = [_hiding(row) for row in found.hiding]
+        note = "hidden: at most 1 % of the step shows; rates per device and direction"
+        header = ["", "shows", "network", "now", "hidden at"]
+        shown.append(Table("what bandwidth would hide", header, hidden, [note], left=1))
+    return shown
+
+
+def _hiding(row: Hiding) -> list[str]:
+    now = row.now_bytes_per_s
+    at = "no bandwidth" if row.times is None else f"{row.times * now / 1e9:,.0f} GB/s ({row.times:.1f} x)"
+    return [part_name(row.name), seconds(row.exposed_s), row.tier, f"{now / 1e9:,.0f} GB/s", at]
+
+
+def draw(found: Sensitivity, path: str) -> None:
+    """Write a bar for each figure.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    gains = found.gains[::-1]
+    with picture(path, 7.0, 0.5 + 0.4 * len(gains)) as figure:
+        axes = figure.subplots()
+        axes.barh([gain.name for gain in gains], [-100.0 * gain.change for gain in gains], color="#0072B2")
+        axes.set_xlabel("% of the step saved by 10 % more")

@@ -1,0 +1,18 @@
+"""Fixes of a report out of the search, which is imported only where a job does not fit."""
+
+from __future__ import annotations
+
+from steptime.answer.result import Estimate
+from steptime.base.rows import Fix
+
+
+def find(found: Estimate) -> list[Fix]:
+    """The cheapest lists of changes that make a job fit."""
+    from steptime.search.fixes import fixes
+
+    return fixes(found)
+
+
+def attach() -> None:
+    """Let every estimate look for its fixes by the search."""
+    Estimate.find_fixes = staticmethod(find)

@@ -1,0 +1,196 @@
+"""What a step gains where the machine is a little better, and what bandwidth would hide its collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from steptime.answer.result import Estimate, estimate
+from steptime.base.config import ConfigError
+from steptime.hardware.machine import Accelerator, Machine, Tier
+from steptime.job.job import Job
+from steptime.search.run import run
+from steptime.search.search import Asked
+
+MORE = 1.1
+"""How much better each figure is taken to be."""
+HIDDEN = 0.01
+"""A collective counts as hidden where what shows of it is at most this share of the step."""
+FASTEST = 64.0
+"""Network rates beyond this many times the machine's are not tried."""
+HALVINGS = 9
+"""Bisections of a rate: to a hundredth of its range."""
+
+
+class Gain(NamedTuple):
+    """One figure of the machine, and the step with more of it."""
+
+    name: str
+    now: str
+    """The figure as the machine has it, in words."""
+    step_s: float
+    change: float
+    """Of the step: -0.05 is 5 % less."""
+    note: str = ""
+
+
+class Hiding(NamedTuple):
+    """What it takes to hide a kind of communication."""
+
+    name: str
+    """A key of `time.parts_s`."""
+    exposed_s: float
+    tier: str
+    now_bytes_per_s: float
+    """Wire rate of the tier, per device and direction."""
+    times: float | None
+    """How many times that rate hides it; None: no rate does."""
+
+
+class Sensitivity(NamedTuple):
+    """The answer of `sensitivity`."""
+
+    given: Estimate
+    gains: list[Gain]
+    hiding: list[Hiding]
+
+
+def sensitivity(job: Job, *, best: bool = True) -> Sensitivity:
+    """What 10 % more of each figure buys in the job's own layout, most first. `best`: of memory, what the best layout gains."""
+    given = estimate(job)
+    rate, dtype = given.throughput.peak_flops_used, given.throughput.peak_dtype
+    words = f"{rate / 1e12:,.0f} TFLOP/s {dtype}"
+    gains = [_gain(given, "peak FLOP/s", words, with_chip(job.machine, faster(job.machine.accelerator, MORE)))]
+    gains += [_gain(given, name, now, machine) for name, now, machine in machines(job.machine)]
+    gains += list(_devices(given)) + (list(_memory(job)) if best else [])
+    return Sensitivity(given, sorted(gains, key=lambda gain: gain.change), list(hiding(given)))
+
+
+def on(job: Job, machine: Machine) -> Job:
+    """The job on a changed machine."""
+    return job.replace(hardware=machine)
+
+
+def _gain(given: Estimate, name: str, now: str, machine: Machine) -> Gain:
+    step_s = estimate(on(given.job, machine)).step_s
+    return Gain(name, now, step_s, step_s / given.step_s - 1.0)
+
+
+def machines(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
+    """(name, figure, machine) with 10 % more of each rate of memory and network, and 10 % less latency."""
+    chip, inner, outer = machine.accelerator, machine.tiers[0], machine.tiers[1:]
+    rate = chip.memory_bytes_per_s
+    yield (
+        "memory bandwidth",
+        f"{rate / 1e9:,.0f} GB/s",
+        with_chip(machine, chip.model_copy(update={"memory_bytes_per_s": MORE * rate})),
+    )
+    yield f"{inner.name} bandwidth", f"{inner.bytes_per_s / 1e9:,.0f} GB/s", with_tiers(machine, scaled(MORE, [0]))
+    if outer:
+        words = ", ".join(f"{tier.name} {tier.bytes_per_s / 1e9:,.1f} GB/s" for tier in outer)
+        every = list(range(1, len(machine.tiers)))
+        yield "network bandwidth", words, with_tiers(machine, scaled(MORE, every))
+    words = ", ".join(f"{tier.name} {tier.latency_s * 1e6:,.1f} us" for tier in machine.tiers)
+    yield (
+        "latency (10 % less)",
+        words,
+        with_tiers(machine, lambda _, tier: tier.model_copy(update={"latency_s": tier.latency_s / MORE})),
+    )
+
+
+def faster(chip: Accelerator, factor: float) -> Accelerator:
+    """A device whose arithmetic is faster in every dtype."""
+    names = ("peak_flops", "sustained_flops", "best_flops")
+    return chip.model_copy(
+        update={name: {dtype: factor * x for dtype, x in getattr(chip, name).items()} for name in names}
+    )
+
+
+def with_chip(machine: Machine, chip: Accelerator) -> Machine:
+    """The machine with another device."""
+    return machine.model_copy(update={"accelerator": chip})
+
+
+def with_tiers(machine: Machine, change: Callable[[int, Tier], Tier]) -> Machine:
+    """The machine with changed tiers."""
+    return machine.model_copy(update={"tiers": [change(i, tier) for i, tier in enumerate(machine.tiers)]})
+
+
+def scaled(factor: float, which: list[int]) -> Callable[[int, Tier], Tier]:
+    """Some tiers with their wires faster."""
+
+    def change(i: int, tier: Tier) -> Tier:
+        if i not in which:
+            return tier
+        link = None if tier.link_bytes_per_s is None else factor * tier.link_bytes_per_s
+        return tier.model_copy(update={"bytes_per_s": factor * tier.bytes_per_s, "link_bytes_per_s": link})
+
+    return change
+
+
+def _devices(given: Estimate) -> Iterator[Gain]:
+    """Twice the devices for the same batch: dp cannot grow by 10 %."""
+    job = given.job
+    try:
+        twice = estimate(job.replace(**{"parallelism.dp": 2 * job.parallelism.dp}))
+    except ConfigError:
+        return
+    change = twice.step_s / given.step_s - 1.0
+    yield Gain("devices (twice, same batch)", f"{given.devices:,}", twice.step_s, change, "dp doubled")
+
+
+def _memory(job: Job) -> Iterator[Gain]:
+    """10 % more memory lets another layout be the best: both are searched."""
+    chip = job.machine.accelerator
+    more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
+    asked = Asked((job.parallelism.devices,), (job.data.gbs,))
+    try:
+        now, then = run(job, asked), run(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked)
+    except ConfigError:
+        return
+    if now.best is not None and then.best is not None:
+        held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
+        change = then.best.step_s / now.best.step_s - 1.0
+        yield Gain("memory size", held, then.best.step_s, change, "best layout with it over the best without")
+
+
+_TIERS = {"tp_comm": 0, "cp_comm": -1, "pp_comm": -1, "dp_comm": -1, "ep_comm": -1, "embedding_comm": -1}
+"""Kinds of communication by the tier that they are over where a job does not say."""
+
+
+def hiding(given: Estimate) -> Iterator[Hiding]:
+    """For every kind of communication that shows, the network rate at which it is at most 1 % of the step."""
+    job = given.job
+    parts = given.time.parts_s
+    for name in [part for part in parts if part.endswith("_comm")]:
+        if parts[name] <= HIDDEN * given.step_s:
+            continue
+        tier = next((row.tier for row in given.collectives if f"{row.axis}_comm" == name and row.tier), "")
+        names = [t.name for t in job.machine.tiers]
+        at = names.index(tier) if tier in names else _TIERS.get(name, -1) % len(names)
+
+        def shows(times: float, name: str = name, at: int = at) -> bool:
+            found = estimate(on(job, with_tiers(job.machine, scaled(times, [at]))))
+            return found.time.parts_s.get(name, 0.0) > HIDDEN * found.step_s
+
+        yield Hiding(name, parts[name], names[at], job.machine.tiers[at].bytes_per_s, _least(shows))
+
+
+def _least(shows: Callable[[float], bool]) -> float | None:
+    """The least factor with which it does not show, up to `FASTEST`."""
+    if shows(FASTEST):
+        return None
+    low, high = 1.0, FASTEST
+    for _ in range(HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if shows(middle) else (low, middle)
+    return high
+
+
+def document(found: Sensitivity) -> dict[str, Any]:
+    """The `--json` document."""
+    return {
+        "step_s": found.given.step_s,
+        "gains": [gain._asdict() for gain in found.gains],
+        "hiding": [row._asdict() for row in found.hiding],
+    }

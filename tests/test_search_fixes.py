@@ -1,0 +1,58 @@
+"""Fixes out of the search: no single change that fits is cheaper than those told, and lists of several are there."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from steptime import Job, estimate
+from steptime.answer import fixes as single
+from steptime.base.config import ConfigError
+
+PLAN = """\
+model: llama3-70b
+parallelism: {tp: 8, pp: 4, vpp: 5, dp: 32}
+data: {gbs: 2048, seqlen: 8192, microbatch_sz: 4}
+hardware: dgx-h100
+"""
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """Micro-batches of 4 do not fit on 80 GB."""
+    return estimate(Job.load(PLAN))
+
+
+def test_every_list_runs_as_printed_and_fits(answer):
+    assert 1 <= len(answer.fixes) <= 3
+    assert [fix.step_s for fix in answer.fixes] == sorted(fix.step_s for fix in answer.fixes)
+    for fix in answer.fixes:
+        sets = shlex.split(fix.set)[1::2]
+        found = estimate(Job.load(PLAN, sets))
+        assert found.memory.verdict == "fits"
+        assert found.step_s == fix.step_s
+        assert found.memory.peak_reserved_bytes == fix.peak_reserved_bytes
+        assert found.devices == answer.devices
+        assert fix.step_change == fix.step_s / answer.step_s - 1.0
+
+
+def test_no_single_change_is_cheaper(answer):
+    """Every single change of the plain enumeration that fits, estimated: the fastest one told is at least as fast."""
+    seconds = []
+    for change in single.candidates(answer.job):
+        try:
+            found = estimate(answer.job.replace(**change))
+        except ConfigError:
+            continue
+        if found.memory.fits:
+            seconds.append(found.step_s)
+    assert answer.fixes[0].step_s <= min(seconds)
+    shortest = min(answer.fixes, key=lambda fix: fix.set.count("--set"))
+    assert shortest.step_s <= min(seconds)
+
+
+def test_a_smaller_micro_batch_is_offered_before_dearer_layouts():
+    """Only layouts, micro-batch and words are tried where the search is off: of micro-batches all smaller divisors."""
+    job = Job.load(PLAN)
+    assert [c["data.microbatch_sz"] for c in single.candidates(job) if "data.microbatch_sz" in c] == [1, 2]

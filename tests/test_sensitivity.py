@@ -1,0 +1,99 @@
+"""Sensitivity, scaling of best layouts, and many plans side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptime import Job, estimate
+from steptime.commands.cli import main
+from steptime.search.sensitivity import sensitivity
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return sensitivity(Job.load(CONFIGS / "llama3_70b.yaml"), best=False)
+
+
+def test_more_of_anything_is_no_slower(found):
+    assert all(gain.change <= 0.0 for gain in found.gains)
+    assert [gain.change for gain in found.gains] == sorted(gain.change for gain in found.gains)
+    names = [gain.name for gain in found.gains]
+    assert {"peak FLOP/s", "memory bandwidth", "nvlink bandwidth", "network bandwidth", "latency (10 % less)"} <= {
+        *names
+    }
+
+
+def test_arithmetic_is_all_that_faster_arithmetic_changes(found):
+    """Peak and sustained rates times 1.1: matrix products and attention shrink by at most 1/1.1, nothing else by itself."""
+    gain = next(gain for gain in found.gains if gain.name == "peak FLOP/s")
+    parts = found.given.time.parts_s
+    most = (parts["gemm"] + parts["attention"]) * (1.0 - 1.0 / 1.1)
+    assert 0.9 * most < found.given.step_s - gain.step_s < 1.03 * most
+
+
+def test_a_rate_that_hides_a_collective_hides_it():
+    """Gradients over 1 GB/s Ethernet show; at the rate found they are 1 % of the step, at 10 % less they are more."""
+    from steptime.search.sensitivity import on, scaled, with_tiers
+
+    job = Job(
+        model="llama3-8b",
+        parallelism={"tp": 8, "pp": 1, "dp": 4},
+        data={"gbs": 64, "seqlen": 8192, "microbatch_sz": 1},
+        hardware={"node_type": "dgx-h100", "overrides": {"tiers.1.bytes_per_s": 2e9}},
+    )
+    row = next(row for row in sensitivity(job, best=False).hiding if row.name == "dp_comm")
+    assert row.tier == "infiniband"
+    assert row.times is not None
+
+    def shows(times):
+        faster = estimate(on(job, with_tiers(job.machine, scaled(times, [1]))))
+        return faster.time.parts_s.get("dp_comm", 0.0) / faster.step_s
+
+    assert shows(row.times) <= 0.01 < shows(0.9 * row.times)
+
+
+def test_the_command(capsys):
+    assert main(["sensitivity", str(CONFIGS / "llama3_8b.yaml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"step_s", "gains", "hiding"} == found.keys()
+    assert any(gain["name"] == "memory size" for gain in found["gains"])
+
+
+def test_sizes_that_cannot_hold_the_job_are_marked(capsys):
+    """8 B parameters take 16 B + 4 B + 12 B / devices each: 4 x 80 GB do not hold 70 B, 64 do."""
+    assert main(["scale", str(CONFIGS / "llama3_70b.yaml"), "--best", "--devices", "4,64", "--json"]) == 0
+    small, large = json.loads(capsys.readouterr().out)["sizes"]
+    assert (small["fits"], small["efficiency"], large["fits"], large["efficiency"]) == (False, None, True, 1.0)
+    assert "lacks" in small["why"]
+
+
+def test_scaling_of_one_layout_marks_what_does_not_fit(capsys):
+    """FSDP of 70 B on one device is no 100 %."""
+    config = str(CONFIGS / "llama3_8b_fsdp.yaml")
+    assert main(["scale", config, "--set", "model=llama3-70b", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["weak_scaling"]
+    assert rows[0]["verdict"] == "does_not_fit"
+    first = next(row for row in rows if row["verdict"] == "fits")
+    assert first["efficiency"] == 1.0
+    assert main(["scale", config, "--set", "model=llama3-70b"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_many_plans_side_by_side(capsys):
+    names = [str(CONFIGS / name) for name in ("llama3_8b.yaml", "llama3_70b.yaml", "gpt3_175b_h100.yaml")]
+    assert main(["diff", *names, "--set", "data.gbs=512"]) == 0
+    out = capsys.readouterr().out
+    steps = [estimate(Job.load(name, ["data.gbs=512"])).step_s for name in names]
+    row = next(line for line in out.splitlines() if line.startswith("  step "))
+    assert [float(word) for word in row.split() if word[0].isdigit()] == pytest.approx(steps, rel=1e-3)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_devices_of_scale_go_with_best(capsys):
+    assert main(["scale", str(CONFIGS / "llama3_8b.yaml"), "--devices", "8"]) == 2
+    assert capsys.readouterr().err == "--devices goes with --best\n"
