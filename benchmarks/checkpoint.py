@@ -26,11 +26,12 @@ State = dict[str, Any]
 
 PROBE = """
 import gc, json, re, sys, time
-from steptime.checkpoint import summarize_checkpoint
+from steptime.report.checkpoint_summary import report, summarize_checkpoint
 times, cpu = [], []
 for _ in range(int(sys.argv[2])):
     wall, busy = time.perf_counter(), time.process_time()
     summary = summarize_checkpoint(sys.argv[1])
+    report(summary)
     cpu.append(time.process_time() - busy)
     times.append(time.perf_counter() - wall)
 summary.params
@@ -170,6 +171,24 @@ def dcp_metadata(folder: Path) -> None:
             file.truncate(3400 * 524288)
 
 
+def million(path: Path) -> None:
+    """100,000 layers of ten matrices 2 x 2, a header of 99 MB."""
+    sparse_safetensors(path, {f"model.layers.{n // 10}.mlp.w{n % 10}.weight": (2, 2) for n in range(1_000_000)})
+
+
+def small_files(folder: Path, count: int) -> None:
+    """Files of two tensors each, all with the same names."""
+    folder.mkdir()
+    for number in range(count):
+        sparse_safetensors(folder / f"part{number}.safetensors", {"a.weight": (2,), "b.weight": (2,)})
+
+
+def rank_name(folder: Path) -> None:
+    """One file that calls itself the rank 20,000,000."""
+    folder.mkdir()
+    sparse_pt(folder / "zero_pp_rank_20000000_mp_rank_00_model_states.pt", {"w": (2,)}, lambda state: {"module": state})
+
+
 def run(path: Path, times: int) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(path), str(times)], capture_output=True, check=True, text=True
@@ -196,6 +215,9 @@ def main() -> None:
         sparse_shards(folder / "shards", LARGE, 191)
         megatron(folder / "megatron")
         dcp_metadata(folder / "dcp")
+        million(folder / "million.safetensors")
+        small_files(folder / "files", 20_000)
+        rank_name(folder / "rank")
         print(f"{'case':28}{'tensors':>9}{'GB':>9}{'first ms':>10}{'best ms':>9}{'CPU ms':>9}{'peak MB':>9}  target")
         for name, path, times, target in (
             ("safetensors", "small.safetensors", 20, "5 ms"),
@@ -203,6 +225,9 @@ def main() -> None:
             ("191 shards", "shards", 20, "20 ms"),
             ("72 Megatron files", "megatron", 5, "1,500 ms, 60 MB"),
             ("DCP, 217,600 chunks", "dcp", 3, "torch's pickle.load"),
+            ("a million tensors", "million.safetensors", 1, "10 s, 1 GB"),
+            ("20,000 files", "files", 1, "5 s, 500 MB"),
+            ("rank 20,000,000 by name", "rank", 3, "5 s, 500 MB"),
         ):
             row = run(folder / path, times)
             ms = [f"{row[key] * 1e3:9.2f}" for key in ("first", "best", "cpu")]

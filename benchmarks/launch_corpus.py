@@ -89,7 +89,11 @@ def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[st
         else:
             job = to_job(read("auto" if kind == "other" or "primus" in name.lower() else kind, name, MACHINE), MACHINE)
     except ConfigError as error:
-        asks = [problem for problem in error.problems if re.search(r"--set |name one as|write \w+=|--with ", problem)]
+        asks = [
+            problem
+            for problem in error.problems
+            if re.search(r"--set |name one as|write \w+=|--with |--plan ", problem)
+        ]
         return ("asks" if len(asks) == len(error.problems) else "refused"), list(error.problems)
     except Exception as error:  # noqa: BLE001  a traceback is what is looked for
         return "crash", [repr(error)]

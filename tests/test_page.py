@@ -143,7 +143,7 @@ def test_the_schedule_unpacks_to_the_walk(found):
             gap, code, more = row[3 * i : 3 * i + 3]
             batch = last[code] = last.get(code, -1) + 1 + more
             start, at = at + gap, at + gap + lengths[code]
-            assert ("FBW"[code // 2], batch, code % 2) == tuple(span.action)
+            assert ("FBIW"[code // 2], batch, code % 2) == tuple(span.action)
             assert start == pytest.approx(TICKS * span.start_s / found.step_s, abs=1.0)
             assert at == pytest.approx(TICKS * span.end_s / found.step_s, abs=2.0)
 
@@ -155,6 +155,27 @@ def test_a_large_schedule_stays_small():
     data = schedule_data(found, Timeline(found.timing))
     assert sum(len(row) for row in json.loads(zlib.decompress(b64decode(data["rows"])))) == 3 * 65536
     assert len(script_json(data)) < 150_000
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), [("zero_bubble", 1), ("zbv", 2), ("dualpipev", 2)])
+def test_split_schedules_are_drawn_with_all_their_passes(schedule, vpp):
+    split = estimate(
+        jobs.job("llama3-8b", gbs=32, software="torch", pp=4, dp=1, vpp=vpp, schedule=schedule, hardware="dgx-b300")
+    )
+    data = schedule_data(split, Timeline(split.timing))
+    rows = json.loads(zlib.decompress(b64decode(data["rows"])))
+    spans = Timeline(split.timing).actions
+    assert [len(row) // 3 for row in rows] == [len(stage) for stage in spans]
+    assert {"FBIW"[code // vpp] for row in rows for code in row[1::3]} == {
+        span.action.kind for stage in spans for span in stage
+    }
+    text = page(split)
+    sound(text)
+    assert "gradients of the weights" in text
+    for row in split.memory.stages:
+        made = pieces(split, Timeline(split.timing), row.stage)
+        fixed = row.params_bytes + row.optimizer_bytes
+        assert fixed + max(piece.moving for piece in made) == pytest.approx(row.allocated_bytes)
 
 
 @pytest.mark.parametrize("stage", [0, 3])

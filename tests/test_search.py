@@ -200,3 +200,21 @@ def test_an_interrupt_leaves_the_best_so_far():
     assert found.interrupted
     assert found.best is not None
     assert len(list(islice(found.found, 4))) <= 3
+
+
+def test_fsdp_and_torch_are_estimated_one_by_one():
+    """What no columns cover: every figure of the screen is an estimate's, and the best is the least of them."""
+    job = Job(
+        model="gpt2-small",
+        parallelism={"tp": 1, "pp": 1, "dp": 4, "fsdp": {"reshard_after_forward": True}},
+        performance={"software": "fsdp2"},
+        data={"gbs": 16, "seqlen": 1024, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    axes = Axes({"cp": (1,), "sp": (False,), "performance.activation_checkpointing_type": ("none", "full")})
+    found = run(job, Asked((4,), (16,), axes))
+    assert found.counts.evaluated > 5
+    assert found.best.job.zero_level == 3
+    assert found.best.step_s == min(found.columns["step_s"])
+    for layout in found.top(3):
+        assert estimate(layout.job).step_s == layout.step_s

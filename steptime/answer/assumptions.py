@@ -5,7 +5,7 @@ from __future__ import annotations
 from steptime.job.job import Job
 from steptime.memory.overhead import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION, GIB
 from steptime.software.efficiency import compute_factor, sustained_share
-from steptime.software.performance import Options, load_software
+from steptime.software.performance import EAGER_TORCH, Options, Software, load_software
 from steptime.software.precision import RECIPES, rate_of
 
 _EFFICIENCIES = ("memory_efficiency", "attention_forward_efficiency", "attention_backward_efficiency", "efficiency")
@@ -22,6 +22,22 @@ def assumptions(job: Job) -> list[str]:
         *_machine(job),
         *_cross_dc(job),
         *_memory(job),
+    ]
+
+
+HOST_BOUND = 0.05
+"""Share of the step from which waiting for the host is told."""
+
+
+def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
+    """A line where the device waits for the host for a good part of the step."""
+    share = host_s / step_s
+    if share < HOST_BOUND:
+        return []
+    eager = software.family in EAGER_TORCH and software.kernels.compile == "none"
+    remedies = ", ".join(["larger micro-batches", *(["torch.compile"] if eager else [])])
+    return [
+        f"host-bound: the device waits for kernel launches during {share:.0%} of the step; {remedies} or CUDA graphs shorten it"
     ]
 
 

@@ -10,7 +10,7 @@ from steptime.base.num import Num
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers
+from steptime.memory.buffers import at_peak, cublas_workspace_bytes, gradient_copy_bytes, stage_buffers
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, state_bytes
@@ -60,6 +60,12 @@ def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
     own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
     gone = sum([held.bytes for held in buffers if held.at_peak and not held.stays])
     return PeakMoment(0.0, temporaries + own - gone, "optimizer step")
+
+
+def update_bytes(job: Job, state: States) -> Num:
+    """What an update holds for itself: temporaries, and fp32 copies of half-precision gradients."""
+    temporaries = job.software.states.optimizer_temp_copies * moment_bytes(job, state) / 2.0
+    return temporaries + gradient_copy_bytes(job, state)
 
 
 def first_peak(job: Job, state: States, peak: Num) -> Num:

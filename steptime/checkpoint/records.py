@@ -92,11 +92,9 @@ class Contents:
 
     def drop_impossible(self) -> None:
         """Leave out tensors of 2**63 elements and more: no library counts so far, and no sum of them says anything."""
-        wrong = [
-            t
-            for t in self.tensors
-            if t.numel >= MAX_ELEMENTS or (t.global_shape and prod(t.global_shape) >= MAX_ELEMENTS)
-        ]
+        shapes = {t.shape for t in self.tensors} | {t.global_shape for t in self.tensors if t.global_shape is not None}
+        huge = {shape for shape in shapes if prod(shape) >= MAX_ELEMENTS}
+        wrong = [t for t in self.tensors if t.shape in huge or t.global_shape in huge] if huge else []
         if wrong:
             gone = set(map(id, wrong))
             self.tensors[:] = [tensor for tensor in self.tensors if id(tensor) not in gone]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, minimum
+from steptime.base.num import Num, is_column, maximum, minimum, where
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
@@ -17,7 +17,7 @@ from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
 from steptime.model.segments import Segment, rerun
-from steptime.software.performance import Software
+from steptime.software.performance import EAGER_TORCH, Software
 
 
 class CommCall(NamedTuple):
@@ -46,6 +46,8 @@ class Work:
     memory_s: Num = 0.0
     launch_s: Num = 0.0
     """What the device waits for the host, and for kernels too small to be listed."""
+    host_s: Num = 0.0
+    """Of it, what the device waits for a host that launches kernels later than the device runs them."""
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
@@ -139,7 +141,7 @@ def part_time(
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay = segment_replay(ops, passes, context, segments, gap_s)
     for work in (forward, backward):
-        wait_for_host(work, context.software)
+        wait_for_host(work, context.software, context.tp)
     return PartTime(forward, backward, replay)
 
 
@@ -149,20 +151,40 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
-    wait_for_host(replay, context.software)
+    wait_for_host(replay, context.software, context.tp)
     return replay
 
 
-def wait_for_host(work: Work, software: Software) -> None:
+COMPILED_HOST = 0.47
+"""Host time of a launch from compiled code over that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at 128
+tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
+DTENSOR_HOST = 2.5
+"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us
+(pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that were not (torchtitan,
+rows marked fit)."""
+
+
+def launch_host_s(software: Software, tp: Num) -> Num:
+    """Seconds that the host needs for one launch: none from CUDA graphs, less compiled, more on DTensors."""
+    each = software.timing.host_kernel_s
+    if software.timing.cuda_graphs:
+        return 0.0
+    if software.kernels.compile != "none":
+        return each * COMPILED_HOST
+    return each * where(tp > 1, DTENSOR_HOST, 1.0) if software.family in EAGER_TORCH else each
+
+
+def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
     """Add what the device waits for the host.
 
     Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
     blocking launches the two take turns.
     """
-    host_s = work.kernels * software.timing.host_kernel_s
-    if not host_s:
+    if not software.timing.host_kernel_s:
         return
+    host_s = work.kernels * launch_host_s(software, tp)
     late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
+    work.host_s = work.host_s + late_s
     work.launch_s = work.launch_s + late_s
 
 

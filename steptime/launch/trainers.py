@@ -170,9 +170,9 @@ class _Plan:
             keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
         elif re.search(r"8bit|4bit|paged", str(self.get("@optimizer")).lower()):
             keys.leave_out(self.figures["@optimizer"], "quantized states; taken as fp32")
-        if (width := self.whole("@mlp")) or (ratio := self.whole("@mlp_ratio")):
-            # olmo/model.py: the width of a gated MLP is said of both halves together
-            width = width or (ratio or 0) * int(config["model"].get("hidden_sz", 0))
+        # olmo/model.py: the width of a gated MLP is said of both halves together
+        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * int(config["model"].get("hidden_sz", 0))
+        if width:
             config["model"]["inter_sz"] = width // 2 if config["model"].get("glu") else width
         self._model()
         self._batch()

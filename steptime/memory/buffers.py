@@ -9,7 +9,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.states import States, chunk_buckets, state_bytes
+from steptime.memory.states import Bucket, States, chunk_buckets, state_bytes
 from steptime.software.performance import Software
 
 KIB = 1024.0
@@ -44,7 +44,7 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     found.append(
         HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
     )
-    rests = block_rest_bytes(assembly, chunks)
+    rests = block_rest_bytes(assembly, chunks, states.buckets)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
     found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
     copies = gradient_copy_bytes(job, states)
@@ -129,11 +129,11 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
     return waiting * (assembly.head.sizes["head.logits"] + assembly.boundary_bytes)
 
 
-def block_rest_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
+def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:
     """What is counted of states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
 
     Flat buffers of each chunk's gradients, and of its parameters under the distributed optimizer; else each parameter, its master
-    copy and its moments for themselves.
+    copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
     """
     job, software = assembly.job, assembly.job.software
     if software.buffers.expandable_segments or software.compute_capability == 0.0:
@@ -142,10 +142,11 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
         return 0.0
     size = state_bytes(job)
     rest: Num = 0.0
-    for chunk in chunks:
+    for virtual, chunk in enumerate(chunks):
         params = assembly.chunk_params(chunk)
         if job.zero_level:
-            flat = sum([bucket.elements for bucket in chunk_buckets(assembly, chunk)])
+            cut = buckets[virtual] if buckets else chunk_buckets(assembly, chunk)
+            flat = sum([bucket.elements for bucket in cut])
             rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
         rest = rest + block_rest(size.gradients * assembly.local_params(chunk))

@@ -28,13 +28,14 @@ MEMORY = {
     "gradients_bytes": "#7cc4ee",
     "optimizer_bytes": "#5c6470",
     "activations_bytes": "#e08a3c",
+    "buffers_bytes": "#f3e2b3",
     "transient_bytes": "#b15928",
     "fragmentation": "#d5d8dc",
     "overhead": "#6a3d9a",
 }
 """By key of `StageMemory`; what the allocator holds beyond what is allocated; what it does not count."""
-PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "W": "#6a3d9a"}
-"""Forward, backward, and the gradients of the weights where a schedule runs them apart."""
+PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "I": "#3c86bd", "W": "#6a3d9a"}
+"""Forward, backward, and its two halves where a schedule runs them apart: gradients of the inputs, of the weights."""
 VERDICTS = {"fits": "#0a7f5a", "tight": "#8a5a00", "does_not_fit": "#b3261e"}
 OTHER = "#8c8c8c"
 """What has no color of its own."""

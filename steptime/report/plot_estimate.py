@@ -12,6 +12,7 @@ from steptime.report.page.memory_charts import PARTS, parts_of, pieces
 from steptime.report.palette import MEMORY, PASSES, time_color
 from steptime.report.palette import TIME as COLORS
 from steptime.report.plot_style import EDGE, picture
+from steptime.report.trace import PASSES as WORDS
 from steptime.timing.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ def _schedule(axes: Any, estimate: Estimate, timeline: Timeline) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
-    step_s, names = estimate.step_s, {"F": "forward", "B": "backward", "W": "gradients of the weights"}
+    step_s = estimate.step_s
     rows = [[to_rgb(color) for color in _colors(spans, timeline, i)] for i, spans in enumerate(timeline.actions)]
     unit = unit_for(step_s, TIME)
     axes.imshow(rows, aspect="auto", interpolation="nearest", extent=(0.0, step_s / unit.size, len(rows) - 0.5, -0.5))
     kinds = {span.action.kind for span in timeline.actions[0]}
-    legend = [Patch(facecolor=PASSES[kind], label=names[kind]) for kind in names if kind in kinds]
+    legend = [Patch(facecolor=PASSES[kind], label=words) for kind, words in WORDS.items() if kind in kinds]
     others = (("bubble", "idle"), ("optimizer", "optimizer"), ("stragglers", "wait for the slowest replica"))
     legend += [Patch(facecolor=COLORS[key], label=name) for key, name in others]
     axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)

@@ -44,7 +44,7 @@ class Style(NamedTuple):
         if not self.color or not text.strip():
             return text
         red, green, blue = (round(int(color[i : i + 2], 16) / 51) for i in (1, 3, 5))
-        return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text}\x1b[0m"
+        return f"\x1b[38;5;{16 + 36 * red + 6 * green + blue}m{text.rstrip()}\x1b[0m"
 
     def fold(self, text: str) -> str:
         """`text` in ASCII where that is asked for; what has no likeness becomes "?"."""

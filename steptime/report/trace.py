@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".json.gz")
 TRACKS = ("compute", "tp", "cp", "ep", "dp", "pp", "embedding")
 """Tracks in the order in which they are shown; others follow."""
+PASSES = {"F": "forward", "B": "backward", "I": "gradients of the inputs", "W": "gradients of the weights"}
+"""Kinds of action in words."""
 LANES = 64
 """Track numbers that one axis may take: slices that overlap lie on lanes beside each other."""
 NOTES = (
@@ -149,18 +151,12 @@ class _Stage:
         """What an action's pass is, for all micro-batches alike."""
         kind, _, virtual = span.action
         chunk = self.timeline.chunk(self.stage, virtual)
-        words = {
-            "F": "forward",
-            "B": "backward",
-            "I": "gradients of the inputs",
-            "W": "gradients of the weights",
-        }
         parts = [
             *["embedding"] * chunk.embedding,
             layer_range(self.timeline, self.stage, virtual),
             *["head"] * chunk.head,
         ]
-        return f'"pass": "{words[kind]}", "chunk": {virtual}, "holds": "{", ".join(part for part in parts if part)}"'
+        return f'"pass": "{PASSES[kind]}", "chunk": {virtual}, "holds": "{", ".join(part for part in parts if part)}"'
 
     def communication(self, action: Action, *, detailed: bool) -> list[tuple[str, str, int, str]]:
         """An action's communication by axis, as long as all of its calls: track, name, nanoseconds, arguments.

@@ -13,6 +13,7 @@ from steptime.answer import fixes as single
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
+from steptime.search import walked
 from steptime.search.changes import words
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout, Search
@@ -30,6 +31,8 @@ BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("
 def fixes(found: Estimate) -> list[Fix]:
     """The cheapest lists of changes that make a job fit, by step time; single changes where the search does not cover it."""
     job = found.job
+    if not walked.covered(job):  # every layout would be estimated
+        return single.cheapest(job, found.step_s, estimate)
     try:
         searched = run(job, Asked((job.parallelism.devices,), (job.data.gbs,)))
     except ConfigError:

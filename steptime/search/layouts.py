@@ -5,17 +5,20 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.answer.verdict import update_bytes
+from steptime.base.num import Num, maximum, minimum
 from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
+from steptime.memory.buffers import workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
+from steptime.memory.states import States
 from steptime.search import held, seconds
 from steptime.search.parts import PartKey, code
 from steptime.search.pipeline import Chunks, Flavor, Stages
@@ -42,6 +45,17 @@ class Rows(NamedTuple):
     """Row of the grid."""
     part: Any
     """Row of the parts."""
+
+
+class Buffers(NamedTuple):
+    """What the allocator holds of a stage beside states and activations [B]."""
+
+    staying: Num
+    """At the peak, and between steps."""
+    moving: Num
+    """At the peak alone."""
+    between: Num
+    """Between micro-batches alone."""
 
 
 class Block(NamedTuple):
@@ -107,22 +121,9 @@ class Pipelines:
     margin: float
 
     def rows(self, which: Any) -> Rows:
-        """The rows of a pipeline, those with sequence parallelism after those without."""
-        import numpy as np
-
-        places: list[Any] = []
-        said_sp: list[Any] = []
-        for said in (False, True):
-            runs = np.zeros(len(which), dtype=bool)
-            for choice, legal in self.grid.legal.items():
-                if choice.sp == said and choice.zero_level in self.zeros:
-                    runs |= legal[which]
-            places.append(which[runs])
-            said_sp.append(np.full(int(runs.sum()), said))
-        at, sp = np.concatenate(places), np.concatenate(said_sp)
-        key = {name: self.grid.columns[name][at] for name in PartKey._fields[1:]}
-        part = self.chunks.parts.find(sp, *key.values())
-        return Rows(sp=sp, **key, dp=self.grid.columns["dp"][at], at=at, part=part)
+        """The rows of a pipeline with their parts."""
+        rows = rows_of(self.grid, list(self.zeros), which)
+        return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
 
     def blocks(
         self, stages: Stages, split: Split, which: Any, choices: tuple[Recompute, ...], share: Share | None
@@ -210,17 +211,40 @@ class Pipelines:
 
     def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
-        buffer = self.chunks.parts.whole.buffer_bytes[rows.part]
         allocated: Num = 0.0
         reserved: Num = 0.0
         for kind, peak in enumerate(peaks):
-            states = ends.states[kind]
-            fixed = (states.params_bytes + states.gradients_bytes + states.optimizer_bytes)[at]
-            stays = self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0
-            moving = peak.saved + (peak.transient + (buffer + ends.dummy_bytes[kind][at] + stays))
+            all_of = ends.states[kind]
+            states = States(all_of.params_bytes[at], all_of.gradients_bytes[at], all_of.optimizer_bytes[at], [])
+            kept = ends.dummy_bytes[kind][at] + ends.rest_bytes[kind][at]
+            buffers = self.buffers(stages, kind, rows, kept)
+            fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
+            fixed = fixed + (buffers.staying + buffers.moving)
+            updating = update_bytes(self.job, states) + buffers.between - buffers.moving
+            moving = maximum(peak.saved + peak.transient, updating)
             allocated = maximum(allocated, fixed + moving)
             reserved = maximum(reserved, reserved_bytes(fixed, moving))
         return allocated, reserved
+
+    def buffers(self, stages: Stages, kind: int, rows: Rows, kept: Num) -> Buffers:
+        """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
+        software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
+        chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
+        staying = sum(item.bytes for item in workspaces(software)) + kept + whole.buffer_bytes[rows.part]
+        staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
+        moving: Num = 0.0
+        between: Num = 0.0
+        inputs = sum(not chunk.embedding for chunk in chunks)
+        if stages.pp > 1 and software.buffers.stage_inputs_stay:
+            moving = moving + (0.0 if inputs == 0 else 3.0 if stages.vpp > 1 else 2.0) * one
+            between = between + 2.0 * inputs * one
+        if stages.pp > 1 and software.buffers.deferred_head_wgrads and any(chunk.head for chunk in chunks):
+            waiting = self.grid.gbs // (rows.dp * rows.microbatch_sz) - 1.0
+            waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, waiting)
+            moving = moving + waiting * (whole.logits_bytes[rows.part] + one)
+        if software.buffers.attention_mask:
+            moving = moving + 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp) * float(data.seqlen)
+        return Buffers(staying, moving, between)
 
     def stays(self, stages: Stages, kind: int) -> Num:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
@@ -234,3 +258,21 @@ def spreads_of(rows: Rows) -> tuple[list[Spread], Any]:
 
     _, first, at = np.unique(code(0, rows.tp, rows.ep, rows.etp), return_index=True, return_inverse=True)
     return [Spread(int(rows.tp[i]), int(rows.ep[i]), int(rows.etp[i])) for i in first], at
+
+
+def rows_of(grid: Grid, zeros: Sequence[int], which: Any) -> Rows:
+    """The rows of a pipeline that can run under any of some ZeRO levels, those with sequence parallelism after those without."""
+    import numpy as np
+
+    places: list[Any] = []
+    said_sp: list[Any] = []
+    for said in (False, True):
+        runs = np.zeros(len(which), dtype=bool)
+        for choice, legal in grid.legal.items():
+            if choice.sp == said and choice.zero_level in zeros:
+                runs |= legal[which]
+        places.append(which[runs])
+        said_sp.append(np.full(int(runs.sum()), said))
+    at, sp = np.concatenate(places), np.concatenate(said_sp)
+    key = {name: grid.columns[name][at] for name in PartKey._fields[1:]}
+    return Rows(sp=sp, **key, dp=grid.columns["dp"][at], at=at, part=at)

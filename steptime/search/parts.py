@@ -20,7 +20,6 @@ from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes
 from steptime.memory.op_walk import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
-from steptime.memory.stages import logits_kept
 from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, pricing, whole_replay
@@ -67,7 +66,7 @@ class Whole(NamedTuple):
     buffer_bytes: Num
     """The communication buffer that all parts share."""
     logits_bytes: Num
-    """Logits that a pipeline holds beside what the head saves."""
+    """The logits of a micro-batch."""
     tied_gradient: Num
 
 
@@ -110,7 +109,9 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
             )
         )
     tied = memories.tied_gradient if job.model.tie_embeddings else 0.0
-    whole = Whole(assembly.boundary_bytes, comm_buffer_bytes(assembly), logits_kept(assembly), tied)
+    whole = Whole(
+        assembly.boundary_bytes, comm_buffer_bytes(assembly), assembly.head.sizes.get("head.logits", 0.0), tied
+    )
     return assembly, Fragment(tuple(found), whole)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +12,13 @@ from steptime.answer.interval import interval_at
 from steptime.answer.measured import place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
-from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
+from steptime.search import walked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_plan, usual
-from steptime.search.space import Axes, Counts, Grid, dealt_as, grid, seat, shapes, zero_levels
+from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
 from steptime.search.states import Sketches
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
@@ -45,20 +45,18 @@ class Screen:
     @cached_property
     def zeros(self) -> dict[int, Job]:
         """The job with each ZeRO level that it can have."""
-        if not self.job.software.states.gradients_persist:
-            raise ConfigError(
-                f"performance.software: search does not cover {self.job.software.name} yet; use megatron-core"
-            )
         jobs: dict[int, Job] = {}
         for level in self.levels:
             with suppress(ConfigError):  # its rows break the same rule
-                jobs[level] = self.job.replace(**{"parallelism.zero_level": level})
+                said = self.job.parallelism.fsdp is not None
+                jobs[level] = self.job if said else self.job.replace(**{"parallelism.zero_level": level})
         return jobs
 
     @cached_property
     def levels(self) -> list[int]:
-        """ZeRO levels that are tried."""
-        return [z for z in zero_levels(self.job, self.axes) if z < 3]
+        """ZeRO levels that are tried: 3, each layout of which is estimated, where the plan has it or it is asked for."""
+        wanted = self.plan.zero_level == 3 or "zero_level" in self.axes.said or not walked.covered(self.job)
+        return [z for z in zero_levels(self.job, self.axes) if z < 3 or wanted]
 
     @cached_property
     def by_sp(self) -> dict[bool, Job]:
@@ -84,27 +82,41 @@ class Screen:
     def blocks(self, devices: int, gbs: int) -> Iterator[tuple[float, Block]]:
         """Every layout on so many devices with this batch, and the share of them that is done with each block."""
         found = grid(self.job, self.plan, self.axes, devices, gbs, self.counts, self.weight, self.levels)
-        keys = part_keys(found)
-        if not keys:
-            return
-        parts = self.parts(keys)
-        common = Pipelines(
-            self.job,
-            self.zeros,
-            found,
-            Chunks(self.job, parts),
-            Sketches(self.job),
-            pricing(Candidates(self.job, dp=devices).as_job),
-            self.margin,
-        )
-        plain = facts(self.job)
         listed = list(shapes(found))
+        columns = {z: job for z, job in self.zeros.items() if walked.covered(job)}
+        if columns and listed:
+            for at, block in self._in_columns(found, columns, listed):
+                yield (at + 1.0) / len(listed), block
+        for zero, job in self.zeros.items():
+            if zero not in columns:
+                yield from self._walked(found, zero, job, listed)
+
+    def _in_columns(
+        self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
+    ) -> Iterator[tuple[int, Block]]:
+        """The layouts that columns cover, pipeline by pipeline."""
+        parts = self.parts(part_keys(found, zeros))
+        chunks, sketches = Chunks(self.job, parts), Sketches(self.job)
+        priced = pricing(Candidates(self.job, dp=found.devices).as_job)
+        common = Pipelines(self.job, zeros, found, chunks, sketches, priced, self.margin)
+        plain = facts(self.job)
         for at, (pp, vpp, split, rows) in enumerate(listed):
             name = "interleaved" if vpp > 1 else self.job.schedule
-            shape = stages(parts.assembly, _pipeline_facts(plain, pp, vpp, split), name)
+            shape = stages(parts.assembly, dealt_as(plain._replace(pp=pp, vpp=vpp), split), name)
             share = self.send_share(interleaved=vpp > 1)
             for block in common.blocks(shape, split, rows, self.choices(shape.layers), share):
-                yield (at + 1.0) / len(listed), block
+                yield at, block
+
+    def _walked(
+        self, found: Grid, zero: int, job: Job, listed: list[tuple[int, int, Split, Any]]
+    ) -> Iterator[tuple[float, Block]]:
+        """The layouts that no columns cover, one by one."""
+        done, total = 0, sum(len(rows) for *_, rows in listed)
+        for pp, vpp, split, rows in listed:
+            shape = walked.shape(self.job, pp, vpp, split)
+            for block in walked.blocks(job, zero, found, shape, split, rows, self.choices(shape.layers)):
+                done += 1
+                yield min(done / total, 1.0), block
 
     @cached_property
     def weight(self) -> int:
@@ -117,16 +129,14 @@ class Screen:
         return parts_of(self.by_sp, keys, list(sets))
 
 
-def _pipeline_facts(plain: Facts, pp: int, vpp: int, split: Any) -> Facts:
-    return dealt_as(plain._replace(pp=pp, vpp=vpp), split)
-
-
-def part_keys(found: Grid) -> list[PartKey]:
-    """What the parts of all legal rows depend on."""
+def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:
+    """What the parts of all rows depend on that can run under some ZeRO levels."""
     import numpy as np
 
     keys: dict[PartKey, None] = {}
     for choice, legal in found.legal.items():
+        if choice.zero_level not in zeros:
+            continue
         rows = [found.columns[name][legal] for name in PartKey._fields[1:]]
         _, first = np.unique(code(choice.sp, *rows), return_index=True)
         for key in np.stack(rows, axis=-1)[first].astype(int).tolist():

@@ -17,6 +17,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
+from steptime.memory.buffers import block_rest_bytes
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
 from steptime.memory.states import Bucket, States, chunk_buckets, partial_gradients, states_of
 from steptime.search.pipeline import Stages
@@ -59,6 +60,8 @@ class Around(NamedTuple):
     """Of each kind of stage, its buckets left out."""
     dummy_bytes: list[Num]
     """Of each kind of stage, weight-shaped buffers that stay."""
+    rest_bytes: list[Num]
+    """Of each kind of stage, ends of blocks of its states that are not cut off."""
     reductions: list[Sent]
     gathers: list[Sent]
     optimizer_s: Num
@@ -149,7 +152,9 @@ def around(
         sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
         states, side = sketches.states(sketch, spread, stages), sketches.side(sketch, spread, stages, priced)
         update = optimizer_s(sketch, priced.context.rates.bytes_per_s)
-        rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s)))
+        held = zip(sketch.stages, states, strict=True)
+        rests = [block_rest_bytes(sketch, chunks, state.buckets) for chunks, state in held]
+        rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s), rests))
     columns = {name: np.array([float(getattr(spread, name)) for spread in spreads]) for name in Spread._fields}
     view = Candidates(job, **columns, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * columns["tp"])).as_job
     tiers = priced.context.tiers
@@ -161,6 +166,7 @@ def around(
     return Around(
         [_stacked([row[0][kind] for row in rows]) for kind in range(len(stages.chunks))],
         [np.array([row[1][kind] for row in rows]) for kind in range(len(stages.chunks))],
+        [np.array([row[4][kind] for row in rows]) for kind in range(len(stages.chunks))],
         sent(every_states, nets, reduction(job), reduced_itemsize(job)),
         sent(every_states, nets, job.software.comm.sharded_gather, None) if sharded else [],
         np.array([row[3][0] for row in rows]),

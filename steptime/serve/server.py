@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ class Server(ThreadingHTTPServer):
         names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
         self.hosts = {f"{name}:{own}" for name in names} | (names if own == 80 else set())
         """What the Host of a request may say."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away before it had its answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -169,6 +169,7 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
     work = forward_work(ops, passes, context, again)
     work.launch_s = times.forward.launch_s * len(again) / len(ops)
+    work.host_s = times.forward.host_s * len(again) / len(ops)
     return work
 
 

@@ -7,7 +7,8 @@ import re
 from steptime.validation.measurements import SkipRowError
 
 _NO_DP_OVERLAP = re.compile(
-    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
+    r"no --overlap-grad-reduce|no overlap flags|no compute/communication overlap|all-reduce not overlapped|"
+    r"reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
 )
 
 

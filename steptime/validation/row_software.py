@@ -7,17 +7,10 @@ from typing import Any, NamedTuple
 
 from steptime.software.performance import EAGER_TORCH, load_software, software_names
 from steptime.software.profiles import profile_releases
+from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_experts import dispatch_of
-from steptime.validation.row_native import (
-    native_kernels,
-    native_states,
-    recomputed_per_op,
-    said_dtypes,
-    torchao_recipe,
-    torchtitan_release,
-)
 from steptime.validation.row_overlap import overlap_of
 
 _NO_PROFILE = (
@@ -100,7 +93,9 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
     if not known:
         return found
     native = found.profile == "torchtitan"
-    return found._replace(release=torchtitan_release(row) if native else release_of(found, row.text("framework")))
+    return found._replace(
+        release=row_native.torchtitan_release(row) if native else release_of(found, row.text("framework"))
+    )
 
 
 def _framework(row: MeasuredRow) -> RowFramework:
@@ -146,9 +141,9 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
-    section |= recompute_of(row, framework, assumed) | said_dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
     if framework.base in EAGER_TORCH:
-        section |= native_kernels(row, framework.release, notes) | native_states(row)
+        section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
@@ -173,7 +168,7 @@ def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str])
     Raises:
         SkipRowError: a framework whose low-precision kernels no profile describes.
     """
-    if framework.base == "fsdp2" and (found := torchao_recipe(row, row.text("overlap_notes").lower())):
+    if framework.base == "fsdp2" and (found := row_native.torchao_recipe(row, row.text("overlap_notes").lower())):
         return found
     section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
@@ -228,9 +223,11 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if framework.base in EAGER_TORCH and (per_op := recomputed_per_op(said)):
+    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said)):
         return per_op
-    if said == "selective" and framework.base.startswith("megatron"):
+    if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(
+        "megatron"
+    ):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
         chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
@@ -263,7 +260,7 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["attention_impl"] = "unfused"
     elif "flash_attentionv1" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
-    elif "flash_attention" in notes or "flashattention" in notes:
+    elif "flash_attention" in notes or "flashattention" in notes or "flash attention 2" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
     elif "flash attention" in row.text("framework").lower():
         section["attention_impl"] = "flash"

@@ -122,6 +122,33 @@ def test_bf16_under_deepspeed_shards_its_states_at_stage_0(tmp_path):
     assert job(tmp_path, RUN + FLAGS + " --deepspeed --zero-stage 0").parallelism.zero_level == 1
 
 
+def test_a_file_of_variables_alone_sizes_a_config(tmp_path):
+    """MLPerf's config_*.sh: 2 nodes of 8, tp 4."""
+    sizes = tmp_path / "config_DGXH100.sh"
+    sizes.write_text("export DGXNNODES=2\nexport DGXNGPU=8\nexport TP=4\nexport MBS=$((1 + 1))\n")
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        "trainer: {devices: '${oc.decode:${oc.env:DGXNGPU,1}}', num_nodes: '${oc.decode:${oc.env:DGXNNODES,1}}',\n"
+        "  precision: bf16}\n"
+        "model: {mcore_gpt: true, megatron_amp_O2: true, num_layers: 8, hidden_size: 1024, num_attention_heads: 16,\n"
+        "  encoder_seq_length: 512, max_position_embeddings: 512, tensor_model_parallel_size: '${oc.decode:${oc.env:TP,1}}',\n"
+        "  micro_batch_size: '${oc.decode:${oc.env:MBS,1}}',\n"
+        "  global_batch_size: '${multiply:${.micro_batch_size},${oc.env:N,8}}',\n"
+        "  optim: {name: distributed_fused_adam}}\n"
+    )
+    sets = H100 | {"model.vocab_sz": 1000}
+    found = to_job(read("nemo", str(config), sets, [str(sizes)]), sets)
+    assert (found.parallelism.tp, found.parallelism.dp, found.data.gbs, found.data.microbatch_sz) == (4, 4, 16, 2)
+    assert "sets variables of a job (DGXNNODES, DGXNGPU, TP, MBS)" in problems(tmp_path, sizes.read_text())[0]
+
+
+def test_overrides_of_a_recipe_are_told_as_what_they_are(tmp_path):
+    text = "MODEL_ARGS:\n  trainer.num_nodes: 1\n  model.config.num_layers: 12\n"
+    assert problems(tmp_path, text) == [
+        "MODEL_ARGS override a recipe of NeMo, which is not in the file; give the config of the whole job with --from nemo"
+    ]
+
+
 def test_underscores_and_whole_command_lines(tmp_path):
     text = RUN + f'"{FLAGS.replace("-", "_").replace("__", "--")} --no_bias_gelu_fusion"'
     assert job(tmp_path, text).model.hidden_sz == 1024

@@ -34,7 +34,7 @@ class _Header(list[tuple[str, Any]]):
 _SPACE = re.compile(r"[ \t\n\r]*")
 _ENTRY = re.compile(  # as the library and json.dumps write a tensor; any other spelling goes through the JSON parser
     r'[ \n]*"([^"\\\x00-\x1f]*)": ?\{"dtype": ?"(\w+)", ?"shape": ?\[((?:\d{1,18}(?:, ?\d{1,18})*)?)\], ?'
-    r'"data_offsets": ?\[(\d{1,18}), ?(\d{1,18})\]\}'
+    r'"data_offsets": ?\[(\d{1,18}), ?(\d{1,18})\]\}([,}])'
 )
 
 
@@ -46,7 +46,8 @@ def read(source: Source) -> Contents:
     seen: set[str] = set()
     for name, code, shape, offsets, entry in _entries(raw, source.name):
         if name == "__metadata__":
-            contents.facts["metadata"] = _metadata(contents, entry)
+            empty = entry is None and code is None  # null, as MLX writes and the library reads it
+            contents.facts["metadata"] = {} if empty else _metadata(contents, entry)
             continue
         if name in seen:
             contents.problem("DUPLICATE_KEY", f"tensor {name} is described twice; a loader keeps the last", name)
@@ -104,13 +105,13 @@ def _scanned(text: str) -> Iterator[_Entry]:
     while mark != "}":
         match = _ENTRY.match(text, at)
         if match is not None:
-            name, code, dims, start, end = match.groups()
+            name, code, dims, start, end, mark = match.groups()
             if dims not in shapes:
                 shapes[dims] = tuple(map(int, dims.split(","))) if dims else ()
             at = match.end()
             yield name, code, shapes[dims], (int(start), int(end)), None
-        else:
-            at = yield from _decoded(text, _after_space(text, at), decode)
+            continue
+        at = yield from _decoded(text, _after_space(text, at), decode)
         at = _after_space(text, at)
         mark = text[at : at + 1]
         if mark not in (",", "}"):

@@ -87,6 +87,9 @@ def _yaml_words(text: str, path: str) -> list[Word]:
     given = given.get("MODEL_ARGS") if isinstance(given, dict) else None
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: MODEL_ARGS: expected a mapping of flags")
+    if given and not any(str(flag).startswith("-") for flag in given):
+        what = "MODEL_ARGS override a recipe of NeMo, which is not in the file"
+        raise ConfigError(f"{path}: {what}; give the config of the whole job with --from nemo")
     words: list[Word] = []
     for flag, value in given.items():
         if value is False or value is None:

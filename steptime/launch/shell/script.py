@@ -234,12 +234,19 @@ def _trains(launch: _Launch) -> bool:
     return bool(re.search(r"train", posixpath.basename(launch.command.words[launch.at].text)))
 
 
+_OF_A_JOB = ("DGXNNODES", "DGXNGPU", "TP", "PP", "CP", "MINIBS", "MBS", "GBS")
+"""Variables by which MLPerf's config_*.sh size a job that another file launches."""
+
+
 def _nothing_found(walk: DryRun) -> str:
     for command in walk.commands:
         scripts = [value.text for value in command.words[1:] if value.text.endswith((".sh", ".slurm", ".sbatch"))]
         if command.words[0].text in {"bash", "sh", "sbatch", "srun"} and scripts:
             what = f"line {command.line} runs {walk.scope.shown(scripts[0])}"
             return f"no launch command (torchrun, python, srun ...); {what}: give that one"
+    if len(named := [name for name in _OF_A_JOB if name in walk.scope.values and name not in walk.scope.outside]) > 1:
+        fix = "give the config that reads them: --from nemo CONFIG --with this file"
+        return f"sets variables of a job ({', '.join(named)}) and launches nothing; {fix}"
     if walk.scope.sourced:
         missing = f"{walk.scope.sourced[0]} is not there; put it beside, or add --with FILE"
         return f"no launch command (torchrun, python, srun ...); {missing}"

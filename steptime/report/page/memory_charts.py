@@ -19,6 +19,7 @@ PARTS = {
     "gradients_bytes": "gradients",
     "optimizer_bytes": "optimizer states",
     "activations_bytes": "activations",
+    "buffers_bytes": "workspaces, buffers",
     "transient_bytes": "transient at the peak",
     "fragmentation": "held by the allocator beyond that",
     "overhead": "outside the allocator",
@@ -32,6 +33,7 @@ PIECES = 400
 def parts_of(row: StageMemory, overhead_bytes: float) -> dict[str, float]:
     """Bytes of a stage by part of its bar."""
     found = {key: max(0.0, float(getattr(row, key))) for key in PARTS if key.endswith("_bytes")}
+    found["transient_bytes"] = max(0.0, row.transient_bytes - row.buffers_bytes)
     return found | {"fragmentation": max(0.0, row.reserved_bytes - row.allocated_bytes), "overhead": overhead_bytes}
 
 

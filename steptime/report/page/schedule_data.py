@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from steptime.report.breakdown import part_name
 from steptime.report.format import seconds
 from steptime.report.page.markup import Html, el, join
-from steptime.report.trace import layer_range
+from steptime.report.trace import PASSES, layer_range
+from steptime.schedule.orders import described
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -26,7 +27,7 @@ TICKS = 10_000_000
 """Ticks of a step."""
 BESIDE = 3000
 """Most slices around the pipeline (buckets of gradients and parameters) that are drawn one by one."""
-KINDS = ("F", "B", "W")
+KINDS = ("F", "B", "I", "W")
 
 
 def schedule_data(estimate: Estimate, timeline: Timeline) -> dict[str, Any]:
@@ -87,8 +88,13 @@ def schedule(estimate: Estimate) -> Html:
             ("first micro-batches", "first", "the fill of the pipeline"), ("end", "last", "the end of the step"),
         )
     ]  # fmt: skip
-    keys = [("p-F", "forward"), ("p-B", "backward"), ("t-bubble", "idle: bubble and waits"), ("t-dp_comm", part_name("dp_comm")),
-            ("t-optimizer", "optimizer")]  # fmt: skip
+    kinds = described(estimate.job.schedule).kinds
+    keys = [(f"p-{kind}", PASSES[kind]) for kind in kinds] + [("t-bubble", "idle: bubble and waits")]
+    keys += [
+        ("t-dp_comm", part_name("dp_comm")),
+        ("t-optimizer", "optimizer"),
+        ("t-stragglers", "wait for the slowest replica"),
+    ]
     legend = el("ul", *(
         el("li", el("svg", el("rect", x=0, y=0, width=12, height=12, class_=f"{css} edge"),
                     el("rect", x=0, y=0, width=12, height=12, class_="hatch") if css == "t-bubble" else None,

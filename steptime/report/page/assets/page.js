@@ -1,7 +1,7 @@
 "use strict";
 // The page's script: the schedule, sorting, copying, light and dark. It asks no network for anything.
 const page = (() => {
-  const KINDS = ["F", "B", "W"], WORDS = { F: "forward", B: "backward", W: "gradients of the weights" };
+  const KINDS = ["F", "B", "I", "W"], WORDS = { F: "forward", B: "backward", I: "gradients of the inputs", W: "gradients of the weights" };
   const css = (name, of) => getComputedStyle(of || document.documentElement).getPropertyValue(name).trim();
   const fill = (name) => { // the color of a class of the palette
     const probe = document.createElement("i");
@@ -110,7 +110,7 @@ const page = (() => {
       if (!this.width) return;
       const height = top + n * row + 14;
       canvas.style.height = height + "px"; canvas.width = this.width * scale; canvas.height = height * scale;
-      const g = canvas.getContext("2d"), colors = { F: fill("p-F"), B: fill("p-B"), W: fill("p-W"), idle: fill("t-bubble") };
+      const g = canvas.getContext("2d"), colors = { F: fill("p-F"), B: fill("p-B"), I: fill("p-I"), W: fill("p-W"), idle: fill("t-bubble") };
       g.scale(scale, scale); g.clearRect(0, 0, this.width, height);
       g.font = "11px system-ui, DejaVu Sans, sans-serif"; g.fillStyle = css("--fg"); g.textBaseline = "middle";
       this.axis(g, height);

@@ -35,7 +35,8 @@
 
   async function rest(round) {
     const found = await ask({ yaml: yaml.value, pinned: state.pinned, full: true }).catch(() => null);
-    if (!found || round !== state.round || !found.ok) return;
+    if (!found || round !== state.round) return;
+    if (!found.ok) { $("status").textContent = found.errors.map((e) => e.line).join("; "); report.setAttribute("aria-busy", "false"); return; }
     show(found.html, true, found.data);
     const compare = $("compare");
     const shut = compare.querySelector("details:not([open])");

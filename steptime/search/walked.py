@@ -1,0 +1,61 @@
+"""Layouts that no columns cover, each estimated: ZeRO 3, FSDP, and frameworks whose gradients do not stay between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from steptime import fsdp
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
+from steptime.job.facts import layers_per_chunk
+from steptime.job.job import Job, facts
+from steptime.search.layouts import Block, rows_of
+from steptime.search.pipeline import Stages
+from steptime.search.recompute import Recompute
+from steptime.search.space import Choice, Grid, Split, dealt_as
+
+
+def covered(job: Job) -> bool:
+    """Whether columns cover the job's layouts."""
+    return job.software.states.gradients_persist and not fsdp.applies(job)
+
+
+def shape(job: Job, pp: int, vpp: int, split: Split) -> Stages:
+    """A pipeline by its numbers alone."""
+    counts = layers_per_chunk(dealt_as(facts(job)._replace(pp=pp, vpp=vpp), split))
+    return Stages("interleaved" if vpp > 1 else job.schedule, pp, vpp, (), (), max(counts))
+
+
+def blocks(
+    job: Job, zero: int, grid: Grid, stages: Stages, split: Split, which: Any, choices: Sequence[Recompute]
+) -> Iterator[Block]:
+    """One block for every row of a pipeline, so that a search tells how far it is."""
+    import numpy as np
+
+    rows = rows_of(grid, [zero], which)
+    legal = np.zeros(rows.at.size, dtype=bool)
+    for said in (False, True):
+        can = grid.legal.get(Choice(zero, said))
+        if can is not None:
+            legal |= (rows.sp == said) & can[rows.at]
+    capacity = job.machine.accelerator.usable_memory_bytes
+    for row in np.flatnonzero(legal):
+        one = type(rows)(*(column[row : row + 1] for column in rows))
+        size = (len(choices), 1)
+        empty = np.full(size, np.inf)
+        block = Block(
+            job, grid.devices, grid.gbs, stages, split, zero, tuple(choices), one, np.array([True]), empty.copy(),
+            empty.copy(), empty.copy(), capacity, 0.0, np.zeros(1),
+        )  # fmt: skip
+        for choice in range(len(choices)):
+            try:
+                found = estimate(job.replace(**block.changes(choice, 0)))
+            except ConfigError:  # a rule that the grid does not know of
+                continue
+            memory = found.memory
+            block.step_s[choice, 0] = found.step_s
+            block.allocated_bytes[choice, 0] = memory.peak_allocated_bytes + sum(memory.overhead_bytes)
+            held = memory.peak_reserved_bytes + sum(memory.overhead_bytes)
+            block.reserved_bytes[choice, 0] = held if memory.fits else max(held, capacity * (1.0 + 1e-9))
+        yield block
