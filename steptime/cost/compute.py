@@ -36,7 +36,8 @@ ROW_BYTES = 16.0
 """Rows of a matrix that a tensor core reads start at multiples of this (NVIDIA, Matrix Multiplication Background User's Guide,
 section "Tensor Core Requirements": 8 elements of 16 bits)."""
 SCAN_KERNELS = 6.0
-"""The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (mamba_ssm/ops/triton/ssd_combined.py)."""
+"""The convolution and the five kernels of _mamba_chunk_scan_combined_fwd (state-spaces/mamba@e9594ce
+mamba_ssm/ops/triton/ssd_combined.py)."""
 SCAN_BACKWARD = 2.8
 """Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
 3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
