@@ -98,6 +98,7 @@ def page() -> str:
         *(by(name, who, wanted) for who, wanted in TOLD.items() for name in ("accelerator", "source", "framework")),
         *worst("worst rows of NVIDIA's frameworks", found["headline"]["worst"]),
         *worst("worst rows of the PyTorch-native stack", found["native"]["worst"]),
+        *worst("worst rows of mixtures of experts", found["experts"]["worst"]),
         *worst("worst rows of other trainers", found["other"]["worst"]),
         table("judged, but not counted above", found["apart"]),
         *analyses.all_tables(found),
