@@ -182,8 +182,8 @@ def test_all_problems_at_once_in_the_order_of_the_file():
             "replicas, schedule, sp, tp, vpp, zero_level"
         ),
         (
-            "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4 "
-            "(got 'bf17'); did you mean 'bf16'?"
+            "performance.precision: expected one of fp32, bf16, fp16, fp8_delayed, fp8_current, fp8_blockwise, mxfp8, nvfp4, "
+            "fp8_tensorwise, fp8_rowwise, fp8_rowwise_gw_hp, mxfp8_torchao (got 'bf17'); did you mean 'bf16'?"
         ),
         "data.gbs: expected a whole number (got 'x')",
     ]
@@ -208,11 +208,11 @@ def test_a_value_that_reads_like_a_hint_is_none():
 
 def test_problems_say_where_they_are():
     with pytest.raises(ConfigError) as error:
-        Job.load(PLAN, ["parallelism.tpp=8", "performance.compile=true", "data.gbs=0"])
+        Job.load(PLAN, ["parallelism.tpp=8", "performance.offload=true", "data.gbs=0"])
     found = [(p.path, p.unknown, p.meant) for p in error.value.details]
     assert found == [
         ("parallelism.tpp", True, "tp"),
-        ("performance.compile", True, ""),
+        ("performance.offload", True, ""),
         ("data.gbs", False, ""),
     ]
     assert [p.line for p in error.value.details] == error.value.problems

@@ -135,6 +135,7 @@ def made(activations=(40.0, 30.0, 20.0, 10.0), verdict="fits", **changes):
     }
     fields["timing"] = SimpleNamespace(rates=SimpleNamespace(gemm_flops=600e12, gemm_overhead_k=None))
     block, head = ([Gemm(name, params=(Param(f"{name}.weight", (1280, 8192)),))] for name in ("attn.qkv", "head"))
+    fields["host_bound"] = []
     fields["assembly"] = SimpleNamespace(kinds=[SimpleNamespace(ops=block)], head=SimpleNamespace(ops=head))
     return SimpleNamespace(**fields | changes)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from steptime.answer import fixes, tables, weak_scaling
-from steptime.answer.assumptions import assumptions
+from steptime.answer.assumptions import assumptions, host_bound
 from steptime.answer.flops import step_flops
 from steptime.answer.interval import step_interval
 from steptime.answer.verdict import stage_memory
@@ -32,7 +32,7 @@ from steptime.base.rows import (
 )
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.timing.step_parts import hardware_flops, pipeline, step_parts
+from steptime.timing.step_parts import hardware_flops, host_seconds, pipeline, step_parts
 from steptime.timing.step_time import StepTime, step_time
 
 
@@ -82,7 +82,12 @@ class Estimate:
     @cached_property
     def assumptions(self) -> list[str]:
         """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
-        return assumptions(self.job)
+        return [*self.host_bound, *assumptions(self.job)]
+
+    @property
+    def host_bound(self) -> list[str]:
+        """A line where the host is what the step waits for."""
+        return host_bound(host_seconds(self.timing), self.step_s, self.job.software)
 
     @cached_property
     def params(self) -> Params:
@@ -103,6 +108,10 @@ class Estimate:
         if self.job.performance.calibration:  # the factor holds the bias of runs like the team's own already
             low, high = (low - high) / 2.0, (high - low) / 2.0
             beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
+        if self.job.model.moe:
+            beyond.append(
+                "model: estimates of mixtures of experts are off by more than the interval says (3dtrn validate)"
+            )
         basis = Basis(found.nearest, found.n, beyond)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis

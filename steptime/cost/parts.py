@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, minimum
+from steptime.base.num import Num, is_column, maximum, minimum, where
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
+from steptime.cost.exchange import exchange
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
 from steptime.model.segments import Segment, rerun
-from steptime.software.performance import Software
+from steptime.software.performance import EAGER_TORCH, Software
 
 
 class CommCall(NamedTuple):
@@ -45,6 +46,8 @@ class Work:
     memory_s: Num = 0.0
     launch_s: Num = 0.0
     """What the device waits for the host, and for kernels too small to be listed."""
+    host_s: Num = 0.0
+    """Of it, what the device waits for a host that launches kernels later than the device runs them."""
     kernels: float = 0.0
     """Kernels launched, collectives included."""
     flops: Num = 0.0
@@ -90,6 +93,9 @@ class Context:
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
         """Seconds of one collective over the group of its axis, of the op's `bytes` unless said."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
+        if op.routing is not None:
+            copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
+            return exchange(sent, op.routing, group, self.tiers, copies)
         if is_column(sent) or is_column(group.ranks):
             return self.collective(kind, sent, op.axis)
         key = (op.axis, kind, float(sent))
@@ -107,6 +113,9 @@ class Context:
     def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num) -> Num:
         """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp."""
         overlap = self.software.overlap
+        if op.axis in EXPERT_AXES:
+            slowed = contention(self.groups[op.axis], self.tiers)
+            return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
             return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
         slowed = contention(self.groups[op.axis], self.tiers)
@@ -132,7 +141,7 @@ def part_time(
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay = segment_replay(ops, passes, context, segments, gap_s)
     for work in (forward, backward):
-        wait_for_host(work, context.software)
+        wait_for_host(work, context.software, context.tp)
     return PartTime(forward, backward, replay)
 
 
@@ -142,26 +151,47 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
-    wait_for_host(replay, context.software)
+    wait_for_host(replay, context.software, context.tp)
     return replay
 
 
-def wait_for_host(work: Work, software: Software) -> None:
+COMPILED_HOST = 0.47
+"""Host time of a launch from compiled code over that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at 128
+tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
+DTENSOR_HOST = 2.5
+"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us
+(pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that were not (torchtitan,
+rows marked fit)."""
+
+
+def launch_host_s(software: Software, tp: Num) -> Num:
+    """Seconds that the host needs for one launch: none from CUDA graphs, less compiled, more on DTensors."""
+    each = software.timing.host_kernel_s
+    if software.timing.cuda_graphs:
+        return 0.0
+    if software.kernels.compile != "none":
+        return each * COMPILED_HOST
+    return each * where(tp > 1, DTENSOR_HOST, 1.0) if software.family in EAGER_TORCH else each
+
+
+def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
     """Add what the device waits for the host.
 
     Launches run ahead of the device, so it waits only where all of the kernels are shorter than all of the launches; with
     blocking launches the two take turns.
     """
-    host_s = work.kernels * software.timing.host_kernel_s
-    if not host_s:
+    if not software.timing.host_kernel_s:
         return
+    host_s = work.kernels * launch_host_s(software, tp)
     late_s = host_s if software.timing.blocking_launches else maximum(0.0, host_s - work.seconds)
+    work.host_s = work.host_s + late_s
     work.launch_s = work.launch_s + late_s
 
 
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
     """The forward of some of a part's ops."""
     work = Work()
+    share_s = for_experts([ops[i] for i in which], [passes[i].time_s for i in which])
     for i in which:
         op = ops[i]
         if not isinstance(op, Comm):
@@ -169,10 +199,24 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
         elif op.kind is not None:
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
-            hidden = context.hidden(op, cost, passes[near].time_s if near is not None else 0.0)
+            near_s = passes[near].time_s if near is not None else 0.0
+            hidden = context.hidden(op, cost, share_s if op.axis in EXPERT_AXES else near_s)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
+
+
+EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
+"""Axes of the exchanges that experts need."""
+
+
+def for_experts(ops: list[Op], seconds: list[Num]) -> Num:
+    """Compute that one exchange of a layer's experts can run beside: an even share of all that the layer has.
+
+    What hides it is another micro-batch's work, as long as the layer's own (Megatron's overlap_moe_expert_parallel_comm).
+    """
+    calls = sum(isinstance(op, Comm) and op.axis in EXPERT_AXES for op in ops)
+    return compute.total(seconds) / calls if calls else 0.0
 
 
 def neighbor(ops: list[Op], i: int) -> int | None:
@@ -218,7 +262,8 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-        work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+        dgrad_s = for_experts(ops, [a.time_s + b.time_s for a, b in passes]) if op.axis in EXPERT_AXES else dgrad.time_s
+        work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.kernels += 1.0
 
 

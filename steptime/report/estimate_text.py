@@ -46,7 +46,7 @@ def _assumptions(estimate: Estimate, style: Style, *, brief: bool, every: bool) 
     if brief:
         lines = wrapped(f"assumed  {foremost(estimate.job)[0]}; {len(texts) - 1} more: --assumed", WIDTH, "         ")
         return [style.fold(line) for line in lines]
-    shown = foremost(estimate.job)
+    shown = [*estimate.host_bound, *foremost(estimate.job)]
     left = len(texts) - len(shown)
     return assumptions([*shown, f"{left} more: --assumed"] if left else shown, style)
 

@@ -7,16 +7,11 @@ from typing import Any, NamedTuple
 
 from steptime.software.performance import EAGER_TORCH, load_software, software_names
 from steptime.software.profiles import profile_releases
+from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
-from steptime.validation.row_native import (
-    native_kernels,
-    native_states,
-    recomputed_per_op,
-    said_dtypes,
-    torchao_recipe,
-    torchtitan_release,
-)
+from steptime.validation.row_experts import dispatch_of
+from steptime.validation.row_overlap import overlap_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -85,7 +80,7 @@ ROW_FRAMEWORKS = (
 """First match wins."""
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
+_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout", "moe", "moe_act", "shared_experts", "mla_up_proj"}
 
 
 def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
@@ -98,7 +93,9 @@ def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
     if not known:
         return found
     native = found.profile == "torchtitan"
-    return found._replace(release=torchtitan_release(row) if native else release_of(found, row.text("framework")))
+    return found._replace(
+        release=row_native.torchtitan_release(row) if native else release_of(found, row.text("framework"))
+    )
 
 
 def _framework(row: MeasuredRow) -> RowFramework:
@@ -144,12 +141,14 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
         assumed.append(f"software: {framework.profile} as it usually is, for {row.text('framework')!r}")
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
-    section |= recompute_of(row, framework, assumed) | said_dtypes(row, notes) | _kernels(row, notes)
+    section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
     if framework.base in EAGER_TORCH:
-        section |= native_kernels(row, framework.release, notes) | native_states(row)
-    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
+        section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
+    overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
+    if how := dispatch_of(row, assumed):
+        section["moe"] = how
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
@@ -169,7 +168,7 @@ def low_precision(row: MeasuredRow, framework: RowFramework, assumed: list[str])
     Raises:
         SkipRowError: a framework whose low-precision kernels no profile describes.
     """
-    if framework.base == "fsdp2" and (found := torchao_recipe(row, row.text("overlap_notes").lower())):
+    if framework.base == "fsdp2" and (found := row_native.torchao_recipe(row, row.text("overlap_notes").lower())):
         return found
     section = recipe_of(row.text("precision"), row.text("framework"), row.text("model_name"), assumed)
     if section and framework.base != "megatron-core":
@@ -224,9 +223,11 @@ def recompute_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         return {"recompute": {"granularity": "selective", "modules": policy}}
     if re.fullmatch(r"full( ?\(.*\))?", said):
         return {"activation_checkpointing_type": "full"}
-    if framework.base in EAGER_TORCH and (per_op := recomputed_per_op(said)):
+    if framework.base in EAGER_TORCH and (per_op := row_native.recomputed_per_op(said)):
         return per_op
-    if said == "selective" and framework.base.startswith("megatron"):
+    if re.fullmatch(r"selective( \((recompute-activations|core attention)\))?", said) and framework.base.startswith(
+        "megatron"
+    ):
         return {"activation_checkpointing_type": "selective"}
     if found := re.fullmatch(r"block ?\((\d+) of \d+ layers\)", said):
         chunks = (row.whole("pp") or 1) * (row.whole("vpp") or 1)
@@ -259,7 +260,7 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["attention_impl"] = "unfused"
     elif "flash_attentionv1" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
-    elif "flash_attention" in notes or "flashattention" in notes:
+    elif "flash_attention" in notes or "flashattention" in notes or "flash attention 2" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa2"}
     elif "flash attention" in row.text("framework").lower():
         section["attention_impl"] = "flash"
@@ -272,29 +273,3 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     return section
-
-
-_NO_DP_OVERLAP = re.compile(
-    r"all-reduce not overlapped|reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
-)
-
-
-def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
-    """What the source says to be hidden, or not to be; the profile speaks for the rest.
-
-    Raises:
-        SkipRowError: the notes name a schedule that is not modeled.
-    """
-    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
-        raise SkipRowError(f"not modeled yet: schedule {found[1]}")
-    overlap: dict[str, bool] = {}
-    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
-        overlap["tp"] = True
-    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
-        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
-        overlap["tp"] = False
-    if _NO_DP_OVERLAP.search(notes):
-        overlap["dp"] = False
-    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
-        overlap["dp"] = True
-    return overlap
