@@ -181,7 +181,7 @@ def test_an_estimate_says_how_the_link_between_centres_counts():
     assert len(lines) == 1
     assert "8000 Gbit/s each way" in lines[0]
     assert "full stated rate" in lines[0]
-    assert "evenly by the 512 devices" in lines[0]
+    assert "evenly by its 512 devices" in lines[0]
     assert not any("cross_dc" in line for line in assumptions(Job(**plan)))
     between = network(Machine.load("h100"), CrossDc(**link), devices=1024)[-1]
     assert (between.efficiency, between.bytes_per_s) == (1.0, 1e12 / 512)

@@ -79,7 +79,7 @@ def test_without_multiprocessors_there_are_no_waves():
     assert shape_efficiency(129.0, 257.0, 800.0, 1.0, None) == pytest.approx(0.8)
     job = llama3_70b(hardware={"node_type": "gcp-tpu-v5p"})
     assert rates(job.machine.accelerator, job.software).sm_count is None
-    assert any("no accelerator.sm_count, so no loss" in line for line in assumptions(job))
+    assert any("no accelerator.sm_count, so no wave quantization" in line for line in assumptions(job))
     assert not any("sm_count" in line for line in assumptions(llama3_70b()))
 
 

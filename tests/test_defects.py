@@ -162,7 +162,7 @@ def test_dlcalc_10_fewer_micro_batches_than_stages():
     few = estimate(job({"preset": "llama3-8b", "vocab_sz": 128}, tp=1, pp=4, dp=1, gbs=2)).pipeline
     assert few.bubble_fraction == pytest.approx(3 / 5, rel=0.02)
     assert few.in_flight == [2, 2, 2, 1]
-    with pytest.raises(ConfigError, match="groups of pp 4"):
+    with pytest.raises(ConfigError, match="multiple of pp 4"):
         job("llama3-8b", tp=1, pp=4, vpp=2, dp=1, gbs=6)
 
 
@@ -205,7 +205,7 @@ def test_dlcalc_14_a_machine_is_a_file_and_one_gpu_is_enough(tmp_path):
     )
     answer = estimate(job("gpt2-small", tp=1, pp=1, dp=1, gbs=4, seqlen=1024, hardware=str(path)))
     assert (answer.devices, answer.nodes, answer.collectives) == (1, 1, [])
-    with pytest.raises(ConfigError, match=r"hardware\.node_type: machine 'h1000' is unknown; near: .*h100") as error:
+    with pytest.raises(ConfigError, match=r"hardware\.node_type: unknown machine 'h1000'; did you mean h100") as error:
         job(hardware="h1000")
     assert len(error.value.problems) == 1
 

@@ -123,7 +123,7 @@ def test_what_cannot_run_is_told_for_every_width():
     with pytest.raises(ConfigError) as error:
         plan({"tp": 8, "pp": 1}, layers=[{"repeat": 3, "inter_sz": 4097}, {"repeat": 4}])
     assert error.value.problems == [
-        "model.layers: must list n_layers 8 layers, repeats included (got 7)",
+        "model.n_layers: must be the 7 layers that model.layers lists, repeats included (got 8)",
         "parallelism.tp: must divide inter_sz 4097 (got 8); valid: 1",
     ]
 

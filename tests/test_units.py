@@ -46,12 +46,12 @@ def test_reads(field, text, value):
         (
             "bandwidth",
             "400 Gb/s",
-            "bandwidth: unit 'Gb/s' bits or bytes?: write for example Gbit/s or GB/s (got '400 Gb/s')",
+            "bandwidth: ambiguous unit 'Gb/s' (bits or bytes?): use for example Gbit/s or GB/s (got '400 Gb/s')",
         ),
         (
             "bandwidth",
             "400Gbps",
-            "bandwidth: unit 'Gbps' bits or bytes?: write for example Gbit/s or GB/s (got '400Gbps')",
+            "bandwidth: ambiguous unit 'Gbps' (bits or bytes?): use for example Gbit/s or GB/s (got '400Gbps')",
         ),
         ("bandwidth", "3 GB", "bandwidth: unknown unit 'GB': expected a quantity like '450 GB/s' (got '3 GB')"),
         ("memory", "80 GBytes", "memory: unknown unit 'GBytes': expected a quantity like '80 GiB' (got '80 GBytes')"),

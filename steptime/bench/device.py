@@ -82,6 +82,7 @@ def known_accelerator(device: BenchDevice) -> Accelerator | None:
     shipped = {(found := Machine.load(name).accelerator).name: found for name in machine_names()}
     alike = [a for name, a in shipped.items() if family and re.match(rf"{re.escape(family[0])}(-|$)", name)]
     alike = [a for a in alike if ("pcie" in a.name) == ("pcie" in words)] or alike
+    alike = [a for a in alike if "nvl" in a.name or "nvl" not in words]
 
     def off(accelerator: Accelerator) -> float:
         return abs(accelerator.usable_memory_bytes / device.memory_bytes - 1.0)

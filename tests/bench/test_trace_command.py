@@ -194,7 +194,6 @@ def test_options_that_do_not_go_together(capsys, tmp_path):
     for args, said in (
         (["mfu", "--trace", "x.json"], "--trace: not together with mfu"),
         (["--yaml", "--trace", "x.json"], "--trace: not together with --yaml"),
-        (["--json"], "--json: only with --trace"),
     ):
         assert cli.main(["explain", str(plan), *args]) == 2
         assert capsys.readouterr().err == said + "\n"
