@@ -31,6 +31,7 @@ from steptime.validation.error_summary import headline
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
+from steptime.validation.slices import with_experts
 
 MEASURED_SIGMA, ASSUMED_SIGMA = 0.03, 0.10
 """Prior of a sustained share around 1: the machine file's rate was measured, or is a guess from another figure."""
@@ -79,9 +80,11 @@ class Run:
 
 
 def runs() -> list[Run]:
-    """The headline rows marked `fit`, one vote per cell."""
+    """The headline rows marked `fit`, one vote per cell; without mixtures of experts, which have no constant of their own."""
     judged = [
-        j for j in headline(judge(row) for row in shipped() if row.text("split") == "fit") if j.step_error is not None
+        j
+        for j in headline(judge(row) for row in shipped() if row.text("split") == "fit")
+        if j.step_error is not None and not with_experts(j)
     ]
     votes = Counter(j.cell for j in judged)
     found = []

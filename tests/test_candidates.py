@@ -20,6 +20,9 @@ from steptime.memory.states import stage_states
 MODEL = {"n_layers": 12, "hidden_sz": 1024, "inter_sz": 3072, "n_q_heads": 16, "n_kv_heads": 4, "vocab_sz": 50257}
 
 
+MOE = {"n_experts": 16, "expert_inter_sz": 512, "experts_per_token": 4, "n_dense_layers": 1, "n_shared_experts": 1}
+
+
 def plan(parallelism=None, performance=None, **model):
     return Job(
         model=MODEL | model,
@@ -48,6 +51,8 @@ PLANS = {
     "experts": plan(
         {"ep": 2, "sp": True}, moe={"n_experts": 8, "expert_inter_sz": 768, "experts_per_token": 2, "n_dense_layers": 2}
     ),
+    "experts over two ranks": plan({"ep": 2}, moe=MOE),
+    "latent attention": plan(attention={"kind": "mla"}, n_kv_heads=16),
     "layers of two widths": plan(layers=[{"repeat": 4, "inter_sz": 4096}, {"repeat": 8}]),
 }
 

@@ -120,10 +120,22 @@ BROKEN = {
         {"model.moe": MOE | {"pad_to_capacity": True}, "parallelism.ep": 8},
         ["model.moe.pad_to_capacity: needs model.moe.capacity_factor; set it, or remove pad_to_capacity"],
     ),
-    "mla": ({"model.attention.kind": "mla"}, ["model.attention.kind: not modeled yet (got 'mla'); use gqa"]),
-    "window": (
-        {"model.attention.window": 4096},
-        ["model.attention.window: not modeled yet (got 4096); remove it to count full causal attention"],
+    "mla framework": (
+        {"model.attention.kind": "mla", "performance.software": "torch", "parallelism.zero_level": 0},
+        [
+            (
+                "model.attention.kind: mla is modeled for Megatron-Core alone (got software torch); "
+                "use megatron-core or a profile of its kind"
+            )
+        ],
+    ),
+    "mla with cp": (
+        {"model.attention.kind": "mla", "parallelism.cp": 2},
+        ["parallelism.cp: not modeled yet together with mla (got 2); use 1"],
+    ),
+    "window with cp": (
+        {"model.attention.window": 4096, "parallelism.cp": 2},
+        ["parallelism.cp: not modeled yet together with model.attention.window (got 2); use 1"],
     ),
     "mtp": ({"model.mtp": 1}, ["model.mtp: not modeled yet (got 1); use 0"]),
     "fsdp with pipeline": (
@@ -599,8 +611,8 @@ def test_allowed(changes):
 
 def test_what_is_absurd_or_not_modeled_is_told_alone():
     with pytest.raises(ConfigError) as error:
-        BASE.replace(**{"model.attention.kind": "mla", "model.mtp": 1, "parallelism.tp": 7})
-    assert [line.partition(":")[0] for line in error.value.problems] == ["model.attention.kind", "model.mtp"]
+        BASE.replace(**{"model.mtp": 1, "parallelism.tp": 7})
+    assert [line.partition(":")[0] for line in error.value.problems] == ["model.mtp"]
 
 
 def test_frameworks_are_the_profiles():

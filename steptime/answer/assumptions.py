@@ -46,7 +46,7 @@ def host_bound(host_s: float, step_s: float, software: Software) -> list[str]:
 def foremost(job: Job) -> list[str]:
     """What a reader must know: the software, what differs from its profile, and notes of the plan and on its layout."""
     calibrated = job.performance.calibration.words if job.performance.calibration else []
-    return [*job.notes, *calibrated, _software(job), *notes(job)]
+    return [*job.notes, *calibrated, _software(job), *_experts(job), *notes(job)]
 
 
 def _software(job: Job) -> str:
@@ -104,6 +104,33 @@ def _unset(job: Job) -> list[str]:
     if job.parallelism.sp and job.parallelism.tp == 1:
         lines.append("sp has no effect with tp 1")
     return lines
+
+
+def _experts(job: Job) -> list[str]:
+    """How tokens are dealt to experts, and how they get there."""
+    moe, how, p = job.model.moe, job.software.moe, job.parallelism
+    if moe is None:
+        return []
+    ranks = p.ep * p.etp
+    holders = p.dp * p.cp * p.tp // ranks
+    rows = job.data.seqlen * job.data.microbatch_sz / p.cp / (p.tp if job.sp else 1) * moe.experts_per_token * p.etp
+    per_expert = rows * p.ep / moe.n_experts
+    load = "even" if moe.imbalance_factor == 1 else f"{moe.imbalance_factor:g} times the mean on the fullest device"
+    router = "fp32" if how.router_dtype == "fp32" else job.software.compute_dtype
+    return [
+        (
+            f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, each layer held {holders} times "
+            f"(edp); {per_expert:,.0f} rows per expert and micro-batch"
+        ),
+        (
+            f"experts' load: {load} (model.moe.imbalance_factor {moe.imbalance_factor:g}); trained routers with a balance loss "
+            "have 1.04 to 1.22 per micro-batch"
+        ),
+        (
+            f"dispatch: {how.dispatcher}, {'fused' if how.permute_fusion else 'unfused'} permutation, router in {router}, "
+            f"{'grouped' if how.grouped_gemm else 'single'} products"
+        ),
+    ]
 
 
 def _unproved(job: Job) -> list[str]:

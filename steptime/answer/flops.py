@@ -25,13 +25,16 @@ def linear_flops_per_token(assembly: Assembly) -> float:
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of attention over the whole score matrix: 4 n_q d s per layer that attends."""
-    heads = sum(
-        count * part.model.n_q_heads * part.model.head_dim
-        for part, count in assembly.runs
-        if any(op.role == "core_attn" for op in part.ops)
-    )
-    return 4.0 * heads * assembly.job.data.seqlen
+    """Forward FLOPs per token of attention over the whole score matrix: 2 n_q (d_qk + d_v) s per layer that attends.
+
+    Of a layer with a window so much of it that half is what the causal mask and the window leave.
+    """
+    seqlen, total = assembly.job.data.seqlen, 0.0
+    for part, count in assembly.runs:
+        if any(op.role == "core_attn" for op in part.ops):
+            share, _ = part.model.attention.shares(float(seqlen))
+            total += 2.0 * count * part.model.n_q_heads * sum(part.model.head_widths) * seqlen * (2.0 * share)
+    return total
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:

@@ -93,14 +93,18 @@ def layer_gemms(timing: StepTime, part: Part, stage: int, layers: int) -> list[G
     """The projections of one kind of layer on a stage."""
     replays = [entry for chunk in timing.assembly.stages[stage] for entry in timing.parts.replays(chunk)]
     times = sum(times for times, of, _ in replays if of is part)
-    kinds = timing.assembly.kinds
-    label = "" if len(kinds) == 1 else f"{part.kind}{kinds.index(part) + 1}."
     rows = [
         row
         for op in products(part)
         for row in gemm_rows(op, stage, float(layers), times if is_replayed(timing, part, op) else 0.0, timing)
     ]
-    return [row._replace(name=label + row.name) for row in rows]
+    return [row._replace(name=kind_label(timing.assembly, part) + row.name) for row in rows]
+
+
+def kind_label(assembly: Assembly, part: Part) -> str:
+    """What stands before a name of a kind of layer where there are several."""
+    kinds = assembly.kinds
+    return f"{part.kind}{kinds.index(part) + 1}." if len(kinds) > 1 and part in kinds else ""
 
 
 def layer_counts(chunks: Iterable[Chunk]) -> dict[Part, int]:

@@ -41,8 +41,6 @@ mamba_ssm/ops/triton/ssd_combined.py)."""
 SCAN_BACKWARD = 2.8
 """Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
 3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
-FLASH_BACKWARD_MATMULS, FLASH_FORWARD_MATMULS = 5.0, 2.0
-"""Dao 2023, section 3.1: backward recomputes the scores, so five matrix products against two."""
 
 
 class Pass(NamedTuple):
@@ -155,11 +153,16 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
 
 
 def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
-    """The backward pass of an op: (gradient of the input, gradient of the weight)."""
+    """The backward pass of an op: (gradient of the input, gradient of the weight).
+
+    Flash attention recomputes the scores (Dao 2023, section 3.1), so five products against two: three as wide as a key, two as a
+    value.
+    """
     if isinstance(op, Gemm):
         return gemm_backward(op, r)
     if isinstance(op, Attention):
-        flops = op.full_flops * op.causal_share * FLASH_BACKWARD_MATMULS / FLASH_FORWARD_MATMULS
+        widths = (3.0 * op.d_qk + 2.0 * op.d_v) / (op.d_qk + op.d_v)
+        flops = op.full_flops * op.causal_share * widths
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Scan):
         return scan_pass(op, r, SCAN_BACKWARD), NOTHING
@@ -223,7 +226,7 @@ def attention_pass(op: Attention, r: Rates, flops: Num, rate: float, passes: flo
     elements = op.q_len * op.n_q_heads + op.kv_len * op.n_kv_heads
     bytes_ = op.batch * elements * (op.d_qk + op.d_v) * op.itemsize * passes
     ramp = op.kv_len / (op.kv_len + r.attention_ramp_tokens) * ((RATED_LENGTH + r.attention_ramp_tokens) / RATED_LENGTH)
-    reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0)
+    reached = rate * ramp * where(op.d_qk <= 64, HEAD_64, 1.0) * op.useful
     compute, bandwidth = flops / reached, bytes_ / r.bytes_per_s
     around_s = merge_bytes / r.bytes_per_s + op.merge_kernels * r.move_kernel_s + op.calls * r.gemm_kernel_s
     return Pass(flops, bytes_, compute, bandwidth, maximum(compute, bandwidth) + around_s)

@@ -10,6 +10,7 @@ from steptime.base.num import Num, is_column, maximum, minimum, where
 from steptime.cost import compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
+from steptime.cost.exchange import exchange
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -92,6 +93,9 @@ class Context:
     def price(self, op: Comm, kind: str, bytes_: Num | None = None) -> CommCost:
         """Seconds of one collective over the group of its axis, of the op's `bytes` unless said."""
         group, sent = self.groups[op.axis], op.bytes if bytes_ is None else bytes_
+        if op.routing is not None:
+            copies = op.routing.distinct(self.groups["ep"].ranks) * self.groups["etp"].ranks
+            return exchange(sent, op.routing, group, self.tiers, copies)
         if is_column(sent) or is_column(group.ranks):
             return self.collective(kind, sent, op.axis)
         key = (op.axis, kind, float(sent))
@@ -109,6 +113,9 @@ class Context:
     def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num) -> Num:
         """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp."""
         overlap = self.software.overlap
+        if op.axis in EXPERT_AXES:
+            slowed = contention(self.groups[op.axis], self.tiers)
+            return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
             return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
         slowed = contention(self.groups[op.axis], self.tiers)
@@ -184,6 +191,7 @@ def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
     """The forward of some of a part's ops."""
     work = Work()
+    share_s = for_experts([ops[i] for i in which], [passes[i].time_s for i in which])
     for i in which:
         op = ops[i]
         if not isinstance(op, Comm):
@@ -191,10 +199,24 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
         elif op.kind is not None:
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
-            hidden = context.hidden(op, cost, passes[near].time_s if near is not None else 0.0)
+            near_s = passes[near].time_s if near is not None else 0.0
+            hidden = context.hidden(op, cost, share_s if op.axis in EXPERT_AXES else near_s)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
+
+
+EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
+"""Axes of the exchanges that experts need."""
+
+
+def for_experts(ops: list[Op], seconds: list[Num]) -> Num:
+    """Compute that one exchange of a layer's experts can run beside: an even share of all that the layer has.
+
+    What hides it is another micro-batch's work, as long as the layer's own (Megatron's overlap_moe_expert_parallel_comm).
+    """
+    calls = sum(isinstance(op, Comm) and op.axis in EXPERT_AXES for op in ops)
+    return compute.total(seconds) / calls if calls else 0.0
 
 
 def neighbor(ops: list[Op], i: int) -> int | None:
@@ -240,7 +262,8 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-        work.calls += backward_calls(op, op.backward, context, dgrad.time_s, wgrad.time_s)
+        dgrad_s = for_experts(ops, [a.time_s + b.time_s for a, b in passes]) if op.axis in EXPERT_AXES else dgrad.time_s
+        work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.kernels += 1.0
 
 

@@ -103,12 +103,23 @@ MODELLED = [
         "flex with a capacity factor is not modeled yet; use alltoall, or remove model.moe.capacity_factor",
         lambda f: (not f.moe) | (f.dispatcher != "flex") | (not f.capacity),
     ),
-    Rule("mla", "model.attention.kind", "not modeled yet (got 'mla'); use gqa", lambda f: f.attention == "gqa"),
     Rule(
-        "window",
-        "model.attention.window",
-        "not modeled yet (got {f.window}); remove it to count full causal attention",
-        lambda f: f.window is None,
+        "mla framework",
+        "model.attention.kind",
+        "mla is modeled for Megatron-Core alone (got software {f.software}); use megatron-core or a profile of its kind",
+        lambda f: (f.attention == "gqa") | f.framework.experts,
+    ),
+    Rule(
+        "mla with cp",
+        "parallelism.cp",
+        "not modeled yet together with mla (got {f.cp}); use 1",
+        lambda f: (f.attention == "gqa") | (f.cp == 1),
+    ),
+    Rule(
+        "window with cp",
+        "parallelism.cp",
+        "not modeled yet together with model.attention.window (got {f.cp}); use 1",
+        lambda f: (f.window is None) | (f.cp == 1),
     ),
     Rule("mtp", "model.mtp", "not modeled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
     Rule(

@@ -40,7 +40,7 @@ def bucket_elements(
     [1152, 128]
     """
     params = list(params)
-    if any(map(is_column, (dp, bucket_size, *params[:1]))):
+    if any(map(is_column, (dp, bucket_size, *params))):
         return _columns(params, dp, bucket_size, sharded=sharded, alone=alone, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
     ends = [0]

@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
+from steptime.model.latent import latent_ops
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
-from steptime.model.quantize import Backward, Operand, backward_casts, cast_again, cast_context, cast_norm
-from steptime.model.sublayers import FP32, Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
+from steptime.model.sublayers import (
+    FP32,
+    Sublayer,
+    casts,
+    dropout,
+    enter_tp,
+    leave_tp,
+    linear,
+    linear_params,
+    norm,
+    residual,
+)
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -25,6 +37,8 @@ torchtitan's 8.23 ms for 262,144 tokens of 9 heads, 604 MB, on H100 500 W at 0.9
 
 def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
     """Query and key-value heads on this device; a key-value head is replicated where tp exceeds their number."""
+    if model.attention.kind == "mla":
+        return model.n_q_heads / shard.tp, model.n_q_heads / shard.tp
     return model.n_q_heads / shard.tp, maximum(model.n_kv_heads / shard.tp, 1.0)
 
 
@@ -32,29 +46,63 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
     """The attention half of a block, from "x" to `out`."""
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
-    normed, operand = cast_norm(normed, n1, rows * hidden, shard)
-    entered, operand = enter_tp("attn", operand, hidden, shard, shard.software.recipe)
-    late, operand = cast_again("attn.qkv", operand, shard.tokens * hidden, shard)
+    gate = ""
+    if model.attention.kind == "mla":
+        made, (q, k, v) = latent_ops(model, shard, n1)
+        ops = [*normed, *made]
+    else:
+        ops, (q, k, v, gate) = query_key_value(model, shard, normed, n1)
+    core, o = core_attention(model, shard, q, k, v)
+    if gate:
+        made, o = gated_output(model, shard, o, gate)
+        core += made
+    n_q, _ = heads(model, shard)
+    _, d_v = model.head_widths
+    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * d_v), 1)
+    bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
+    width = n_q * d_v
+    quantised, operand = cast_context(o, shard.tokens * width, shard)
+    back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
+    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
+    left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
+    if model.post_norms:
+        made, branch = norm("attn.post_norm", branch, rows, hidden, model, shard, "")
+        left += made
+    dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
+    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
+    return [*ops, *core, *quantised, project, *left, *dropped, last]
+
+
+def query_key_value(
+    model: Model, shard: Shard, normed: list[Op], n1: str
+) -> tuple[list[Op], tuple[str, str, str, str]]:
+    """Query, key and value of all heads, normed and rotated as the model says; and the gate of the output, "" without one."""
+    elements = shard.sequence_tokens * model.hidden_sz
+    normed, operand = cast_norm(normed, n1, elements, shard)
+    entered, operand = enter_tp("attn", operand, model.hidden_sz, shard, shard.software.recipe)
+    late, operand = cast_again("attn.qkv", operand, shard.tokens * model.hidden_sz, shard)
+    ops, gate = [*normed, *entered, *late], ""
+    if model.attention.gated:
+        width = model.n_q_heads * model.head_dim / shard.tp
+        weight = linear_params("attn.gate", (model.n_q_heads * model.head_dim, model.hidden_sz), model.qkv_bias)
+        gate, back = "attn.gate", casts(shard, width, model.hidden_sz)
+        ops.append(linear("attn.gate", operand, gate, model.hidden_sz, width, shard, weight, back))
     projected, (q, k, v) = projections(model, shard, operand)
-    ops = [*normed, *entered, *late, *projected]
+    ops += projected
     if model.qk_norm:
         made, q, k = qk_norm(model, shard, q, k)
         ops += made
     if model.rotary_embeds:
         made, q, k = rotary(model, shard, q, k)
         ops += made
-    core, o = core_attention(model, shard, q, k, v)
+    return ops, (q, k, v, gate)
+
+
+def gated_output(model: Model, shard: Shard, o: str, gate: str) -> Sublayer:
+    """The output times the sigmoid of a gate (Qwen3-Next; megatron/core/transformer/attention.py, _apply_output_gate)."""
     n_q, _ = heads(model, shard)
-    weight = Param("attn.proj.weight", (hidden, model.n_q_heads * model.head_dim), 1)
-    bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
-    width = n_q * model.head_dim
-    quantised, operand = cast_context(o, shard.tokens * width, shard)
-    back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
-    project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
-    left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
-    dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
-    last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
-    return [*ops, *core, *quantised, project, *left, *dropped, last]
+    out = Tensor("attn.gated", shard.tokens * n_q * model.head_dim, shard.itemsize)
+    return [Move("attn.gate.scale", (o, gate), (out,), (o, gate))], out.name
 
 
 def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple[str, str, str]]:
@@ -93,11 +141,6 @@ def projections(model: Model, shard: Shard, x: Operand) -> tuple[list[Op], tuple
     return [*made, Move("attn.q_copy", (qkv,), (split[0],))], ("attn.q", qkv, qkv)
 
 
-def casts(shard: Shard, width: Num, hidden: int) -> Backward:
-    """What the backward of a projection after the norm quantizes."""
-    return backward_casts(shard, shard.tokens, width, hidden, from_norm=True)
-
-
 def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:
     """With more ranks than key-value heads the fused projection is cut evenly and gathered whole on every rank.
 
@@ -109,12 +152,6 @@ def spread(model: Model, shard: Shard, qkv: str) -> Sublayer:
     whole = Tensor("attn.qkv.whole", elements, shard.itemsize)
     gather = Comm("attn.spread", (qkv,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
     return [gather], whole.name
-
-
-def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
-    """Weight and bias of a column-parallel projection: both split by tp."""
-    weight = Param(f"{name}.weight", shape, 0)
-    return (weight, Param(f"{name}.bias", shape[:1], 0)) if bias else (weight,)
 
 
 def qk_norm(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, str]:
@@ -160,9 +197,12 @@ def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublay
 
 def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
-    local = Local(shard, *heads(model, shard), model.head_dim)
+    local = Local(shard, *heads(model, shard), *model.head_widths)
     out = local.out
-    kernel = local.kernel((q, k, v), out, (q, k, v, out.name, local.lse.name))
+    sinks = (Param("attn.sinks", (model.n_q_heads,), 0),) if model.attention.sinks else ()
+    share, useful = model.attention.shares(shard.kv_seq)
+    saves = (q, k, v, out.name, local.lse.name)
+    kernel = local.kernel((q, k, v), out, saves, params=sinks, causal_share=share, useful=useful)
     return with_sequence_first(shard, [kernel], out)
 
 
@@ -189,10 +229,10 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     et al. 2022, equation 1. Grouped key-value heads are repeated first (megatron/core/transformer/dot_product_attention.py).
     """
     n_q, _ = heads(model, shard)
-    d, size = model.head_dim, shard.itemsize
+    (d, d_v), size = model.head_widths, shard.itemsize
     elements = shard.batch * n_q * shard.seq * shard.kv_seq
     ops: list[Op] = []
-    if model.n_q_heads != model.n_kv_heads:
+    if model.n_q_heads != model.n_kv_heads and model.attention.kind != "mla":
         ops, (q, k, v) = repeat(model, shard, q, k, v)
     scores = Tensor("attn.core.scores.out", elements, size, pooled=shard.software.activations.scores_in_buffer)
     batched: dict[str, Any] = {"m": shard.seq, "count": shard.batch * n_q, "itemsize": size, "role": "core_attn"}
@@ -202,8 +242,8 @@ def unfused(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     probs = Tensor("attn.core.probs", elements, size)
     ops.append(softmax(scores, probs, shard))
     dropped, weights = dropout("attn.core.dropout", probs.name, elements, model, shard, "core_attn")
-    out = Tensor("attn.core.out", shard.tokens * n_q * d, size)
-    context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d, k=shard.kv_seq, **batched)
+    out = Tensor("attn.core.out", shard.tokens * n_q * d_v, size)
+    context = Gemm("attn.core.context", (weights, v), (out,), (weights, v), n=d_v, k=shard.kv_seq, **batched)
     return [*ops, *dropped, context], out.name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from steptime.base.num import ceil
@@ -66,16 +66,31 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    for run in model.layers if model.layers is not None else pattern(model):
-        key = (run.kind, *run.widths.items())
+    everywhere = model.attention.model_copy(update={"window": None})
+    for run, far in sights(model):
+        key = (run.kind, far, *run.widths.items())
         if key not in known:
-            own = model.model_copy(update={**run.widths, "layers": None}) if run.widths or model.layers else model
-            known[key] = Layer(run.kind, own)
+            changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
+            changes |= {"attention": everywhere} if far else {}
+            known[key] = Layer(run.kind, model.model_copy(update=changes) if changes else model)
         if found and found[-1][0] is known[key]:
             found[-1] = (known[key], found[-1][1] + run.repeat)
         else:
             found.append((known[key], run.repeat))
     return found
+
+
+def sights(model: Model) -> Iterator[tuple[LayerRun, bool]]:
+    """The layers in depth order, and whether each sees all positions of a model whose other layers have a window."""
+    runs = model.layers if model.layers is not None else pattern(model)
+    attention, layer = model.attention, 0
+    for run in runs:
+        if attention.window is None or attention.window_pattern is None:
+            yield run, False
+            continue
+        for _ in range(run.repeat):
+            yield run.model_copy(update={"repeat": 1}), not attention.windowed(layer)
+            layer += 1
 
 
 HYBRID: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
@@ -129,4 +144,4 @@ def n_params(model: Model, seqlen: int | None = None) -> int:
         vocab=model.vocab_sz,
         software=load_software("megatron-core"),
     )
-    return sum(p.elements for p in params(model, whole))
+    return int(sum(p.elements for p in params(model, whole)))

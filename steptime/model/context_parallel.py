@@ -27,6 +27,8 @@ class Local(NamedTuple):
     n_q: Num
     n_kv: Num
     d: int
+    d_v: int | None = None
+    """Width of a value, where it is not `d`."""
 
     @property
     def q(self) -> Num:
@@ -51,7 +53,8 @@ class Local(NamedTuple):
     @property
     def out(self) -> Tensor:
         """The output, for this rank's tokens."""
-        return Tensor("attn.core.out", self.q, self.shard.itemsize)
+        elements = self.shard.tokens * self.n_q * (self.d_v or self.d)
+        return Tensor("attn.core.out", elements, self.shard.itemsize)
 
     @property
     def lse(self) -> Tensor:
@@ -67,7 +70,7 @@ class Local(NamedTuple):
             "n_q_heads": self.n_q,
             "n_kv_heads": self.n_kv,
             "d_qk": self.d,
-            "d_v": self.d,
+            "d_v": self.d_v or self.d,
             "itemsize": self.shard.itemsize,
         }
         return Attention("attn.core", inputs, (out,), saves, (self.lse,), role="core_attn", **(shape | work))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from steptime.base.config import ConfigError
+from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
 from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
 
 LARGEST_BYTES = 1 << 20
@@ -26,13 +27,14 @@ def read_hf_config(path: str | Path) -> Json:
     """
     file = Path(path)
     config = load_json(file / "config.json" if file.is_dir() else file)
-    problems = [f"{key}: {what} is not modeled" for key, what in FORBIDDEN.items() if config.get(key)]
     model_type = str(config.get("model_type", ""))
+    forbidden = FORBIDDEN | no_kinds(model_type)
+    problems = [f"{key}: {what} is not modeled" for key, what in forbidden.items() if config.get(key)]
     if not problems and model_type not in FAMILIES:
         problems = [unknown(model_type)]
     fields: Json = {}
     if not problems:
-        reader = Reader(FAMILIES[model_type], config)
+        reader = Reader(FAMILIES[model_type], config, model_type)
         fields, problems = reader.fields(), reader.problems
     if problems:
         raise ConfigError(f"{path}: {problem}" for problem in problems)
@@ -73,9 +75,9 @@ def unknown(model_type: str) -> str:
 class Reader:
     """One config over its family's defaults; what is wrong gathers in `problems`."""
 
-    def __init__(self, family: Family, config: Json) -> None:
+    def __init__(self, family: Family, config: Json, model_type: str = "") -> None:
         """Names become the common ones; an explicit value wins over the class default."""
-        self.family = family
+        self.family, self.model_type = family, model_type
         own = {common: config[key] for common, key in family.names.items() if key in config}
         self.values: Json = family.defaults | config | own
         self.problems = [
@@ -104,8 +106,51 @@ class Reader:
             fields["dropout"] = self.agreed(self.family.dropout, probability=True)
         if fields.get("learned_positions"):
             fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
+        fields |= self.kinds()
         self.check_layers(hidden)
         return fields
+
+    def kinds(self) -> Json:
+        """Experts, and which attention."""
+        found: Json = {}
+        if experts := EXPERTS.get(self.model_type):
+            found["moe"], problems = experts.read(self.values)
+            self.problems += problems
+        if self.model_type in LATENT:
+            found["attention"] = latent(self.values)
+        elif window := self.window():
+            found["attention"] = window
+        if self.model_type == "glm4_moe":
+            found |= {
+                "qkv_bias": bool(self.values.get("attention_bias")),
+                "qk_norm": bool(self.values.get("use_qk_norm")),
+            }
+        return found
+
+    def window(self) -> Json:
+        """The `attention` section of layers that see a window, or a chunk."""
+        values = self.values
+        if self.model_type == "llama4_text" and values.get("attention_chunk_size"):
+            return {"window": self.size("attention_chunk_size"), "window_pattern": 4, "chunked": True}
+        window, context = values.get("sliding_window"), values.get("max_position_embeddings")
+        reaches = isinstance(window, int) and isinstance(context, int) and window >= context
+        if window is None or reaches or not values.get("use_sliding_window", True):
+            return {}
+        if "use_sliding_window" in values:  # Qwen: layers from max_window_layers on
+            advice = "set it to null for full attention"
+            self.problems.append(f"sliding_window: {shown(window)} from max_window_layers on is not modeled; {advice}")
+            return {}
+        section: Json = {"window": self.size("sliding_window")}
+        kinds, every = values.get("layer_types"), self.family.windows
+        if isinstance(kinds, list):
+            every = pattern(kinds)
+            if every is None:
+                self.problems.append("layer_types: only a full layer at the end of every n can be read")
+            elif every == 1:
+                return {}
+        if every is not None and every <= self.size("num_hidden_layers"):
+            section["window_pattern"] = every
+        return section | ({"sinks": True} if self.model_type == "gpt_oss" else {})
 
     def spelt(self, key: str) -> str:
         """The key as the file spells it."""
@@ -122,6 +167,8 @@ class Reader:
 
     def inner(self, hidden: int) -> int:
         """Width of the MLP; GPT-2's n_inner may be null: 4 * n_embd (modeling_gpt2.py, GPT2Block)."""
+        if "inner" in self.family.names:  # Llama 4: intermediate_size is an expert's
+            return self.size("inner")
         if self.values.get("intermediate_size") is None and self.spelt("intermediate_size") == "n_inner":
             return 4 * hidden
         return self.size("intermediate_size")
@@ -169,16 +216,10 @@ class Reader:
         return found[keys[0]]
 
     def check_layers(self, hidden: int) -> None:
-        """Refuse windows that are shorter than the context, unlike layers, and an embedding of its own width."""
-        window = self.values.get("sliding_window")
-        context = self.values.get("max_position_embeddings")
-        reaches = isinstance(window, int) and isinstance(context, int) and window >= context
-        if window is not None and self.values.get("use_sliding_window", True) and not reaches:
-            advice = "set it to null for full attention"
-            self.problems.append(f"sliding_window: {shown(window)} is not modeled; {advice}")
-        kinds = self.values.get("layer_types")
-        if isinstance(kinds, list) and set(map(str, kinds)) - {"full_attention"}:
-            self.problems.append("layer_types: only full_attention is modeled")
+        """Refuse layers of other kinds, and an embedding of its own width."""
+        kinds, known = self.values.get("layer_types"), {"full_attention", "sliding_attention", "chunked_attention"}
+        if isinstance(kinds, list) and set(map(str, kinds)) - known:
+            self.problems.append("layer_types: only full_attention and sliding_attention are modeled")
         if self.values.get("word_embed_proj_dim") not in (None, hidden):
             self.problems.append(f"word_embed_proj_dim: only {hidden} (hidden_size) is modeled")
 

@@ -21,34 +21,22 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 FORBIDDEN = {
-    "num_local_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
-    "kv_lora_rank": "multi-head latent attention",
     "text_config": "a model of several parts (its text_config can be read as a file of its own)",
     "add_cross_attention": "cross attention",
 }
 UNMODELLED = {
     "bloom": "ALiBi positions and a norm after the embedding",
     "cohere": "attention and MLP in parallel",
-    "deepseek_v2": "a mixture of experts with latent attention",
-    "deepseek_v3": "a mixture of experts with latent attention",
     "falcon": "attention and MLP in parallel",
-    "gemma2": "alternating sliding windows and four norms a block",
-    "gemma3": "alternating sliding windows and four norms a block",
-    "gemma3_text": "alternating sliding windows and four norms a block",
-    "gpt_oss": "a mixture of experts with sliding windows",
+    "gemma3": "a model of several parts (its text_config can be read as a file of its own)",
     "gptj": "attention and MLP in parallel",
     "jamba": "a hybrid of attention and state-space layers",
     "mamba": "state-space layers",
     "mamba2": "state-space layers",
-    "mixtral": "a mixture of experts",
     "mpt": "ALiBi positions",
     "olmo": "norms without parameters",
     "olmo2": "norms after attention and MLP, and over all heads of q and k together",
     "phi": "attention and MLP in parallel",
-    "qwen2_moe": "a mixture of experts",
-    "qwen3_moe": "a mixture of experts",
     "qwen3_next": "a hybrid of attention and linear attention",
 }
 
@@ -71,6 +59,8 @@ class Family:
     """Common key -> the family's own spelling."""
     extra_positions: int = 0
     """Rows of the learned position table beyond max_position_embeddings."""
+    windows: int | None = None
+    """The last of every so many layers sees all positions, unless layer_types says otherwise; None: no layer differs."""
 
 
 GLU: Json = {"glu": True, "norm": "rmsnorm", "norm_bias": False}
@@ -103,12 +93,51 @@ GPT2_FAMILY = Family(
 )
 LLAMA_FAMILY = Family(GLU, LLAMA, only={"attention_dropout": 0.0}, bias=("attention_bias", "mlp_bias"))
 
+MOE = UNTIED | {"attention_dropout": 0.0, "attention_bias": False}
+NO_BIAS: Json = {"attention_dropout": 0.0, "attention_bias": False}
+LATENT_FAMILY = Family(GLU, MOE | {"n_shared_experts": 0, "first_k_dense_replace": 0}, only=NO_BIAS)
+GEMMA: Json = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256} | NO_BIAS
+GEMMA_NAMES = {"hidden_act": "hidden_activation"}
+
 FAMILIES: dict[str, Family] = {
+    "deepseek_v2": LATENT_FAMILY,
+    "deepseek_v3": LATENT_FAMILY,
+    "kimi_k2": LATENT_FAMILY,
     "gemma": Family(
         GLU,
         {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "head_dim": 256, "num_key_value_heads": 16},
         only={"attention_dropout": 0.0, "attention_bias": False},
     ),
+    "gemma2": Family(
+        GLU | {"post_norms": True}, GEMMA | {"sliding_window": 4096}, only=NO_BIAS, names=GEMMA_NAMES, windows=2
+    ),
+    "gemma3_text": Family(
+        GLU | {"post_norms": True, "qk_norm": True},
+        GEMMA | {"sliding_window": 4096, "vocab_size": 262208},
+        only=NO_BIAS,
+        names=GEMMA_NAMES,
+        windows=6,
+    ),
+    # qkv alone have biases (modeling_glm4_moe.py, Glm4MoeAttention)
+    "glm4_moe": Family(
+        GLU, UNTIED | {"n_shared_experts": 0, "first_k_dense_replace": 0}, only={"attention_dropout": 0.0}
+    ),
+    "gpt_oss": Family(
+        GLU | {"bias": True},
+        UNTIED | {"head_dim": 64, "sliding_window": 128},
+        only={"attention_dropout": 0.0},
+        windows=2,
+    ),
+    "llama4_text": Family(
+        GLU,
+        UNTIED | {"head_dim": 128, "interleave_moe_layer_step": 1},
+        only=NO_BIAS,
+        names={"inner": "intermediate_size_mlp"},
+    ),
+    "mixtral": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
+    "olmoe": Family(GLU | {"qk_norm": True}, MOE, only=NO_BIAS),
+    "qwen2_moe": Family(GLU | {"qkv_bias": True}, UNTIED | {"decoder_sparse_step": 1}, only={"attention_dropout": 0.0}),
+    "qwen3_moe": Family(GLU | {"qk_norm": True}, UNTIED | {"decoder_sparse_step": 1, "head_dim": 128}, only=NO_BIAS),
     "gpt2": GPT2_FAMILY,
     "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),
     "gpt_neox": Family(

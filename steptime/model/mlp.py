@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.model.attention import casts, linear_params
 from steptime.model.ops import Move, Op, Param, Role, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_again, cast_norm
-from steptime.model.sublayers import Sublayer, dropout, enter_tp, leave_tp, linear, norm, residual
+from steptime.model.sublayers import Sublayer, casts, dropout, enter_tp, leave_tp, linear, linear_params, norm, residual
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -32,6 +31,9 @@ def mlp_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
     normed, n2 = norm("mlp.norm", x, rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n2, rows * hidden, shard)
     inner, branch = feed_forward(model, shard, operand, MLP)
+    if model.post_norms:
+        made, branch = norm("mlp.post_norm", branch, rows, hidden, model, shard, "")
+        inner += made
     dropped, branch = dropout("mlp.dropout", branch, rows * hidden, model, shard)
     last = residual("mlp.residual", x, branch, "y", rows * hidden, shard)
     return [*normed, *inner, *dropped, last]

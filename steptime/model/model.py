@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from steptime.base.config import Config, Section
+from steptime.base.num import Num, maximum, minimum, where
 
 DROPOUT = 0.1
 """What `dropout: true` stands for: GPT-2's and Megatron's default (megatron/core/transformer/transformer_config.py)."""
@@ -56,11 +57,62 @@ class Moe(Config):
         return here >= 0 and int((here + 1) * self.moe_frequency + 1e-9) > int(here * self.moe_frequency + 1e-9)
 
 
+def _latent(data: dict[str, Any], width: int) -> int | None:
+    """A width of latent attention, and of no other."""
+    return width if data.get("kind") == "mla" else None
+
+
+WINDOW_TILE = 128.0
+"""Positions by which a windowed kernel's tiles reach beyond the window (FlashAttention's tiles of keys)."""
+
+
 class AttentionKind(Config):
-    """Which attention; anything but plain GQA is read and refused for now."""
+    """Which attention: grouped heads or latents, and how far back a position sees."""
 
     kind: Literal["gqa", "mla"] = "gqa"
-    window: int | None = None
+    q_lora_rank: int | None = Field(None, ge=1)
+    """Width of the query's latent; unsaid: queries are projected straight (DeepSeek-V2-Lite)."""
+    kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1)
+    qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
+    qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1)
+    v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
+    """Widths of latent attention; unsaid, those of DeepSeek-V2 and V3."""
+    window: int | None = Field(None, ge=1)
+    """A position sees so many before it, itself included; unsaid: all."""
+    window_pattern: int | None = Field(None, ge=1)
+    """The last of every so many layers sees all positions (Gemma 3: 6, gpt-oss and Gemma 2: 2, Llama 4: 4); unsaid: none does."""
+    chunked: bool = False
+    """The window is a chunk that a position sees the beginning of (Llama 4), not one that moves along."""
+    sinks: bool = False
+    """A learned logit per head takes part in the softmax (gpt-oss)."""
+    gated: bool = False
+    """A gate as wide as the query scales the output (Qwen3-Next)."""
+
+    @property
+    def latent_widths(self) -> tuple[int, int, int, int]:
+        """Rank of keys and values, and of a head its part without rope, its rope part, its value; 0 without latents."""
+        return self.kv_lora_rank or 0, self.qk_nope_head_dim or 0, self.qk_rope_head_dim or 0, self.v_head_dim or 0
+
+    def windowed(self, layer: int) -> bool:
+        """Whether a layer sees its window alone."""
+        return self.window is not None and (self.window_pattern is None or (layer + 1) % self.window_pattern != 0)
+
+    def shares(self, length: Num) -> tuple[Num, Num]:
+        """Share of the scores of `length` positions that counts, and of those in the kernel's tiles.
+
+        Causal: a half. A window of w: w s - w^2 / 2 of s^2. A chunk of c: c s / 2. Tiles reach a tile beyond a window that moves.
+
+        >>> AttentionKind(window=128).shares(1024.0)
+        (0.1171875, 0.5)
+        """
+        if self.window is None:
+            return 0.5, 1.0
+        length = maximum(length, 1.0)
+        seen = minimum(1.0 * self.window, length)
+        if self.chunked:
+            return seen / length / 2.0, 1.0
+        useful = where(seen < length, seen / (seen + WINDOW_TILE), 1.0)
+        return seen / length * (1.0 - seen / length / 2.0), useful
 
 
 LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]
@@ -129,6 +181,8 @@ class Model(Config):
     """Biases of the q, k and v projections, which Qwen2 has and no others."""
     norm_bias: bool = Field(default_factory=lambda data: data.get("bias", False))
     qk_norm: bool = False
+    post_norms: bool = False
+    """Attention and MLP end in a norm of their own as well (Gemma 2 and 3)."""
     activation: Literal["silu", "gelu", "relu", "relu2"] = Field(
         default_factory=lambda data: "silu" if data.get("glu", True) else "gelu"
     )
@@ -144,3 +198,11 @@ class Model(Config):
     mtp: int = 0
     source: str = ""
     """Where the figures come from (presets)."""
+
+    @property
+    def head_widths(self) -> tuple[int, int]:
+        """Width of a query's and key's head, and of a value's."""
+        if self.attention.kind == "mla":
+            _, nope, rope, value = self.attention.latent_widths
+            return nope + rope, value
+        return self.head_dim, self.head_dim

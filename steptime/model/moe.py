@@ -52,6 +52,9 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
             Move("moe.add", (branch, extra), (Tensor("moe.sum", elements, shard.itemsize),), same_grad=True, role="moe")
         )
         branch = "moe.sum"
+    if model.post_norms:
+        made, branch = norm("mlp.post_norm", branch, rows.tokens, hidden, model, shard, "")
+        ops += made
     dropped, branch = dropout("mlp.dropout", branch, elements, model, shard)
     return [*ops, *dropped, residual("mlp.residual", x, branch, "y", elements, shard)]
 

@@ -164,7 +164,7 @@ class Gemm(Op):
 class Attention(Op):
     """A fused (flash) attention kernel: scores never reach memory.
 
-    `causal_share` is the share of the s x s scores that is computed: 1/2 for a causal mask over equal lengths.
+    `causal_share` is the share of the s x s scores that counts: 1/2 for a causal mask over equal lengths, less with a window.
     """
 
     batch: Num = 0.0
@@ -174,7 +174,9 @@ class Attention(Op):
     n_kv_heads: Num = 0.0
     d_qk: Num = 0.0
     d_v: Num = 0.0
-    causal_share: float = 0.5
+    causal_share: Num = 0.5
+    useful: Num = 1.0
+    """Share of the scores in the kernel's tiles that count: what a window leaves of them."""
     itemsize: float = 2.0
     calls: Num = 1.0
     """Kernel calls of one pass: context parallelism attends to the keys and values block by block."""

@@ -54,6 +54,8 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
             segments += [checkpoint(ops, run) for run in runs(ops, MOE)]
         elif module == "shared_experts" and "moe" not in modules:
             segments += [checkpoint(ops, run) for run in runs(ops, {"shared_experts"})]
+        elif module == "mla_up_proj":
+            segments += [discarded(ops, run) for run in runs(ops, {"mla_up_proj"})]
         elif module == "moe_act" and "moe" not in modules:
             segments += [discarded(ops, run) for run in runs(ops, {"moe_act"})]
         elif module == "after_qkv":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Role, Tensor
-from steptime.model.quantize import Backward, Operand, agree
+from steptime.model.quantize import Backward, Operand, agree, backward_casts
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -175,3 +175,14 @@ def dropout(name: str, x: str, elements: Num, model: Model, shard: Shard, role: 
 def residual(name: str, x: str, branch: str, out: str, elements: Num, shard: Shard) -> Op:
     """Add the branch: out = x + branch; backward hands the gradient to both."""
     return Move(name, (x, branch), (Tensor(out, elements, shard.itemsize),), same_grad=True)
+
+
+def linear_params(name: str, shape: tuple[int, int], bias: bool) -> tuple[Param, ...]:
+    """Weight and bias of a column-parallel projection: both split by tp."""
+    weight = Param(f"{name}.weight", shape, 0)
+    return (weight, Param(f"{name}.bias", shape[:1], 0)) if bias else (weight,)
+
+
+def casts(shard: Shard, width: Num, hidden: int) -> Backward:
+    """What the backward of a projection after the norm quantizes."""
+    return backward_casts(shard, shard.tokens, width, hidden, from_norm=True)

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from steptime import fsdp
+from steptime.answer.tables import kind_label
 from steptime.cost import compute
 from steptime.cost.rates import peak_dtype
 from steptime.job.assembly import Assembly
@@ -106,7 +107,10 @@ def _peak(row: GemmRow, estimate: Estimate) -> float:
 def _op(row: GemmRow, estimate: Estimate) -> Gemm:
     """The product that a row tells of."""
     parts = (*estimate.assembly.kinds, estimate.assembly.head)
-    return next(op for part in parts for op in part.ops if op.name == row.name and isinstance(op, Gemm))
+    named = {
+        kind_label(estimate.assembly, part) + op.name: op for part in parts for op in part.ops if isinstance(op, Gemm)
+    }
+    return named[row.name]
 
 
 def _shape(row: GemmRow, rate: float, estimate: Estimate) -> str:

@@ -25,7 +25,9 @@ def headline(estimate: Estimate) -> list[str]:
     """The job in one breath: model, devices, layout, batch."""
     job = estimate.job
     node = f"{estimate.nodes:,} x {job.machine.name}"
-    model = f"{job.model.name or 'unnamed model'}, {quantity(estimate.params.total, COUNT)} parameters"
+    counted = estimate.params
+    active = f", {quantity(counted.active, COUNT)} active" if counted.active != counted.total else ""
+    model = f"{job.model.name or 'unnamed model'}, {quantity(counted.total, COUNT)} parameters{active}"
     devices = f"{estimate.devices:,} x {job.machine.accelerator.name} ({node})"
     data = job.data
     batch = f"gbs {data.gbs:,} x {data.seqlen:,} tokens, micro-batch {data.microbatch_sz}"
@@ -133,7 +135,8 @@ def _work(estimate: Estimate) -> list[str]:
     params, flops = estimate.params, estimate.flops
     tied = f" and {whole(params.tied_copies)} in a tied copy" if params.tied_copies else ""
     model, executed = (quantity(x, SI, "FLOP") for x in (flops.model_per_step, flops.hardware_per_step))
-    return [f"{whole(params.total)} parameters{tied}", f"{model} per step (model), {executed} executed"]
+    active = f", {whole(params.active)} active per token" if params.active != params.total else ""
+    return [f"{whole(params.total)} parameters{active}{tied}", f"{model} per step (model), {executed} executed"]
 
 
 def _room(estimate: Estimate) -> str:

@@ -41,10 +41,12 @@ def tables(summary: Summary) -> list[Table]:
     """The tables of the report, summary first."""
     found = step_time(summary)
     leading, others, native = summary["headline"], summary["other"], summary["native"]
-    mine = next((group for group in (leading, native, others) if group["step_time"]["rows"]), leading)
+    experts = summary["experts"]
+    mine = next((group for group in (leading, native, others, experts) if group["step_time"]["rows"]), leading)
     found += [table(title, mine["by"][name]) for name, title in BY.items() if mine["by"][name]]
     found += worst("worst rows", mine["worst"])
     found += worst("worst rows, PyTorch-native", native["worst"] if mine is not native else [])
+    found += worst("worst rows, mixtures of experts", experts["worst"] if mine is not experts else [])
     found += worst("worst rows, other trainers", others["worst"] if mine is not others else [])
     if summary["apart"]:
         found.append(table("judged, but not in the figures above", summary["apart"]))
@@ -83,7 +85,11 @@ def _figure(value: float | None, digits: int) -> str:
 def step_time(summary: Summary) -> list[Table]:
     """The errors of step time: the headline by split, then the other groups by split and by source."""
     leading = summary["headline"]
-    told = {"PyTorch-native stack": summary["native"], "other trainers": summary["other"]}
+    told = {
+        "PyTorch-native stack": summary["native"],
+        "mixtures of experts": summary["experts"],
+        "other trainers": summary["other"],
+    }
     notes: tuple[str, ...] = (
         f"{summary['rows']:,} measured rows: {summary['judged']:,} judged, {summary['skipped']:,} skipped",
         "error = predicted / measured - 1; median, mean and p90 of its size",

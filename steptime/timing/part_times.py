@@ -16,7 +16,8 @@ from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.part_memories import groups_of
-from steptime.model.segments import find_segments, replayed
+from steptime.model.ops import Comm, Gemm, Move, Op
+from steptime.model.segments import MOE, find_segments, replayed
 from steptime.software.calibration import slowdown
 from steptime.software.efficiency import efficiency
 
@@ -121,10 +122,36 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
         segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s * (0.5 if part.kind in HALVES else 1.0))
+        gaps_s = gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
+        of[part] = part_time(part.ops, part.sizes, context, segments, gaps_s)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
+
+
+EXPERT_STREAMS = 4.0
+"""Grouped products are one cuBLAS call per expert, over so many streams (TransformerEngine common/gemm/cublaslt_gemm.cu,
+nvte_multi_stream_cublas_gemm)."""
+MLP_LAUNCHES = 3.0
+"""Kernels of a dense MLP: up, activation, down."""
+
+
+def more_launches(ops: list[Op]) -> Num:
+    """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP."""
+    experts = sum([launches(op) for op in ops if op.role in MOE])
+    if not experts:
+        return 1.0
+    others = sum([launches(op) for op in ops if op.role not in MOE])
+    return (others + experts) / (others + MLP_LAUNCHES)
+
+
+def launches(op: Op) -> Num:
+    """Kernels that an op launches forward."""
+    if isinstance(op, Gemm) and op.grouped:
+        return 1.0 + (op.count - 1.0) / EXPERT_STREAMS
+    if isinstance(op, Comm):
+        return 1.0 if op.kind is not None else 0.0
+    return op.kernels if isinstance(op, Move) else 1.0
 
 
 def layer_gap_s(job: Job, context: Context) -> float:

@@ -28,6 +28,7 @@ from steptime.validation.slices import (
     split_of,
     step_errors,
     told_by_source,
+    with_experts,
 )
 from steptime.validation.stats import Stats, interval, plain, stats
 
@@ -70,7 +71,7 @@ def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
 def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
 
-    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native` and `other`: the groups.
+    `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native`, `experts`, `other`: the groups.
     """
     counted = headline(judged)
     excluded = [j for j in judged if j.skipped is None and j.excluded is not None]
@@ -80,6 +81,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     medians = [figures["median"] for figures in by["source"].values()]
     leading = [j for j in counted if leads(j)]
     natives, rest = [j for j in counted if native(j)], [j for j in counted if others(j)]
+    experts = [j for j in counted if with_experts(j)]
     return {
         "rows": len(judged),
         "judged": len(judged) - sum(skipped.values()),
@@ -87,6 +89,7 @@ def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
         "step_time": everything["step_time"],
         "headline": {"name": name_of(leading)} | group(leading, worst),
         "native": group(natives, worst) | told_by_source(natives),
+        "experts": group(experts, worst) | told_by_source(experts),
         "other": group(rest, worst) | told_by_source(rest),
         "median_over_sources": median(medians) if medians else None,
         "by": by,

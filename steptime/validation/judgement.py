@@ -111,7 +111,8 @@ class Judgement(NamedTuple):
             return (self.accelerator, self.row.text("config"), self.row.text("container"))
         columns = ("model_name", "n_layers", "hidden", "n_gpus", "tp", "pp", "cp", "vpp")
         batch = ("seq_len", "global_batch_size", "micro_batch_size")
-        return (self.accelerator, self.precision, *(self.row.text(column) for column in (*columns, *batch)))
+        of_experts = ("ep",) if self.row.text("n_experts") not in {"", "0", "1"} else ()
+        return (self.accelerator, self.precision, *(self.row.text(name) for name in (*columns, *batch, *of_experts)))
 
     def to_dict(self) -> dict[str, Any]:
         """The row of `3dtrn validate --json`."""

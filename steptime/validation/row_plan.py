@@ -11,6 +11,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.validation.ci_jobs import is_ci, plan_of
 from steptime.validation.measurements import MeasuredRow, SkipRowError
+from steptime.validation.row_experts import expert_degrees, kinds_of
 from steptime.validation.row_machine import hardware_of, machine
 from steptime.validation.row_native import resharded
 from steptime.validation.row_software import RowFramework, framework_of, performance_of
@@ -120,10 +121,7 @@ def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
     precision = row.text("precision").lower()
     refusals = (
         (row.text("task").lower() == "lora", "LoRA"),
-        (bool(row.text("n_experts")) and row.text("n_experts") not in {"0", "1"}, "mixture of experts"),
-        (attention.startswith("mla"), "multi-head latent attention"),
         ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
-        ("window" in attention, "sliding-window attention"),
         ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
         ("offload" in zero, "offloading"),
         ("mcore" in zero, "Megatron-FSDP"),
@@ -152,6 +150,7 @@ def _parallelism(row: MeasuredRow, framework: RowFramework, assumed: list[str]) 
         section["sp"] = sp and tp > 1
     elif tp > 1:
         assumed.append(f"sp: as {framework.profile} has it")
+    section |= expert_degrees(row, assumed)
     section |= _sharding(row, framework, assumed, dp)
     layers, chunks = row.needed("n_layers"), pp * (vpp or 1)
     if layers % chunks and (layers + 2) % chunks == 0 and (vpp or 1) > 1:
@@ -236,7 +235,7 @@ def _model(row: MeasuredRow, framework: RowFramework, assumed: list[str]) -> dic
         tied = not glu
         assumed.append(f"tied_embeddings: {'yes' if tied else 'no'}")
     model["tie_embeddings"] = tied
-    return model
+    return model | kinds_of(row, assumed)
 
 
 def _usual_vocabulary(name: str, *, glu: bool) -> int:

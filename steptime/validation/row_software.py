@@ -10,6 +10,8 @@ from steptime.software.profiles import profile_releases
 from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
+from steptime.validation.row_experts import dispatch_of
+from steptime.validation.row_overlap import overlap_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -78,7 +80,7 @@ ROW_FRAMEWORKS = (
 """First match wins."""
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout"}
+_MODULES = {"core_attn", "layernorm", "mlp", "act", "dropout", "moe", "moe_act", "shared_experts", "mla_up_proj"}
 
 
 def framework_of(row: MeasuredRow, *, known: bool = True) -> RowFramework:
@@ -142,9 +144,11 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
-    overlap = _overlap(notes, row.whole("tp") or 1, section["precision"])
+    overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
     if overlap and not framework.sharded:
         section["overlap"] = overlap
+    if how := dispatch_of(row, assumed):
+        section["moe"] = how
     if framework.base != "megatron-2021" and "attention_impl" not in section and _before_flash(row):
         section["attention_impl"] = "unfused"
         assumed.append("attention_impl: unfused, as before FlashAttention or on V100")
@@ -269,30 +273,3 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     return section
-
-
-_NO_DP_OVERLAP = re.compile(
-    r"no --overlap-grad-reduce|no overlap flags|no compute/communication overlap|all-reduce not overlapped|"
-    r"reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
-)
-
-
-def _overlap(notes: str, tp: int, recipe: str) -> dict[str, bool]:
-    """What the source says to be hidden, or not to be; the profile speaks for the rest.
-
-    Raises:
-        SkipRowError: the notes name a schedule that is not modeled.
-    """
-    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
-        raise SkipRowError(f"not modeled yet: schedule {found[1]}")
-    overlap: dict[str, bool] = {}
-    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
-        overlap["tp"] = True
-    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
-        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
-        overlap["tp"] = False
-    if _NO_DP_OVERLAP.search(notes):
-        overlap["dp"] = False
-    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
-        overlap["dp"] = True
-    return overlap

@@ -1,8 +1,8 @@
 """Which judged rows count, which of them lead, and errors by slice.
 
 The leading rows are the headline: runs of NVIDIA's own frameworks (nvidia.csv) with the dense 8 x B200 runs of SimuMax, which are
-Megatron-LM's; a user's own rows always lead. The PyTorch-native stack (native.csv) is a group of its own. Everything else of the
-shipped collection is another trainer. Both are told by source.
+Megatron-LM's; a user's own rows always lead. Mixtures of experts are a group of their own, and so is the PyTorch-native stack
+(native.csv). Everything else of the shipped collection is another trainer. These are told by source.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ def headline(judged: Iterable[Judgement]) -> list[Judgement]:
     return [j for j in judged if j.skipped is None and j.excluded is None]
 
 
+def with_experts(j: Judgement) -> bool:
+    """Whether a shipped row is of a mixture of experts."""
+    return j.row.file != "" and model_kind(j).startswith("moe")
+
+
 def leads(j: Judgement) -> bool:
     """Whether a row belongs to the headline group."""
-    return j.row.file in {"", "nvidia"} or j.row.group == "simumax"
+    return not with_experts(j) and (j.row.file in {"", "nvidia"} or j.row.group == "simumax")
 
 
 def native(j: Judgement) -> bool:
     """Whether a row is of the PyTorch-native collection."""
-    return j.row.file == "native"
+    return not with_experts(j) and j.row.file == "native"
 
 
 def others(j: Judgement) -> bool:
     """Whether a row is of another trainer of the shipped collection."""
-    return not leads(j) and not native(j)
+    return not leads(j) and not native(j) and not with_experts(j)
 
 
 def split_of(j: Judgement) -> str:

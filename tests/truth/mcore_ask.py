@@ -62,7 +62,20 @@ def model(c):
         hybrid_pattern=c.get("hybrid"),
         mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
+        attention=latent(c["mla"]) if "mla" in c else {},
     )
+
+
+def latent(said):
+    """Megatron's keys of latent attention in ours."""
+    names = {
+        "q_lora_rank": "q_lora_rank",
+        "kv_lora_rank": "kv_lora_rank",
+        "qk_nope_head_dim": "qk_head_dim",
+        "qk_rope_head_dim": "qk_pos_emb_head_dim",
+        "v_head_dim": "v_head_dim",
+    }
+    return {"kind": "mla"} | {ours: said[theirs] for ours, theirs in names.items()}
 
 
 def mamba(said):

@@ -226,6 +226,29 @@ def grouped(spec):
     return spec
 
 
+def latent(spec):
+    """Megatron's layer spec of latent attention, its down projections whole on every rank as TransformerEngine's are.
+
+    Megatron's unfused attention is built without the two arguments that latent attention gives it, and takes values to be as wide
+    as keys.
+    """
+    from megatron.core.post_training.modelopt.layers import Linear
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    class Attention(DotProductAttention):
+        def __init__(self, *args, k_channels=None, v_channels=None, **kwargs):
+            super().__init__(*args, **kwargs)
+            if v_channels:
+                self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    multi_latent_attention.TELinear = type("NotHere", (torch.nn.Module,), {})  # a mock, which isinstance() refuses
+    parts = spec.submodules.self_attention.submodules
+    parts.core_attention = Attention
+    parts.linear_q_down_proj = parts.linear_kv_down_proj = Linear
+    return spec
+
+
 def held(model, kept):
     """Bytes of the matrices that token dispatchers refer to after a forward and autograd does not keep."""
     found = 0

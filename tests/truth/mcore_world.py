@@ -59,11 +59,13 @@ def start(tp, pp, dp, rank, ep, etp):
 
 def config_of(c, world):
     """A TransformerConfig from a flat description."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+    latent = c.get("mla", {})
+    kind = MLATransformerConfig if latent else TransformerConfig
     dtype, glu = DTYPES[c.get("dtype", "bf16")], c.get("glu", True)
     recompute = {f"recompute_{k}": v for k, v in c.get("recompute", {}).items()}
-    return TransformerConfig(
+    return kind(
         num_layers=c["layers"],
         hidden_size=c["h"],
         num_attention_heads=c["nq"],
@@ -93,6 +95,7 @@ def config_of(c, world):
         **recompute,
         **c.get("mamba", {}),
         **expert_config(c, world),
+        **latent,
     )
 
 
@@ -122,7 +125,7 @@ def model_of(c, world):
     }
     if "hybrid" in c:
         return mcore_mamba.hybrid(c, config, **said).to(config.params_dtype).train()
-    position = "learned_absolute" if c.get("learned_positions") else "rope"
+    position = "learned_absolute" if c.get("learned_positions") else "none" if "mla" in c else "rope"
     spec = layers_of(c, config)
     model = GPTModel(config=config, transformer_layer_spec=spec, position_embedding_type=position, **said)
     return model.to(config.params_dtype).train()
@@ -135,6 +138,8 @@ def layers_of(c, config):
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     said = {"normalization": config.normalization, "qk_layernorm": config.qk_layernorm}
+    if "mla" in c:
+        return mcore_moe.latent(get_gpt_layer_local_spec(**said, multi_latent_attention=True))
     spec = get_gpt_layer_local_spec(**said, num_experts=config.num_moe_experts)
     if config.num_moe_experts and c.get("grouped", True):
         mcore_moe.grouped(spec)

@@ -1,0 +1,78 @@
+"""Latent attention (MLA) before its core: down projections, norms of the latents, up projections, rotary embedding.
+
+Source: megatron/core/transformer/multi_latent_attention.py, MLASelfAttention (0.16.1); DeepSeek-V2, arXiv 2405.04434, 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
+from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
+from steptime.model.sublayers import Sublayer, casts, enter_tp, linear, linear_params, norm
+
+if TYPE_CHECKING:
+    from steptime.model.model import Model
+    from steptime.model.shard import Shard
+
+
+def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str, str, str]]:
+    """From the norm's output to query, key and value of all heads of this rank."""
+    of, hidden, rows = model.attention, model.hidden_sz, shard.sequence_tokens
+    kv_rank, nope, rope_width, value = of.latent_widths
+    ops, operand = cast("attn.latent", x, rows * hidden, shard)
+    made: list[Op] = []
+    q_from = operand
+    if of.q_lora_rank is not None:
+        made, q_from = latent(model, shard, operand, "q", of.q_lora_rank, of.q_lora_rank)
+    ops = [*ops, *made]
+    made, kv_from = latent(model, shard, operand, "kv", kv_rank, kv_rank + rope_width)
+    ops += made
+    rope = "attn.kv_down"
+    if shard.sp and shard.split:  # the rope part of the key, one head for all, is wanted for all tokens
+        whole = Tensor("attn.k_rope", shard.tokens * rope_width, shard.itemsize)
+        gather = Comm("attn.k_rope", (rope,), (whole,), kind="all_gather", backward="reduce_scatter", bytes=whole.bytes)
+        ops, rope = [*ops, gather], whole.name
+    d_qk, _ = model.head_widths
+    made, q = up(model, shard, q_from, "q", of.q_lora_rank or hidden, d_qk)
+    ops += made
+    made, kv = up(model, shard, kv_from, "kv", kv_rank, nope + value)
+    ops += made
+    return [*ops, heads_of(model, shard, (q, kv, rope))], ("attn.q", "attn.k", "attn.v")
+
+
+def latent(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: int) -> tuple[list[Op], Operand]:
+    """A down projection of `width`, and the norm of its first `rank` columns."""
+    hidden, rows, out = model.hidden_sz, shard.sequence_tokens, f"attn.{name}_down"
+    weight = Param(f"attn.{name}_down.weight", (width, hidden))
+    back = backward_casts(shard, rows, width, hidden, from_norm=True)
+    one = linear(out, x, out, hidden, width, shard, (weight,), back)
+    made = Tensor(out, rows * width, shard.itemsize)
+    down: Gemm = replace(one, outputs=(made,), m=rows)
+    normed, normal = norm(f"attn.{name}_norm", out, rows, rank, model, shard, "")
+    normed, operand = cast_norm(normed, normal, rows * rank, shard)
+    return [down, *normed], operand
+
+
+def up(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: int) -> Sublayer:
+    """The up projection from a latent to `width` columns of every head, split over tp by heads."""
+    entered, operand = enter_tp(f"attn.{name}_up", x, rank, shard, shard.software.recipe, "mla_up_proj")
+    n, out = model.n_q_heads * width / shard.tp, f"attn.{name}_up"
+    weights = linear_params(out, (model.n_q_heads * width, rank), bias=False)
+    one = linear(out, operand, out, rank, n, shard, weights, casts(shard, n, rank), "mla_up_proj")
+    return [*entered, one], out
+
+
+def heads_of(model: Model, shard: Shard, inputs: tuple[str, str, str]) -> Op:
+    """Rotate the rope parts and put query, key and value together, each a new tensor; the key's rope part goes to every head."""
+    size, software, n = shard.itemsize, shard.software, model.n_q_heads / shard.tp
+    _, nope, rope, value = model.attention.latent_widths
+    q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))
+    v = Tensor("attn.v", shard.tokens * n * value, size)
+    own = software.kernels.rope_impl == "own_tables"  # cos and sin, once for q and once for k
+    tables = (Tensor("attn.rope.tables", 4.0 * shard.seq * rope, size),) if own else ()
+    fused = software.kernels.rope_impl == "fused"
+    moved = (2.0 if fused else 4.0) * (q.bytes + k.bytes + v.bytes)
+    saves, kernels = tuple(t.name for t in tables), 2.0 if fused else 14.0
+    return Move("attn.rope", inputs, (q, k, v), saves, tables, (), moved, moved, kernels, role="mla_up_proj")

@@ -1,0 +1,114 @@
+"""From the columns and words of a measured row to its experts, its kind of attention, and how tokens are dispatched."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from steptime.validation.measurements import MeasuredRow
+
+SIGMOID = ("deepseek-v3", "deepseekv3", "kimi", "glm-4", "llama-4", "llama4")
+"""Models whose router takes sigmoids, by a part of their names."""
+NO_BIAS = ("llama-4", "llama4")
+"""Those of them without a balancing bias."""
+
+
+def has_experts(row: MeasuredRow) -> bool:
+    """Whether its model is a mixture of experts."""
+    return (row.whole("n_experts") or 0) > 1
+
+
+def expert_degrees(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
+    """Ep and etp of a row that has experts."""
+    if not has_experts(row):
+        return {}
+    ep = row.whole("ep")
+    if ep is None:
+        assumed.append("ep: 1")
+    degrees = {"ep": ep or 1}
+    if etp := row.whole("etp"):
+        degrees["etp"] = etp
+    elif (ep or 1) > 1:
+        assumed.append("etp: 1")
+    return degrees
+
+
+def kinds_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
+    """The `moe` and `attention` sections of a row, and what its family of models has beside them."""
+    name, kind = row.text("model_name").lower(), row.text("attention_kind").lower()
+    found: dict[str, Any] = {}
+    if has_experts(row):
+        found["moe"] = experts(row, name, assumed)
+    if kind.startswith("mla"):
+        rank = {} if "lite" in name else {"q_lora_rank": 1536}
+        found["attention"] = {"kind": "mla"} | rank
+        assumed.append("latent attention: ranks and widths of DeepSeek-V2 and V3")
+    elif "window" in kind:
+        width = re.search(r"window[ =]*(\d+)", kind)
+        found["attention"] = {"window": int(width[1]) if width else 128}
+        found["attention"] |= {"window_pattern": 2} if "alternat" in kind else {}
+    if "gpt-oss" in name:
+        found |= {"bias": True, "norm_bias": False}
+        found["attention"] = found.get("attention", {}) | {"sinks": True}
+    if "qwen3" in name:
+        found["qk_norm"] = True
+    return found
+
+
+def experts(row: MeasuredRow, name: str, assumed: list[str]) -> dict[str, Any]:
+    """The `moe` section."""
+    width = row.whole("moe_ffn_hidden")
+    if width is None:
+        width = row.needed("ffn_hidden")
+        assumed.append(f"moe_ffn_hidden: {width}")
+    section: dict[str, Any] = {
+        "n_experts": row.needed("n_experts"),
+        "expert_inter_sz": width,
+        "experts_per_token": row.needed("topk"),
+    }
+    if row.text("n_shared_experts") not in {"", "0"} and (shared := row.whole("n_shared_experts")):
+        section["n_shared_experts"] = shared
+    section |= which_layers(row)
+    if any(word in name for word in SIGMOID):
+        section |= {"score_function": "sigmoid"}
+        section |= {} if any(word in name for word in NO_BIAS) else {"expert_bias": True}
+    words = f"{row.text('overlap_notes')} {row.text('note')}".lower()
+    if found := re.search(r"capacity factor (\d+(?:\.\d+)?)", words):
+        section["capacity_factor"] = float(found[1])
+    elif "tokendrop" in words or "token drop" in words:
+        section["capacity_factor"] = 1.0
+        assumed.append("capacity_factor: 1")
+    if "capacity_factor" in section and "pad" in words:
+        section["pad_to_capacity"] = True
+    assumed.append("imbalance_factor: 1")
+    return section
+
+
+def which_layers(row: MeasuredRow) -> dict[str, Any]:
+    """Dense layers before those with experts, or experts in every n-th layer."""
+    said = row.text("moe_layer_freq").lower()
+    first = re.search(r"first (\d+) dense|\[0\]\*(\d+)\+", said)
+    listed = row.text("first_k_dense")
+    dense = int(first[1] or first[2]) if first else int(listed) if listed.isdigit() else 0
+    if dense:
+        return {"n_dense_layers": dense}
+    return {"moe_frequency": 1.0 / int(said)} if said.isdigit() and int(said) > 1 else {}
+
+
+def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
+    """The `performance.moe` section."""
+    if not has_experts(row):
+        return {}
+    words = f"{row.text('overlap_notes')} {row.text('note')} {row.text('model_name')}".lower()
+    section: dict[str, Any] = {}
+    if re.search(r"hybridep|deepep|flex", words):
+        section["dispatcher"] = "flex"
+    elif "alltoall" in words or "a2a" in words:
+        section["dispatcher"] = "alltoall"
+    else:
+        assumed.append("dispatcher: alltoall")
+    if "no grouped gemm" in words:
+        section["grouped_gemm"] = False
+    if "capacity factor" in words or row.whole("ep") in {None, 1}:
+        section.pop("dispatcher", None)
+    return section

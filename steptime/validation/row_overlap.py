@@ -1,0 +1,35 @@
+"""What a measured row says to be hidden under compute, or not to be."""
+
+from __future__ import annotations
+
+import re
+
+from steptime.validation.measurements import SkipRowError
+
+_NO_DP_OVERLAP = re.compile(
+    r"no --overlap-grad-reduce|no overlap flags|no compute/communication overlap|all-reduce not overlapped|"
+    r"reduce not overlapped|no overlap-grad-reduce|no grad/param overlap|all-gather after backward"
+)
+
+
+def overlap_of(notes: str, tp: int, recipe: str) -> dict[str, bool]:
+    """What the source says to be hidden, or not to be; the profile speaks for the rest.
+
+    Raises:
+        SkipRowError: the notes name a schedule that is not modeled.
+    """
+    if found := re.search(r"\b(zbv|zbb|v-half|v-min|dualpipe)\b", notes):
+        raise SkipRowError(f"not modeled yet: schedule {found[1]}")
+    overlap: dict[str, bool] = {}
+    if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
+        overlap["tp"] = True
+    if re.search(r"ep a2a overlap|a2a_overlap=1", notes):
+        overlap["ep"] = True
+    if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
+        # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
+        overlap["tp"] = False
+    if _NO_DP_OVERLAP.search(notes):
+        overlap["dp"] = False
+    elif "overlap-grad-reduce" in notes or "grad-reduce/param-gather overlap" in notes or "overlap_grad_sync" in notes:
+        overlap["dp"] = True
+    return overlap

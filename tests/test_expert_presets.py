@@ -1,0 +1,190 @@
+"""Presets and Hugging Face configs with experts, latent attention or windows: totals and active parameters as published."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steptime.base.config import ConfigError, build
+from steptime.model.blocks import n_params, params
+from steptime.model.hf import read_hf_config
+from steptime.model.hf_experts import pattern
+from steptime.model.model import Model
+from steptime.model.presets import load_model
+from steptime.model.shard import Shard
+from steptime.software.performance import load_software
+
+# Parameters by preset. The Hub's pages print, from the safetensors: Mixtral-8x7B 46,702,792,704; gpt-oss 20,914,757,184 and
+# 116,829,156,672; Qwen3 30,532,122,624 and 235,093,634,560; Gemma 2 2,614,341,888, 9,241,705,984, 27,227,128,320; Gemma 3 1B
+# 999,885,952; DeepSeek-V2 235,741,434,880 and Lite 15,706,484,224. DeepSeek-V3 has 671,026,419,200 with the 58 * 256 balancing
+# biases, which are no parameters here; OLMoE 6,919,161,856 with norms of q and k that are 16 times as wide.
+COUNTED = {
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "glm-4.5": 352_797_814_784,
+    "glm-4.5-air": 106_852_245_504,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "kimi-k2": 1_026_408_209_408,
+    "llama4-maverick": 400_711_848_960,
+    "llama4-scout": 107_769_861_120,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "moonlight-16b-a3b": 15_960_108_544,
+    "olmoe-1b-7b": 6_919_161_856 - 16 * 2 * (2048 - 128),
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+ACTIVE = {  # billions that the model cards print; "without": of embedding, or of embedding and head
+    "deepseek-v2": (21, 0),
+    "deepseek-v2-lite": (2.4, 1),
+    "deepseek-v3": (37, 0),
+    "glm-4.5": (32, 2),
+    "glm-4.5-air": (12, 2),
+    "gpt-oss-20b": (3.61, 1),
+    "gpt-oss-120b": (5.13, 1),
+    "kimi-k2": (32, 0),
+    "llama4-maverick": (17, 0),
+    "llama4-scout": (17, 0),
+    "mixtral-8x7b": (12.9, 0),
+    "mixtral-8x22b": (39, 0),
+    "olmoe-1b-7b": (1.3, 0),
+    "qwen3-30b-a3b": (3.3, 0),
+    "qwen3-235b-a22b": (22, 0),
+}
+
+
+def active(model: Model) -> float:
+    one = Shard(1.0, 1.0, 1.0, 1.0, sp=False, vocab=model.vocab_sz, software=load_software("megatron-core"))
+    return sum(p.active for p in params(model, one))
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters(name):
+    assert n_params(load_model(name)) == COUNTED[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters(name):
+    model = load_model(name)
+    said, without = ACTIVE[name]
+    assert (active(model) - without * model.vocab_sz * model.hidden_sz) / 1e9 == pytest.approx(said, rel=0.03)
+
+
+ROUTED = {"n_shared_experts": 1, "num_experts_per_tok": 8, "hidden_act": "silu"}
+FILES = {
+    "mixtral-8x7b": ("mixtral", (32, 4096, 14336, 32, 8, 32000), {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        (61, 7168, 18432, 128, 128, 129280),
+        ROUTED
+        | {"moe_intermediate_size": 2048, "n_routed_experts": 256, "first_k_dense_replace": 3}
+        | {
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        (27, 2048, 10944, 16, 16, 102400),
+        {"moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6}
+        | {"first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512},
+    ),
+    "gpt-oss-20b": (
+        "gpt_oss",
+        (24, 2880, 2880, 64, 8, 201088),
+        {"head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072},
+    ),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        (48, 2048, 6144, 32, 4, 151936),
+        {"head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
+    ),
+    "glm-4.5-air": (
+        "glm4_moe",
+        (46, 4096, 10944, 96, 8, 151552),
+        ROUTED
+        | {"head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128, "first_k_dense_replace": 1}
+        | {"attention_bias": True, "use_qk_norm": False},
+    ),
+    "llama4-maverick": (
+        "llama4_text",
+        (48, 5120, 8192, 40, 8, 202048),
+        {"intermediate_size_mlp": 16384, "num_local_experts": 128, "num_experts_per_tok": 1, "head_dim": 128}
+        | {"interleave_moe_layer_step": 2, "attention_chunk_size": 8192, "hidden_act": "silu"},
+    ),
+    "olmoe-1b-7b": ("olmoe", (16, 2048, 1024, 16, 16, 50304), {"num_experts": 64, "num_experts_per_tok": 8}),
+    "gemma2-2b": (
+        "gemma2",
+        (26, 2304, 9216, 8, 4, 256000),
+        {
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "max_position_embeddings": 8192,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+    "gemma3-1b": (
+        "gemma3_text",
+        (26, 1152, 6912, 4, 1, 262144),
+        {
+            "head_dim": 256,
+            "sliding_window": 512,
+            "max_position_embeddings": 32768,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+}
+NAMES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+
+
+def read(tmp_path, name, **changes):
+    model_type, sizes, more = FILES[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **dict(zip(NAMES, sizes, strict=True)), **more, **changes}))
+    return read_hf_config(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_config_json_is_its_preset(tmp_path, name):
+    """Parameters, active ones, and which layers have what."""
+    ours, preset = build(Model, read(tmp_path, name)), load_model(name)
+    assert (n_params(ours), active(ours)) == (n_params(preset), active(preset))
+    assert (ours.attention, ours.post_norms, ours.qk_norm) == (preset.attention, preset.post_norms, preset.qk_norm)
+
+
+def test_what_is_wrong_with_experts_is_told(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, "qwen3-30b-a3b", num_experts="many", mlp_only_layers=[3])
+    assert [line.partition(": ")[2] for line in error.value.problems] == [
+        "num_experts: expected a whole number from 1 on, got 'many'",
+        "mlp_only_layers: only the first layers, or every n-th one, can be dense",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "every"), [("sf", 2), ("sssfsssf", 4), ("ff", 1), ("ssss", 5), ("fs", None), ("sfsff", None)]
+)
+def test_the_pattern_of_full_layers(kinds, every):
+    words = {"s": "sliding_attention", "f": "full_attention"}
+    assert pattern([words[kind] for kind in kinds]) == every
