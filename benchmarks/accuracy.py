@@ -24,6 +24,7 @@ from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarise
+from steptime.validation.gpu_memory import kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import SLICES, headline, leads, memory_errors, native, others, sliced, step_errors
@@ -69,6 +70,13 @@ def main() -> None:
     print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
     simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
+    print(line("peak allocated memory, Megatron-LM's own tests, dense", memory_errors(own_tests("test"))), end="")
+
+
+def own_tests(split: str) -> list[Judgement]:
+    """Dense jobs of Megatron-LM's own tests that count."""
+    held = [j for j in judge_shipped() if j.skipped is None and j.held is not None and not j.held.apart]
+    return [j for j in held if kind_of(j) == "dense" and j.row.text("split") == split]
 
 
 @cache

@@ -51,7 +51,11 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
     for j in judged:
         measured, predicted = (j.measured_step_s, j.predicted_step_s)
         if kind == "memory":
-            measured, predicted = (j.measured_bytes, j.predicted_bytes) if j.metric != "unstated" else (None, None)
+            known = j.metric in {
+                "allocated",
+                "reserved",
+            }  # nvidia-smi counts what the allocator caches, which is no need
+            measured, predicted = (j.measured_bytes, j.predicted_bytes) if known else (None, None)
         if measured and predicted:
             pairs.append((j, round(log(measured / predicted), 4)))
     sizes = Counter(j.cell for j, _ in pairs)

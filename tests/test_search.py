@@ -53,6 +53,13 @@ PLANS = {
             "capacity_factor": 1.25,
         }
     ),
+    "two data centers": Job(
+        model=MODEL,
+        parallelism={"tp": 1, "pp": 1, "dp": 4},
+        data={"gbs": 64, "seqlen": 2048, "microbatch_sz": 1},
+        hardware="dgx-h100",
+        cross_dc={"n_dcs": 2, "interconnect_bandwidth_gbps": 400, "interconnect_latency_s": 0.005},
+    ),
     "replicas": plan({"replicas": 2}),
 }
 

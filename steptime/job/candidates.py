@@ -31,8 +31,9 @@ class SectionColumns:
 
     @property
     def devices(self) -> Num:
-        """All devices of each candidate."""
-        return self.tp * self.cp * self.pp * self.dp
+        """All devices of each candidate, or the one number that all are said to have (`whole`)."""
+        whole: Num = vars(self).get("whole")
+        return self.tp * self.cp * self.pp * self.dp if whole is None else whole
 
 
 class Candidates:

@@ -46,11 +46,13 @@ def tables(summary: Figures) -> list[Table]:
             if found["rows"]
         ),
     ]
-    head = [*lines("all", summary["headline"]), *lines("above 10 GB", summary["large"])]
+    head = [*lines("dense models", summary["headline"]), *lines("above 10 GB", summary["large"])]
     found = [Table("memory of real GPU jobs (Megatron-LM's own tests)", HEADER, head, tuple(notes), left=2)]
     rows = [line for name, figures in summary["mechanisms"].items() for line in lines(name, figures)]
     told = (f"a job shows several mechanisms; {UNPROVED}: no measured job shows it",)
     found.append(Table("memory of real GPU jobs, by mechanism", HEADER, rows, told, left=2))
+    rows = [line for name, figures in summary["kinds"].items() for line in lines(name, figures)]
+    found.append(Table("memory of real GPU jobs, by kind of model", HEADER, rows, left=2))
     rows = [line for name, figures in summary["machines"].items() for line in lines(name, figures)]
     found.append(Table("memory of real GPU jobs, by GPU and container", HEADER, rows, left=2))
     if summary["apart"]:

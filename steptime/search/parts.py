@@ -207,8 +207,8 @@ class JoinedMemories(PartMemories):
         return self.parts_of.whole.tied_gradient
 
 
-def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules]) -> Parts:
-    """Price and walk the parts of every key; `jobs`: the job that says sp or not, on one device."""
+def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int) -> Parts:
+    """Price and walk the parts of every key; `jobs`: the job that says sp or not, on one device; `devices`: of the layouts."""
     import numpy as np
 
     fragments, places, first = [], [], None
@@ -218,6 +218,7 @@ def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequenc
             continue
         columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
         for which, group in Candidates(job, **columns).alike_parts():
+            vars(group.parallelism)["whole"] = devices  # they share the link between data centers
             assembly, fragment = walked(group.as_job, module_sets)
             first = first or assembly
             fragments.append(fragment)

@@ -95,7 +95,7 @@ class Screen:
         self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
     ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
-        parts = self.parts(part_keys(found, zeros))
+        parts = self.parts(part_keys(found, zeros), found.devices)
         chunks, sketches = Chunks(self.job, parts), Sketches(self.job)
         priced = pricing(Candidates(self.job, dp=found.devices).as_job)
         common = Pipelines(self.job, zeros, found, chunks, sketches, priced, self.margin)
@@ -123,10 +123,10 @@ class Screen:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
         return len(self.choices(self.job.model.n_layers))
 
-    def parts(self, keys: list[PartKey]) -> Parts:
+    def parts(self, keys: list[PartKey], devices: int) -> Parts:
         """The parts over some keys."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers) if r.modules)
-        return parts_of(self.by_sp, keys, list(sets))
+        return parts_of(self.by_sp, keys, list(sets), devices)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:

@@ -128,17 +128,20 @@ def groups(rows: Sequence[Judgement], key: Callable[[Judgement], str]) -> dict[s
 def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
     """The `gpu_memory` of the summary of `3dtrn validate --json`.
 
-    `headline` leaves out rows that stand apart (`HeldMemory.apart`) and those of Megatron-FSDP, which is judged as ZeRO.
+    `headline` is of dense models; it leaves out rows that stand apart (`HeldMemory.apart`) and those of Megatron-FSDP, which is
+    judged as ZeRO.
     """
     judged = list(judged)
     known = [j for j in judged if j.skipped is None and j.held is not None]
     plain = [j for j in known if not _held(j).apart]
-    leading = [j for j in plain if not _fsdp(j)]
+    leading = [j for j in plain if kind_of(j) == "dense"]
+    told = [j for j in plain if kind_of(j) in {"dense", "Megatron-FSDP"}]
     return {
         "rows": len(known),
         "headline": by_split(leading),
         "large": by_split([j for j in leading if (j.measured_bytes or 0.0) > LARGE]),
-        "mechanisms": {name: by_split([j for j in plain if shows(j)]) for name, shows in MECHANISMS.items()},
+        "mechanisms": {name: by_split([j for j in told if shows(j)]) for name, shows in MECHANISMS.items()},
+        "kinds": groups(plain, kind_of),
         "machines": groups(leading, lambda j: f"{j.row.text('gpu')}, {j.row.text('container')}"),
         "apart": groups([j for j in known if _held(j).apart], lambda j: _held(j).apart),
         "worst": [
@@ -146,6 +149,18 @@ def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
             for j in sorted(leading, key=lambda j: (-abs(j.memory_error or 0.0), j.row.id))[:worst]
         ],
     }
+
+
+def kind_of(j: Judgement) -> str:
+    """dense, Megatron-FSDP, or what the layers are beside dense ones."""
+    model = (j.config or {}).get("model", {})
+    if _fsdp(j):
+        return "Megatron-FSDP"
+    if model.get("moe"):
+        return "mixture of experts"
+    if model.get("layers") or model.get("mamba"):
+        return "hybrid"
+    return "latent attention" if (model.get("attention") or {}).get("kind") == "mla" else "dense"
 
 
 def _held(j: Judgement) -> HeldMemory:

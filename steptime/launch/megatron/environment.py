@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.reading import LaunchFlag, Reading
 
-_GPT = re.compile(r"(^|/)pretrain_gpt\.py$")
+_GPT = re.compile(r"(^|/)pretrain_(gpt|mamba|hybrid)\.py$")
 _VARIABLES: dict[str, tuple[str, Mapping[str, bool] | None]] = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("deterministic", {"0": True}),
     "CUBLAS_WORKSPACE_CONFIG": ("cublas_workspace", None),
@@ -28,7 +28,7 @@ def put_backend(keys: JobKeys, variables: Mapping[str, str]) -> None:
 
 
 def put_tokenizer(keys: JobKeys, program: str) -> None:
-    """The tokenizer of pretrain_gpt.py where none is named (args_defaults: GPT2BPETokenizer)."""
+    """The tokenizer of pretrain_gpt.py and its kin where none is named (args_defaults: GPT2BPETokenizer)."""
     if _GPT.search(program) and all(
         keys.get(key) is None for key in ("tokenizer_type", "vocab_size", "tokenizer_model")
     ):
