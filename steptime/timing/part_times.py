@@ -130,8 +130,8 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
 
 
 EXPERT_STREAMS = 4.0
-"""Grouped products are one cuBLAS call per expert, over so many streams (TransformerEngine common/gemm/cublaslt_gemm.cu,
-nvte_multi_stream_cublas_gemm)."""
+"""Grouped products are one cuBLAS call per expert, over so many streams (NVIDIA/TransformerEngine
+transformer_engine/common/util/multi_stream.cpp, get_num_compute_streams)."""
 MLP_LAUNCHES = 3.0
 """Kernels of a dense MLP: up, activation, down."""
 
