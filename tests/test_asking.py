@@ -18,7 +18,7 @@ from steptime.hardware.machine import Machine, machine_names
 from steptime.hardware.plausible import FAR, SHIPPED
 from steptime.job.job import Job
 from steptime.job.names import PATHS, meant_path
-from steptime.report.keys import keys
+from steptime.report.plan_keys import keys
 
 PLAN = {
     "model": "llama3-70b",

@@ -11,7 +11,7 @@ from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.report.catalogue import schema
 from steptime.report.key_pages import markdown
-from steptime.report.keys import keys, texts
+from steptime.report.plan_keys import keys, texts
 
 ROOT = Path(__file__).parents[1]
 

@@ -67,7 +67,7 @@ def _explain_key(options: Namespace, out: Printer) -> int:
     from steptime.base.config import near
     from steptime.job.names import meant_path
     from steptime.report.key_pages import page
-    from steptime.report.keys import keys
+    from steptime.report.plan_keys import keys
 
     every = keys()
     path = options.key if any(key.path == options.key for key in every) else meant_path(options.key)

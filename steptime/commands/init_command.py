@@ -23,7 +23,7 @@ def init(options: Namespace, out: Printer) -> int:
         ConfigError: a name is unknown, or the file exists or cannot be written.
     """
     from steptime.report.key_pages import starter
-    from steptime.report.keys import keys
+    from steptime.report.plan_keys import keys
 
     job = quick.job(options.model or MODEL, options.machine, options.devices, [])
     recompute = job.performance.activation_checkpointing_type

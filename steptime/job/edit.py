@@ -9,7 +9,7 @@ from typing import Any
 from steptime.base.config import Config, ConfigError, show
 from steptime.base.document import parse
 from steptime.hardware.machine import Machine
-from steptime.job.devices import AUTO
+from steptime.job.device_count import AUTO
 from steptime.job.names import meant_path
 from steptime.model.model import Model
 

@@ -18,7 +18,7 @@ from steptime.base.config import Config, ConfigError, ConfigProblem, Section, bu
 from steptime.base.document import parse_mapping, read_source
 from steptime.hardware.machine import Machine
 from steptime.job import rules
-from steptime.job.devices import AUTO, DEGREES, spread
+from steptime.job.device_count import AUTO, DEGREES, spread
 from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardware, read_model
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk

@@ -5,13 +5,13 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from steptime.report.keys import texts
+from steptime.report.plan_keys import texts
 from steptime.report.table import Fact, FactList
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from steptime.report.keys import Key
+    from steptime.report.plan_keys import Key
 
 
 def page(keys: Iterable[Key]) -> list[FactList]:
@@ -56,7 +56,7 @@ def markdown(keys: Iterable[Key]) -> str:
 
 def described(document: dict[str, Any]) -> dict[str, Any]:
     """A JSON Schema of a plan with each key's text as its description, and its example."""
-    from steptime.report.keys import walk
+    from steptime.report.plan_keys import walk
 
     for path, node, _ in walk(document, document, ""):
         text = texts().get(path)

@@ -15,7 +15,7 @@ from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
-from steptime.launch.megatron.environment import put_backend, put_tokenizer, with_variables
+from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, with_variables
 from steptime.launch.megatron.flags import arguments_of, fitting_release, is_legacy, keys_of, read_words
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.translation import plan_of
