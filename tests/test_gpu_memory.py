@@ -11,6 +11,9 @@ from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import block_rest, cublas_workspace_bytes, stage_buffers, te_workspace_bytes
 from steptime.memory.states import stage_states
+from steptime.validation.ci_jobs import COPIED, COPIED_PEAKS, is_ci
+from steptime.validation.judgement import judge_all
+from steptime.validation.measurements import shipped
 
 MIB = 2.0**20
 GPT = {
@@ -169,3 +172,12 @@ def test_the_first_step_has_no_moments():
     row = estimate(single).memory.stages[0]
     owned = sum(Assembly(single).local_params(chunk) for chunk in Assembly(single).chunks)
     assert row.allocated_bytes - row.first_peak_bytes == 8.0 * owned + 32.0 * MIB
+
+
+def test_a_copied_record_stands_apart():
+    """Five hybrid tests of different layouts began with one record of a dense model: no layout leaves another's bytes."""
+    rows = [row for row in shipped() if is_ci(row) and row.number("peak_allocated_bytes") in COPIED_PEAKS]
+    assert len({row.id.partition("/")[0] for row in rows if row.id.startswith("hybrid")}) == 5
+    held = [j.held for j in judge_all(rows) if j.held is not None and (j.config or {})["model"].get("hybrid_pattern")]
+    assert held
+    assert {h.apart for h in held} == {COPIED}

@@ -42,6 +42,10 @@ HOLD_MEMORY = frozenset(
 RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a step"
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
 
+COPIED = "the record of another test, copied: the same bytes at tp 1 and 2, pp 1 and 4"
+COPIED_PEAKS = frozenset({3_912_766_464.0, 3_912_608_256.0})
+"""Peaks [B] of gpt3_mr_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce that first records of five hybrid tests hold."""
+
 
 class HeldMemory(NamedTuple):
     """What torch's allocator held on the last rank, measured and predicted [B]; None where the record does not say."""
@@ -190,6 +194,8 @@ def held_memory(row: MeasuredRow, job: Job, persisting: float, first_peak: float
     states, first = measured
     resumed = "_2nd@" in row.id
     apart = RESUMED if resumed else ""
+    if job.model.hybrid_pattern is not None and row.number("peak_allocated_bytes") in COPIED_PEAKS:
+        apart = COPIED
     if not apart and job.software.kernels.loss_impl == "native" and first == row.number("peak_allocated_bytes"):
         apart = COMPILED
     return HeldMemory(
