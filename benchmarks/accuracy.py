@@ -27,7 +27,17 @@ from steptime.validation.error_summary import fitting, summarise
 from steptime.validation.gpu_memory import kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
-from steptime.validation.slices import SLICES, headline, leads, memory_errors, native, others, sliced, step_errors
+from steptime.validation.slices import (
+    SLICES,
+    headline,
+    leads,
+    memory_errors,
+    native,
+    others,
+    sliced,
+    step_errors,
+    with_experts,
+)
 from steptime.validation.stats import Errors, Stats, stats
 
 PAGE = Path(__file__).parent / "accuracy.md"
@@ -63,6 +73,8 @@ def main() -> None:
     print(step("the same in bf16 or fp16", lambda j: leads(j) and j.precision in {"bf16", "fp16"}), end="")
     print(step("the same in fp8, MXFP8 or NVFP4", lambda j: leads(j) and j.precision not in {"bf16", "fp16"}), end="")
     print(step("NeMo on H100", lambda j: j.framework == "NeMo" and "h100" in j.accelerator), end="")
+    print(step("mixtures of experts, NVIDIA's frameworks", experts_of_nvidia), end="")
+    print(step("mixtures of experts, other trainers", experts_of_others), end="")
     print(step("PyTorch-native stack", native), end="")
     print(step("other trainers", others), end="")
     name = "step time, NVIDIA's frameworks"
@@ -71,6 +83,16 @@ def main() -> None:
     simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
     print(line("peak allocated memory, Megatron-LM's own tests, dense", memory_errors(own_tests("test"))), end="")
+
+
+def experts_of_nvidia(j: Judgement) -> bool:
+    """Whether a row is of a mixture of experts in the collections of the headline."""
+    return with_experts(j) and (j.row.file == "nvidia" or j.row.group == "simumax")
+
+
+def experts_of_others(j: Judgement) -> bool:
+    """Whether a row is of a mixture of experts in other collections."""
+    return with_experts(j) and not experts_of_nvidia(j)
 
 
 def own_tests(split: str) -> list[Judgement]:

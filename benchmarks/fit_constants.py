@@ -49,6 +49,8 @@ ERROR_SIGMA = 0.05
 """Spread of errors that priors are weighed against."""
 STEP = 0.01
 """Of the finite differences, in the logarithm."""
+FEWEST = 5
+"""An accelerator has a share of its own from so many runs on."""
 ROUNDS = 12
 CLOSE = 5e-4
 FOLDS = 12
@@ -113,7 +115,14 @@ def runs() -> list[Run]:
                 nvidia,
             )
         )
-    return found
+    return without_few(found)
+
+
+def without_few(rows: list[Run]) -> list[Run]:
+    """The runs without shares that few of them speak for: those say more of their trainer than of an accelerator."""
+    speak = Counter(name for run in rows for name in run.names)
+    few = {name for name, count in speak.items() if name[0] == "share" and count < FEWEST}
+    return [replace(run, names=tuple(name for name in run.names if name not in few)) for run in rows]
 
 
 def is_guess(job: Job) -> bool:
@@ -247,7 +256,9 @@ def document(rows: Sequence[Run], x: dict[Name, float], date: str) -> str:
         "errors_percent": {"without this file": figures(rows, NOTHING_FITTED), "with it": figures(rows, now)},
         "cross_validation_percent": {
             "rows": len(leading),
-            "unseen model x accelerator": cross_validate(leading, x, lambda run: f"{run.model} {run.names[0][1]}"),
+            "unseen model x accelerator": cross_validate(
+                leading, x, lambda run: f"{run.model} {run.job.machine.accelerator.name}"
+            ),
             "unseen release": cross_validate(leading, x, lambda run: run.release),
         },
         "rows_that_speak": {" ".join(name[1:]) or "recipe gap": count for name, count in sorted(speak.items())},
