@@ -95,8 +95,11 @@ def test_rates():
     ("pp", "vpp", "microbatches"), [(2, 1, 8), (4, 1, 8), (4, 1, 2), (4, 2, 8), (4, 4, 16), (8, 4, 8)]
 )
 def test_the_walk_is_the_closed_form_where_stages_are_equal(pp, vpp, microbatches):
-    """(p - 1) / (v m + p - 1); what embedding, head and sends add is at most a tenth of it."""
-    pipeline = estimate(job(SMALL, gbs=microbatches, pp=pp, vpp=vpp)).pipeline
+    """(p - 1) / (v m + p - 1); what embedding, head and sends add is at most a tenth of it.
+
+    Four sequences a micro-batch: layers long beside the launches of the two ends.
+    """
+    pipeline = estimate(job(SMALL, gbs=4 * microbatches, microbatch_sz=4, pp=pp, vpp=vpp)).pipeline
     assert 1.0 <= pipeline.bubble_fraction / bubble_fraction(pp, vpp, microbatches) < 1.1
     assert (pipeline.stages, pipeline.microbatches) == (pp, microbatches)
     assert pipeline.schedule == ("interleaved" if vpp > 1 else "1f1b")

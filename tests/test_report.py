@@ -3,6 +3,7 @@
 import json
 import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import jobs
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime import Estimate
+from steptime import Estimate, Job, estimate
 from steptime.answer.result import document as to_dict
 from steptime.base.rows import (
     Basis,
@@ -262,8 +263,8 @@ def test_the_answer_comes_first():
     # reserved 58 GiB + context 0.5 + communicators 1.5 = 60 of 79.5
     assert lines[3] == "  FITS  60.0 of 79.5 GiB on stage 0 (highest); 19.5 GiB free"
     assert lines[4].split()[:3] == ["STEP", "14.75", "s"]
-    assert lines[5].split("  ")[-1].strip() == "80 % interval 13.50 s to 16.25 s, from 23 measured cells"
-    assert lines[6].strip() == "extrapolated, scale: 1,024 devices, measured up to 512"
+    assert lines[5].split("  ")[-1].strip() == "80 % interval 13.50 s to 16.25 s, extrapolated"
+    assert lines[6].strip() == "extrapolated: scale: 1,024 devices, measured up to 512"
     assert "48.2 % of 989 TFLOP/s bf16 dense (causal attention halved)" in lines[7]
 
 
@@ -473,8 +474,10 @@ def test_unknown_names_get_a_near_match():
 
 
 def test_all_names_can_be_explained():
-    estimate = made()
-    assert all(explain.explain(estimate, name) for name in explain.names(estimate))
+    """Of real estimates: explanations of the parts of a step go down to its ops."""
+    for plan in ("llama3_70b", "llama3_8b_fsdp"):
+        found = estimate(Job.load(Path(__file__).parents[1] / "configs" / f"{plan}.yaml"))
+        assert all(explain.explain(found, name) for name in explain.names(found))
 
 
 def test_diff_shows_what_changed():

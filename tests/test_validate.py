@@ -12,6 +12,7 @@ from own_rows import BASE, own, write
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.validation import error_summary, judgement, measurements, row_plan
+from steptime.validation.measured_figures import memory_metric
 from steptime.validation.measurements import REQUIRED, MeasuredRow
 from steptime.validation.select import select
 
@@ -39,7 +40,7 @@ def test_tokens_per_second_give_the_step():
     ],
 )
 def test_memory_metrics(metric, name, unit):
-    assert judgement.memory_metric(own(mem_metric=metric)) == (name, unit)
+    assert memory_metric(own(mem_metric=metric)) == (name, unit)
 
 
 @pytest.mark.parametrize("metric", ["resreved", "MB", "peak", "MiB allocated", "bytes reserved"])
@@ -129,7 +130,7 @@ def test_selections(run_validate):
     assert {r.group for r in select(None, "dgxc", None, "all")} == {"DGXC"}
     assert {r.id for r in select(None, "KOR22-00", None, "all")} == {f"KOR22-00{i}" for i in range(1, 10)}
     assert {r.group for r in select(None, "2205.05198", None, "all")} == {"KOR22"}
-    assert {r.text("gpu") for r in select(None, None, "gb200", "test")} == {"GB200-NVL72"}
+    assert {r.text("gpu") for r in select(None, None, "gb200", "test")} == {"GB200-NVL72", "GB200-186GB"}
     assert {r.text("split") for r in select(None, "mosaic", None, "fit")} == {"fit"}
     for option in (["--source", "nobody"], ["--gpu", "abacus"], ["--split", "left"]):
         code, out, err = run_validate(*option)
