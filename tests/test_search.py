@@ -61,7 +61,9 @@ PLANS = {
         cross_dc={"n_dcs": 2, "interconnect_bandwidth_gbps": 400, "interconnect_latency_s": 0.005},
     ),
     "replicas": plan({"replicas": 2}),
-    "hybrid": plan(hybrid_pattern="M-M-M*-M-M-M", mamba={"n_heads": 32, "head_dim": 64, "state_dim": 64, "n_groups": 4}),
+    "hybrid": plan(
+        hybrid_pattern="M-M-M*-M-M-M", mamba={"n_heads": 32, "head_dim": 64, "state_dim": 64, "n_groups": 4}
+    ),
 }
 
 
