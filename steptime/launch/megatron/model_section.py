@@ -117,12 +117,24 @@ def _vocabulary(keys: JobKeys) -> int | None:
     if size is None:
         files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
         found = entries_of(kind, [str(name) for name in files if name])
+        found = found or _one_multiple(keys)
         if found is None:
             return None
         size, whose = found
         keys.notes.append(f"vocabulary not set, so {whose}: {size}")
     extra = keys.whole("extra_vocab_size", least=0) or 0
     return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
+
+
+def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:
+    """What a vocabulary is padded to, where that is so large that it is one multiple: 16032 x tp 8 for Llama 3's 128256."""
+    multiple, tp = keys.whole("make_vocab_size_divisible_by") or 0, keys.whole("tensor_model_parallel_size") or 1
+    size = multiple * tp
+    return (
+        (size, f"one multiple of {keys.name('make_vocab_size_divisible_by')} {multiple} x tp {tp}")
+        if size >= 30_000
+        else None
+    )
 
 
 def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:
