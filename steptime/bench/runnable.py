@@ -109,7 +109,7 @@ def _set(*changes: str) -> str:
 def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     """The job as the device runs it, and what that changed, one line each.
 
-    F.rms_norm is one kernel on a GPU and several on a CPU; the CPU's flash attention has no dropout, and its products no workspace.
+    F.rms_norm is one kernel on a GPU and several on a CPU; a CPU's flash attention has no dropout, its products no workspace.
     """
     changes: dict[str, Any] = {}
     notes: list[str] = []
