@@ -5,15 +5,15 @@
 Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, without peaks whose source does not say what it
 read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
-- `correlation`: how alike the errors of runs of one cell are, by their ranks; n runs of a cell have n / (1 + (n - 1) c) votes.
-- `score` of every run: how often the mean error of its neighbors holds its own, all cells of its series (source, accelerator,
-  hidden size, layers) left out. `Measured.factor` is the score that 80 % do not exceed: split conformal prediction by groups.
+- `score` and `new_score` of every run: its error over the mean error of its neighbors, its cell left out, and all cells of its
+  series (source, accelerator, hidden size, layers). `Measured.factors` are the scores beyond which a tenth lies on either side:
+  split conformal prediction by groups.
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn, the narrowest bandwidth of those within 1 %;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory has
-  none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only, which
-  are counted.
+  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
+  has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
+  which are counted.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from math import log, sqrt
 from typing import Any
@@ -47,12 +47,12 @@ from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
-COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score")
+COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 """Not 0, which scores alike: a run on another machine is never as near as one on the same."""
 TIED = 0.01
-"""Scores so near the least are tied; the narrowest bandwidth of these is taken, so that where runs are near they are what counts."""
+"""Scores so near the least are tied; the narrowest bandwidth of these is taken: where runs are near, they are what counts."""
 SMALLEST = 1e-3
 """Least mean error that a run's own is divided by."""
 FLOOR = 0.02
@@ -83,32 +83,17 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
     sizes = Counter(j.cell for j, _ in pairs)
     cells = {cell: i for i, cell in enumerate(sorted(sizes))}
     series = {one: i for i, one in enumerate(sorted({series_of(j) for j, _ in pairs}))}
-    alike = correlation(pairs)
     runs = []
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
-        vote = round(1.0 / (1.0 + (sizes[j.cell] - 1) * alike), 4)
-        runs.append(
-            FitRun(j.row.id, cells[j.cell], series[series_of(j)], metric, place, scaled(place.at), vote, ratio)
-        )
+        own, vote = series[series_of(j)], round(1.0 / sizes[j.cell], 4)
+        runs.append(FitRun(j.row.id, cells[j.cell], own, metric, place, scaled(place.at), vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 
 def series_of(j: Judgement) -> tuple[str, ...]:
     """Source, accelerator and model."""
     return (j.row.group, j.accelerator, *(j.row.text(name) for name in ("family", "hidden", "n_layers")))
-
-
-def correlation(pairs: list[tuple[Judgement, float]]) -> float:
-    """Intraclass correlation of the ranks (-1 to 1) of the errors in cells of several runs: mean product over mean square."""
-    order = sorted(range(len(pairs)), key=lambda i: pairs[i][1])
-    cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for rank, i in enumerate(order):
-        cells[pairs[i][0].cell].append((2.0 * rank + 1.0) / len(pairs) - 1.0)
-    several = [ranks for ranks in cells.values() if len(ranks) > 1]
-    squares = sum(rank * rank for ranks in several for rank in ranks)
-    products = sum((sum(ranks) ** 2 - sum(rank * rank for rank in ranks)) / (len(ranks) - 1) for ranks in several)
-    return min(max(products / squares, 0.0), 1.0) if squares else 0.0
 
 
 Kept = list[tuple[FitRun, Measured, list[float]]]
@@ -133,9 +118,9 @@ def scores(kept: Kept, constants: Constants) -> dict[str, float]:
     return found
 
 
-def scored(runs: list[FitRun], found: dict[str, float]) -> list[FitRun]:
+def scored(runs: list[FitRun], cells: dict[str, float], series: dict[str, float]) -> list[FitRun]:
     """The runs with their scores."""
-    return [run._replace(score=found.get(run.id, run.score)) for run in runs]
+    return [r._replace(score=cells.get(r.id, r.score), new_score=series.get(r.id, r.new_score)) for r in runs]
 
 
 def interval_score(kept: Kept, known: Measured) -> float:
@@ -143,7 +128,7 @@ def interval_score(kept: Kept, known: Measured) -> float:
     total = 0.0
     for run, rest, away in kept:
         rest.constants = known.constants
-        rest.factor = known.factor  # type: ignore[method-assign]  # of all runs: the left-out cell's scores barely move it
+        rest.factors = known.factors  # type: ignore[method-assign]  # of all runs: the left-out cell's scores barely move it
         low, high = ends(run.place, rest, away)
         miss = max(low - run.log_ratio, run.log_ratio - high, 0.0)
         total += run.vote * (high - low + 2.0 / (1.0 - COVERED) * miss)
@@ -158,7 +143,7 @@ def fit(runs: list[FitRun]) -> tuple[list[FitRun], Constants]:
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
         for bandwidth in BANDWIDTHS:
             constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "margins": {}}
-            known = scored(runs, scores(series, constants))
+            known = scored(runs, scores(cells, constants), scores(series, constants))
             tried.append((interval_score(cells, Measured(known, constants)), known, constants))
     least = min(score for score, *_ in tried)
     tied = [one for one in tried if one[0] <= least * (1.0 + TIED)]
@@ -217,7 +202,18 @@ def section(judged: list[Judgement], kind: str) -> str:
     runs, constants = fit(runs_of(judged, kind))
     lines = ",\n".join(
         json.dumps(
-            [r.id, r.cell, r.series, r.metric, *r.place.kind, *map(int, r.place.at), r.vote, r.log_ratio, r.score]
+            [
+                r.id,
+                r.cell,
+                r.series,
+                r.metric,
+                *r.place.kind,
+                *map(int, r.place.at),
+                r.vote,
+                r.log_ratio,
+                r.score,
+                r.new_score,
+            ]
         )
         for r in runs
     )

@@ -1,12 +1,12 @@
 """An interval beside the estimate: where the measured value of a job lies in 80 of 100 cases, and what that rests on.
 
-The ends are the mean error of measured runs of the split `fit` on either side (slower than estimated, faster than estimated), times
-a factor: split conformal prediction with a local scale (Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, section 5.2). Near runs
-weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture, precision, kind of
-layers and software family, of the same family, and of any. So few near runs shrink towards wider groups. The factor is the one that
-holds 80 % of the runs when all cells of a run's own series (source, accelerator, model) are unknown, since these are off alike and a
-new job is in no series. Where the job lies outside of what was measured, margins are added that grow with how far outside it is; as
-errors of independent steps and doublings, they add in squares.
+The ends are the mean error of measured runs of the split `fit` on either side (slower than estimated, faster than estimated),
+times a factor: split conformal prediction with a local scale (Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, section
+5.2). Near runs weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture,
+precision, kind of layers and software family, of the same family, and of any. So few near runs shrink towards wider groups. The
+factor is the one that holds 80 % of the runs of the job's software when their own cells, and their own series (source,
+accelerator, model), are unknown. Where the job lies outside of what was measured, margins are added that grow with how far
+outside it is; as errors of independent steps and doublings, they add in squares.
 
 The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts
 at the estimate.
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 GROUPS = (0.3, 0.1, 0.05)
 """Votes that all cells of a group have together, beside the near runs: same architecture, precision width, kind of layers and
-software family; same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
-the score of left-out cells by at most 4 %."""
+software family; same family; any. Where these are n, they have n / (n + `FEW_RUNS`) of it: a group of two says little. Assumed:
+half or twice changes the score of left-out cells by at most 4 %."""
 LEAST = 0.02
 """Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
 (`3dtrn validate`, noise floor)."""
@@ -117,8 +117,8 @@ def interval(place: RunPlace, found: Measured) -> Interval:
 def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
     """The 10th and 90th percentile of log measured over predicted at a place; the estimate itself is inside."""
     faster, slower = mean_errors(weigh(place, found, away), found.ratios)
-    factor = found.factor(place.kind)
-    low, high = -factor * faster, factor * slower
+    below, above = found.factors(place.kind.profile)
+    low, high = -below * faster, above * slower
     short = max(0.0, LEAST - (high - low) / 2.0)
     return low - short, high + short
 

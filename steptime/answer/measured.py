@@ -1,8 +1,8 @@
 """The measured runs that intervals rest on, and how near one of them is to a job.
 
 `data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
-is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation, kind of layers)
-and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
+is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation,
+kind of layers) and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ FEW_RUNS = 10
 """Fewer runs of a software family have no measured range of their own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
 OTHER_LAYERS = 2.0
-"""Distance of a dense model and one with experts, or Mamba layers. Assumed: 0 to 4 change the score of left-out cells by less than
-1 %, since they are no group of each other either."""
-OTHERS = 20.0
-"""Votes of all runs in `Measured.factor`, beside those of the same accelerator or profile. Assumed."""
+"""Distance of a dense model and one with experts, or Mamba layers. Assumed: 0 to 4 change the score of left-out cells by less
+than 1 %, since they are no group of each other either."""
+OTHERS = 10.0
+"""Runs that all runs together count as in `Measured.factors`, beside those of the same profile. Assumed: 5 to 20 change the
+score of left-out cells by less than 2 %."""
 COVERED = 0.8
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
@@ -116,8 +117,7 @@ class FitRun(NamedTuple):
 
     id: str
     cell: int
-    """Runs of one cell (model, accelerator, layout, batch, precision family) are alike: n of them have n / (1 + (n - 1) c) votes
-    together, c their correlation (Kish 1965, section 5.4)."""
+    """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
     series: int
     """Cells of one source, accelerator and model, which are off alike."""
     metric: str
@@ -129,7 +129,9 @@ class FitRun(NamedTuple):
     log_ratio: float
     """ln(measured / predicted)."""
     score: float = 1.0
-    """How often the mean error on its side, of the runs near it without its own series, holds its error."""
+    """Its error over the mean error on its side of the runs near it, without its own cell."""
+    new_score: float = 1.0
+    """The same without its own series: how a job of a source, accelerator or model of its own would stand."""
 
 
 def scaled(values: Iterable[float]) -> list[float]:
@@ -149,19 +151,31 @@ class Measured:
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
         self._spans: dict[str, list[tuple[float, float]]] = {}
-        self._factors: dict[tuple[str, str], float] = {}
+        self._factors: dict[str, tuple[float, float]] = {}
 
-    def factor(self, kind: RunKind) -> float:
-        """How many mean errors hold 80 % of the runs: those on this accelerator and of this profile, beside `OTHERS` votes of all."""
-        key = kind.accelerator, kind.profile
-        if key not in self._factors:
-            rest = OTHERS / (sum(run.vote for run in self.runs) or 1.0)
-            pairs = (
-                (run.score, run.vote * (rest + (run.place.kind.accelerator == key[0]) + (run.place.kind.profile == key[1])))
-                for run in self.runs
+    def factors(self, profile: str) -> tuple[float, float]:
+        """How many mean errors hold 80 % of the runs, a tenth beyond them on either side (faster, slower than estimated).
+
+        The runs of this profile, beside `OTHERS` of all; half of a run's vote is its score without its cell, half that without
+        its series, since a job may or may not be one more of a series that was measured.
+        """
+        if profile not in self._factors:
+            rest = OTHERS / (len(self.runs) or 1)
+            votes = [rest + (run.place.kind.profile == profile) for run in self.runs]
+            share = (1.0 + COVERED) / 2.0
+            self._factors[profile] = (
+                upper(self._scores(votes, faster=True), share),
+                upper(self._scores(votes, faster=False), share),
             )
-            self._factors[key] = upper(pairs, COVERED)
-        return self._factors[key]
+        return self._factors[profile]
+
+    def _scores(self, votes: list[float], *, faster: bool) -> list[tuple[float, float]]:
+        """Both scores of every run with their votes; 0 where the run is off to the other side."""
+        pairs: list[tuple[float, float]] = []
+        for run, vote in zip(self.runs, votes, strict=True):
+            side = float((run.log_ratio < 0.0) == faster)
+            pairs += [(side * run.score, vote), (side * run.new_score, vote)]
+        return pairs
 
     def without(self, run_id: str) -> Measured:
         """The runs without the cell of `run_id`; the same where that was no fit row."""
@@ -201,8 +215,8 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     runs: list[FitRun] = []
     for run_id, cell, series, metric, *rest in document["runs"]:
         kind = RunKind(*rest[:width])
-        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-3]))
-        runs.append(FitRun(run_id, cell, series, metric, place, scaled(place.at), *rest[-3:]))
+        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-4]))
+        runs.append(FitRun(run_id, cell, series, metric, place, scaled(place.at), *rest[-4:]))
     return runs
 
 
