@@ -106,7 +106,7 @@ EXPERT_RULES = [
         "experts cut by FSDP2",
         "parallelism.ep",
         "where a stage has more ranks ({f.stage_ranks}) than experts ({f.n_experts}) FSDP2 cuts their weights by rows, and the "
-        "ranks with the same experts must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
+        "ranks of one expert must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
         lambda f: (not f.moe) | (f.family != "fsdp2") | rows_cut_evenly(f),
     ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"

@@ -129,13 +129,20 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "edp":
             return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centres=n_dcs)
         case "expert_shards":
-            ranks = p.dp * p.cp * p.tp / (p.ep * p.etp * p.replicas)
-            return Group(axis, ranks, p.ep * p.etp, centres=maximum(n_dcs / p.replicas, 1.0))
+            return expert_shards(p, n_dcs)
         case "tp_cp":
             return Group(axis, p.tp * p.cp, 1)
         case "replicas":
             return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")
+
+
+def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
+    """The ranks that share one copy of the same experts' weights."""
+    inner = p.ep * p.etp
+    return Group(
+        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centres=maximum(n_dcs / p.replicas, 1.0)
+    )
 
 
 def members_per_domain(group: Group, tier_size: Num) -> Num:

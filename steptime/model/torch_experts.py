@@ -82,45 +82,14 @@ def _with_whole_weights(op: Op, tp: Num) -> Op:
 
 
 def router(rows: Rows, x: str) -> tuple[list[Op], str]:
-    """Gate in fp32, scores, top k: ops, and the tensor of the chosen scores, T x k (TokenChoiceTopKRouter.forward).
-
-    Autocast to fp32 makes copies of input and weight, which the product keeps.
-    """
-    moe, shard = rows.moe, rows.shard
+    """Gate in fp32, scores, top k: ops, and the tensor of the chosen scores, T x k (TokenChoiceTopKRouter.forward)."""
+    moe = rows.moe
     cells, chosen = rows.tokens * moe.n_experts, rows.tokens * moe.experts_per_token
-    weight = Param("mlp.router.weight", (moe.n_experts, rows.hidden))
-    logits = Tensor("moe.logits", cells, FP32)
-    wide = shard.software.moe.router_dtype == "fp32" and shard.itemsize != FP32
-    compiled = shard.software.kernels.compile != "none"
-    ops: list[Op] = []
-    operands: tuple[str, ...] = (x,)
-    if wide:
-        copies = (
-            Tensor("moe.router.x", rows.tokens * rows.hidden, FP32),
-            Tensor("moe.router.w", moe.n_experts * rows.hidden, FP32),
-        )
-        operands = (copies[0].name, copies[1].name)
-        ops.append(Move("moe.router.widen", (x,), copies, kernels=2.0, role="router"))
-    kept = operands
-    ops.append(
-        Gemm(
-            "moe.router",
-            operands[:1],
-            (logits,),
-            kept,
-            (),
-            (weight,),
-            m=rows.tokens,
-            n=moe.n_experts,
-            k=rows.hidden,
-            itemsize=FP32 if wide else shard.itemsize,
-            role="router",
-        )
-    )
-    scores = Tensor("moe.scores", cells, FP32)
-    indices = Tensor("moe.indices", chosen, INT64)
+    compiled = rows.shard.software.kernels.compile != "none"
+    ops, logits = gate(rows, x)
+    scores, indices = Tensor("moe.scores", cells, FP32), Tensor("moe.indices", chosen, INT64)
     best = Tensor("moe.chosen", chosen, FP32)
-    ops.append(Move("moe.score", (logits.name,), (scores,), (scores.name,), role="moe"))
+    ops.append(Move("moe.score", (logits,), (scores,), (scores.name,), role="moe"))
     # the bias is added to a copy; values of the top k, the map of tokens to experts, and its sums
     passing = FP32 * (cells + chosen) if moe.expert_bias else FP32 * chosen
     ops.append(
@@ -137,6 +106,35 @@ def router(rows: Rows, x: str) -> tuple[list[Op], str]:
     )
     made, out = scaled(rows, best, compiled=compiled)
     return [*ops, *made], out
+
+
+def gate(rows: Rows, x: str) -> Sublayer:
+    """The router's product. Autocast to fp32 makes copies of input and weight, which the product keeps."""
+    shard, n = rows.shard, rows.moe.n_experts
+    wide = shard.software.moe.router_dtype == "fp32" and shard.itemsize != FP32
+    ops: list[Op] = []
+    operands: tuple[str, ...] = (x,)
+    if wide:
+        copies = (
+            Tensor("moe.router.x", rows.tokens * rows.hidden, FP32),
+            Tensor("moe.router.w", n * rows.hidden, FP32),
+        )
+        operands = (copies[0].name, copies[1].name)
+        ops.append(Move("moe.router.widen", (x,), copies, kernels=2.0, role="router"))
+    product = Gemm(
+        "moe.router",
+        operands[:1],
+        (Tensor("moe.logits", rows.tokens * n, FP32),),
+        operands,
+        (),
+        (Param("mlp.router.weight", (n, rows.hidden)),),
+        m=rows.tokens,
+        n=n,
+        k=rows.hidden,
+        itemsize=FP32 if wide else shard.itemsize,
+        role="router",
+    )
+    return [*ops, product], "moe.logits"
 
 
 def scaled(rows: Rows, best: Tensor, *, compiled: bool) -> Sublayer:
