@@ -36,8 +36,8 @@ BROKEN = {
         {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
             (
-                "parallelism.zero_level: a mixture of experts is not modeled yet with megatron-core zero_level 2 or 3 (got 2); "
-                "use 0 or 1, or fsdp2"
+                "parallelism.zero_level: a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got 2); "
+                "use 0 or 1, or software fsdp2"
             )
         ],
     ),
@@ -47,7 +47,12 @@ BROKEN = {
     ),
     "experts of Megatron": (
         FSDP2_MOE | {"model.moe": MOE | {"capacity_factor": 1.0}},
-        ["model.moe: capacity_factor is not modeled yet with FSDP2; remove it, or use megatron-core"],
+        [
+            (
+                "model.moe: capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with "
+                "FSDP2 (got capacity_factor); remove it, or use megatron-core"
+            )
+        ],
     ),
     "etp with FSDP2": (
         FSDP2_MOE | {"parallelism.ep": 2, "parallelism.etp": 2},

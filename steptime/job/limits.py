@@ -89,7 +89,7 @@ MODELLED = [
     Rule(
         "moe with ZeRO",
         "parallelism.zero_level",
-        "a mixture of experts is not modeled yet with {f.software} zero_level 2 or 3 (got {f.zero_level}); use 0 or 1, or fsdp2",
+        "a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got {f.zero_level}); use 0 or 1, or software fsdp2",
         lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
@@ -101,7 +101,8 @@ MODELLED = [
     Rule(
         "experts of Megatron",
         "model.moe",
-        "{f.megatron_only} is not modeled yet with FSDP2; remove it, or use megatron-core",
+        "capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with FSDP2 "
+        "(got {f.megatron_only}); remove it, or use megatron-core",
         lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
     Rule(
