@@ -6,7 +6,7 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 
-_MODULES = frozenset({"core_attn", "layernorm", "mlp"})
+MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts", "mla_up_proj"})
 """Modules of layers that the model does not have."""
 
@@ -77,9 +77,9 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
         return {}
     modules = keys.words("recompute_modules") or ["core_attn"]
-    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS]:
+    if strange := [name for name in modules if name not in MODULES | _OF_EXPERTS]:
         keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
-    kept = [name for name in modules if name in _MODULES]
+    kept = [name for name in modules if name in MODULES]
     if not kept:
         return {"activation_checkpointing_type": "none"}
     return {"recompute": {"granularity": "selective", "modules": kept}}
