@@ -6,6 +6,8 @@ from typing import Any
 
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.attention_kinds import attention_section, latent
+from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.vocabulary import entries_of
 
@@ -26,14 +28,14 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "hidden_sz": hidden,
         "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
         "n_q_heads": heads,
-        "n_kv_heads": _kv_heads(keys, heads),
-        "head_dim": keys.whole("kv_channels"),
+        "n_kv_heads": None if latent(keys) else _kv_heads(keys, heads),
+        "head_dim": None if latent(keys) else keys.whole("kv_channels"),
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
         "activation": _activation(keys, glu=glu),
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
-        "qk_norm": keys.on("qk_layernorm"),
+        "qk_norm": keys.on("qk_layernorm") and not latent(keys),
         "tie_embeddings": tied,
         "dropout": _dropout(keys, unfused=unfused),
         "norm_bias": norm == "layernorm",
@@ -42,10 +44,8 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         keys.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
     if not section["bias"] and keys.on("add_qkv_bias"):
         section["qkv_bias"] = True
-    section |= _positions(keys) | hybrid_section(keys)
-    window = [int(number) for number in keys.words("window_size") if number.isdigit()]
-    if window and window[0] >= (keys.whole("seq_length") or 0) > 0:
-        keys.without_effect("window_size", "no shorter than the sequence")
+    section |= _positions(keys) | hybrid_section(keys) | attention_section(keys)
+    section |= expert_section(keys, section["inter_sz"])
     return {key: value for key, value in section.items() if value is not None}
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.launch.keys import KeyTable
-from steptime.launch.megatron.hybrid_layers import SIZES
 from steptime.launch.megatron.performance_section import MODULES
+from steptime.launch.write.megatron_kinds import kinds
 from steptime.launch.write.plain_keys import plain_keys, word_for
 from steptime.software.precision import RECIPES
 
 Keys = dict[str, Any]
 _OTHERWISE = {
     "deepspeed", "use_rotary_position_embeddings", "add_position_embedding", "recompute_modules", "recompute_method",
-    "recompute_num_layers",
+    "recompute_num_layers", "moe_z_loss_coeff", "moe_layer_recompute",
 }  # fmt: skip
 """Said by position_embedding_type and with recompute_granularity, and of another framework."""
 _NO_FLAGS = {"deallocate_pipeline_outputs"}
@@ -30,6 +30,8 @@ def arguments(job: Job, table: KeyTable, *, objects: bool) -> Keys:
     config = job.to_config()
     skipped = _OTHERWISE if objects else {*_OTHERWISE, *_NO_FLAGS}
     found = {key: value for key, value in plain_keys(config, table).items() if key not in skipped}
+    if found.get("moe_router_dtype") == "compute":
+        del found["moe_router_dtype"]
     found |= _model(config["model"], table, objects=objects)
     found |= _layout(job, config["parallelism"], table)
     found |= _performance(config, table, objects=objects)
@@ -56,11 +58,7 @@ def _model(model: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
         found |= {"untie_embeddings_and_output_weights": not model["tie_embeddings"]}
         # the tokenizer counts one more, for the end of a document
         found |= {"tokenizer_type": "NullTokenizer", "vocab_size": model["vocab_sz"] - 1}
-    if model.get("hybrid_pattern"):
-        found |= {"hybrid_override_pattern": model["hybrid_pattern"], "is_hybrid_model": True}
-        sizes = model.get("mamba") or {}
-        found |= {name: sizes[ours] for name, ours in SIZES.items() if ours in sizes}
-    return found
+    return found | kinds(model, table)
 
 
 def _positions(model: Mapping[str, Any]) -> str:
