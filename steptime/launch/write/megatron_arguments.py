@@ -16,9 +16,9 @@ from steptime.software.precision import RECIPES
 Keys = dict[str, Any]
 _OTHERWISE = {
     "deepspeed", "use_rotary_position_embeddings", "add_position_embedding", "recompute_modules", "recompute_method",
-    "recompute_num_layers", "moe_z_loss_coeff", "moe_layer_recompute",
+    "recompute_num_layers", "moe_z_loss_coeff", "moe_layer_recompute", "multi_latent_attention", "window_size",
 }  # fmt: skip
-"""Said by position_embedding_type and with recompute_granularity, and of another framework."""
+"""Said with others, by other words, and of another framework."""
 _NO_FLAGS = {"deallocate_pipeline_outputs"}
 """Fields of config objects alone."""
 NO_LIMIT = 10**6
@@ -32,13 +32,13 @@ def arguments(job: Job, table: KeyTable, *, objects: bool) -> Keys:
     found = {key: value for key, value in plain_keys(config, table).items() if key not in skipped}
     if found.get("moe_router_dtype") == "compute":
         del found["moe_router_dtype"]
-    found |= _model(config["model"], table, objects=objects)
+    found |= _model(job, config["model"], table, objects=objects)
     found |= _layout(job, config["parallelism"], table)
     found |= _performance(config, table, objects=objects)
     return found
 
 
-def _model(model: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
+def _model(job: Job, model: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
     heads, groups, glu, activation = (model.get(k) for k in ("n_q_heads", "n_kv_heads", "glu", "activation"))
     found: Keys = {
         "normalization": word_for(table, "normalization", model["norm"]),
@@ -58,7 +58,7 @@ def _model(model: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
         found |= {"untie_embeddings_and_output_weights": not model["tie_embeddings"]}
         # the tokenizer counts one more, for the end of a document
         found |= {"tokenizer_type": "NullTokenizer", "vocab_size": model["vocab_sz"] - 1}
-    return found | kinds(model, table)
+    return found | kinds(job, model, table)
 
 
 def _positions(model: Mapping[str, Any]) -> str:
@@ -70,6 +70,7 @@ def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
     p, level = job.parallelism, job.zero_level
     ends = p.embedding_and_loss_count_as_layers
     found: Keys = {
+        "context_parallel_size": p.cp,
         "virtual_pipeline_model_parallel_size": p.vpp if p.vpp > 1 else None,
         "account_for_embedding_in_pipeline_split": ends,
         "account_for_loss_in_pipeline_split": ends,
@@ -175,4 +176,6 @@ def _kernels(config: Mapping[str, Any], *, objects: bool) -> Keys:
     }
     if objects:
         return found | {"bias_activation_fusion": fused}
-    return found | {"bias_swiglu_fusion" if model["glu"] else "bias_gelu_fusion": fused}
+    return found | {
+        "bias_swiglu_fusion" if model["glu"] and model["activation"] == "silu" else "bias_gelu_fusion": fused
+    }

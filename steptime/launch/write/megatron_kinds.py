@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from steptime.job.job import Job
 from steptime.launch.keys import KeyTable
 from steptime.launch.megatron.attention_kinds import LATENT
 from steptime.launch.megatron.hybrid_layers import SIZES
 from steptime.launch.write.plain_keys import word_for
+from steptime.model.blocks import layers
 
 COEFFICIENT = 0.01
 """Of a loss that the plan says there is: any number is read as one."""
 
 
-def kinds(model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+def kinds(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Argument -> value of all kinds of layer and attention that a resolved model section has."""
-    return _hybrid(model) | _experts(model, table) | _attention(model.get("attention") or {}, table)
+    return _hybrid(model) | _experts(job, model, table) | _attention(model.get("attention") or {}, table)
 
 
 def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,43 +30,40 @@ def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:
     return {"hybrid_override_pattern": model["hybrid_pattern"], "is_hybrid_model": True} | found
 
 
-def _experts(model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
+def _experts(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     moe = model.get("moe")
     if not moe:
         return {}
+    on = [int(layer.kind == "moe") for layer, count in layers(job.model) for _ in range(count)]
     balancing = word_for(table, "moe_router_load_balancing_type", moe.get("load_balancing"))
     found: dict[str, Any] = {
         "num_experts": moe["n_experts"],
-        "moe_layer_freq": None if model.get("hybrid_pattern") else layer_freq(model, moe),
+        "moe_layer_freq": None if model.get("hybrid_pattern") else layer_freq(on),
         "moe_router_load_balancing_type": balancing,
         "moe_aux_loss_coeff": COEFFICIENT if str(balancing).endswith("aux_loss") else None,
         "moe_z_loss_coeff": COEFFICIENT / 10.0 if moe.get("z_loss") else None,
     }
+    if not moe.get("shared_expert_inter_sz"):
+        found |= {"moe_shared_expert_intermediate_size": None, "moe_shared_expert_gate": None}
     if moe.get("node_limit"):  # one group on each node; how many there are is no cost
         found |= {"moe_router_num_groups": 2 * moe["node_limit"], "moe_router_group_topk": moe["node_limit"]}
     return found
 
 
-def layer_freq(model: Mapping[str, Any], moe: Mapping[str, Any]) -> str | None:
-    """The layers that have experts as a list in Python's words; None where all do.
+def layer_freq(on: Sequence[int]) -> str | None:
+    """Which layers have experts, as a list in Python's words; None where all do.
 
-    >>> layer_freq({"n_layers": 5}, {"n_dense_layers": 2})
+    >>> layer_freq([0, 0, 1, 1, 1])
     '([0]*2+[1]*3)'
     """
-    count, dense = model["n_layers"], moe.get("n_dense_layers") or 0
-    each = [int(i >= dense) for i in range(count)]
-    if runs := model.get("layers"):
-        each = [int(run.get("kind", "moe") != "dense") for run in runs for _ in range(run.get("repeat", 1))]
-    if all(each):
-        return None
-    return f"({'+'.join(f'[{on}]*{len([*run])}' for on, run in groupby(each))})"
+    return None if all(on) else f"({'+'.join(f'[{kind}]*{len([*run])}' for kind, run in groupby(on))})"
 
 
 def _attention(attention: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     found: dict[str, Any] = {"attention_output_gate": bool(attention.get("gated"))}
     if attention.get("kind") == "mla":
         found |= {name: attention[ours] for name, ours in LATENT.items() if ours in attention}
-        found["multi_latent_attention"] = True
+        found |= {"multi_latent_attention": True, "qk_layernorm": True}  # norms of the latents
     if (window := attention.get("window")) is not None:
         found |= {"window_size": f"({window - 1}, 0)", "window_attn_skip_freq": attention.get("window_pattern")}
     if attention.get("sinks"):

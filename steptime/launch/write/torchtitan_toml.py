@@ -88,7 +88,7 @@ def _pipeline(job: Job, table: KeyTable) -> dict[str, Any]:
     if p.vpp > 1:
         found[f"{_P}pipeline_parallel_layers_per_stage"] = max(counts)
     units = -(-job.model.n_layers // len(counts)) * len(counts)  # the ends count as layers where they have fewer
-    if sum(counts) < units and counts[0] < max(counts) or counts[-1] < max(counts):
+    if (sum(counts) < units and counts[0] < max(counts)) or counts[-1] < max(counts):
         found[f"{_P}pipeline_parallel_first_stage_less_layers"] = max(counts) - counts[0]
         found[f"{_P}pipeline_parallel_last_stage_less_layers"] = max(counts) - counts[-1]
     else:
