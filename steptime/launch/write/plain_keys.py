@@ -29,6 +29,8 @@ def plain_keys(config: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
         value = value_at(config, rule.note)
         if speakers[rule.note] > 1 or value is None or isinstance(value, Mapping):
             continue
+        if isinstance(_default(key, table), bool) and not isinstance(value, bool):  # a share, where it is on or off
+            continue
         if rule.words:
             value = word_for(table, key, value)
         if value is not None:
@@ -47,5 +49,9 @@ def unusual(found: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
 
 
 def _is_default(key: str, value: Any, table: KeyTable) -> bool:
-    said = table.defaults[key][1] if key in table.defaults else table.unlisted.get(key)
+    said = _default(key, table)
     return type(said) is type(value) and bool(said == value)
+
+
+def _default(key: str, table: KeyTable) -> Any:
+    return table.defaults[key][1] if key in table.defaults else table.unlisted.get(key)
