@@ -41,6 +41,8 @@ def _keys(job: Job, table: KeyTable) -> dict[str, Any]:
     local = job.microbatches * data.microbatch_sz if p.pp > 1 else data.microbatch_sz
     alone = p.tp * p.pp * p.cp == 1  # as DDP alone runs
     copies = p.dp if alone and job.zero_level < 2 else p.replicas
+    if copies == p.dp and not alone:  # it runs no DDP beside other degrees
+        copies = 1
     found: dict[str, Any] = {
         **flavor(job.model),
         "training.local_batch_size": local,
