@@ -1,4 +1,4 @@
-"""A resolved plan as Megatron-LM's arguments, and as the fields of Megatron-Core's config objects: `megatron.translation` turned round."""
+"""A resolved plan as Megatron-LM's arguments and the fields of its config objects: `megatron.translation` turned round."""
 
 from __future__ import annotations
 

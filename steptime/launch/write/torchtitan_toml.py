@@ -87,15 +87,14 @@ def _pipeline(job: Job, table: KeyTable) -> dict[str, Any]:
     word = next((word for word, (name, _) in table.rules[key].words.items() if name == job.schedule), None)
     counts = job.layers_per_chunk
     found[key] = word
-    if p.vpp > 1:
-        found[f"{_P}pipeline_parallel_layers_per_stage"] = max(counts)
     units = -(-job.model.n_layers // len(counts)) * len(counts)  # the ends count as layers where they have fewer
-    if (sum(counts) < units and counts[0] < max(counts)) or counts[-1] < max(counts):
-        found[f"{_P}pipeline_parallel_first_stage_less_layers"] = max(counts) - counts[0]
-        found[f"{_P}pipeline_parallel_last_stage_less_layers"] = max(counts) - counts[-1]
-    else:
-        found[f"{_P}pipeline_parallel_first_stage_less_layers"] = 0
-        found[f"{_P}pipeline_parallel_last_stage_less_layers"] = 0
+    fewer = (sum(counts) < units and counts[0] < max(counts)) or counts[-1] < max(counts)
+    ends = (max(counts) - counts[0], max(counts) - counts[-1]) if fewer else (0, 0)
+    found[f"{_P}pipeline_parallel_first_stage_less_layers"], found[f"{_P}pipeline_parallel_last_stage_less_layers"] = (
+        ends
+    )
+    if p.vpp > 1 and -(-(job.model.n_layers + sum(ends)) // max(counts)) == len(counts):
+        found[f"{_P}pipeline_parallel_layers_per_stage"] = max(counts)
     return found
 
 
