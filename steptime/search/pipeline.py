@@ -121,7 +121,7 @@ class Chunks:
             vars(assembly).update(vars(self.parts.assembly))
             view: Any = SectionColumns(self.parts.assembly.job, {"recompute": form})
             assembly.job = view
-            times = self.parts.times(form.modules)
+            times = self.parts.times(form.modules, assembly.head_modules)
             self._under[choice] = (
                 PartTimes(assembly, times.of, times.whole_replays),
                 JoinedMemories(self.parts, assembly, form.modules),

@@ -90,6 +90,12 @@ class PartTimes:
 
         Of layers that are checkpointed together all but the last run forward whole: what follows needs their outputs.
         """
+        assembly = self.assembly
+        in_head = [(1.0, assembly.head, self.of[assembly.head].replay)] if chunk.head and assembly.head_modules else []
+        return self.layer_replays(chunk) + in_head
+
+    def layer_replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
+        """Those of its layers."""
         job = self.assembly.job
         recompute = job.recompute
         if recompute.granularity == "none":
@@ -118,15 +124,23 @@ class PartTimes:
 def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     """Price every part once."""
     job, context = assembly.job, priced.context
-    gap_s = layer_gap_s(job, context)
-    of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
-    for part in assembly.kinds:
-        segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        gaps_s = gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
-        of[part] = part_time(part.ops, part.sizes, context, segments, gaps_s)
+    gap_s, compiled = layer_gap_s(job, context), job.software.kernels.compile != "none"
+    of = {assembly.embedding: part_time(assembly.embedding.ops, assembly.embedding.sizes, context, [])}
+    for part in (assembly.head, *assembly.kinds):
+        modules = assembly.head_modules if part is assembly.head else job.recompute.modules
+        segments = find_segments(part.ops, modules, compiled=compiled)
+        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s * gapped_layers(assembly, part))
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
+
+
+def gapped_layers(assembly: Assembly, part: Part) -> Num:
+    """As how many dense layers a part waits between its kernels; ends of the model count for their modules of prediction."""
+    if part is assembly.embedding:
+        return 0.0
+    layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
+    return layers * more_launches(part.ops)
 
 
 EXPERT_STREAMS = 4.0
@@ -138,9 +152,9 @@ MLP_LAUNCHES = 3.0
 
 def more_launches(ops: list[Op]) -> Num:
     """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP."""
-    experts = sum([launches(op) for op in ops if op.role in MOE])
-    if not experts:
+    if not any(op.role in MOE for op in ops):
         return 1.0
+    experts = sum([launches(op) for op in ops if op.role in MOE])
     others = sum([launches(op) for op in ops if op.role not in MOE])
     return (others + experts) / (others + MLP_LAUNCHES)
 
