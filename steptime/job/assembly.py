@@ -171,8 +171,8 @@ class Assembly:
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
         if self.job.model.tie_embeddings and not self.embedding_copied:
-            return [p for p in self.head.params if not p.vocab]
-        return self.head.params
+            return [p for p in self.head.registered_params if not p.vocab]
+        return self.head.registered_params
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -194,10 +194,14 @@ class Assembly:
         """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
         parts = [(self.embedding.registered_params, 1)] if chunk.embedding or self.holds_copy(chunk) else []
         parts += [(part.registered_params, count) for part, count in chunk.runs]
-        if not chunk.head:
-            return parts
-        held = {id(p) for p in self.head_params}
-        return [*parts, ([p for p in self.head.registered_params if id(p) in held], 1)]
+        return [*parts, (self.head_params, 1)] if chunk.head else parts
+
+    def counted_params(self, chunks: Sequence[Chunk]) -> list[tuple[list[Param], int]]:
+        """The same of several chunks, every part once with how often it stands in all of them."""
+        found: dict[int, tuple[list[Param], int]] = {}
+        for params, count in (part for chunk in chunks for part in self.chunk_params(chunk)):
+            found[id(params)] = (params, found.get(id(params), (params, 0))[1] + count)
+        return list(found.values())
 
     def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""

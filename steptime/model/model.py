@@ -38,7 +38,7 @@ class Moe(Config):
     """A bias per expert that balances the load without a loss (DeepSeek-V3)."""
     node_limit: int | None = Field(None, ge=1)
     """Most nodes that a token's experts may lie on (DeepSeek-V3: 4)."""
-    load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"] = "none"
+    load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
     z_loss: bool = False
     capacity_factor: float | None = Field(None, gt=0)
     """Most rows of an expert over the mean; rows beyond it are dropped. Unsaid: none are."""
@@ -50,6 +50,11 @@ class Moe(Config):
     have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
     expert_tp_degree: int | None = Field(None, ge=1)
     """The same as `parallelism.etp`, which it must equal."""
+
+    @property
+    def balancing_loss(self) -> bool:
+        """Whether the load is balanced by a loss; sinkhorn balances the choice itself (Clark et al. 2022, arXiv 2202.01169)."""
+        return self.load_balancing not in {"none", "sinkhorn"}
 
     def at(self, layer: int) -> bool:
         """Whether a layer has experts: of those after the dense ones, the last of each 1 / moe_frequency."""

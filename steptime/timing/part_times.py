@@ -129,18 +129,10 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     for part in (assembly.head, *assembly.kinds):
         modules = assembly.head_modules if part is assembly.head else job.recompute.modules
         segments = find_segments(part.ops, modules, compiled=compiled)
-        of[part] = part_time(part.ops, part.sizes, context, segments, gap_s * gapped_layers(assembly, part))
+        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, assembly, part))
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
-
-
-def gapped_layers(assembly: Assembly, part: Part) -> Num:
-    """As how many dense layers a part waits between its kernels; ends of the model count for their modules of prediction."""
-    if part is assembly.embedding:
-        return 0.0
-    layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
-    return layers * more_launches(part.ops)
 
 
 EXPERT_STREAMS = 4.0
@@ -174,6 +166,14 @@ def layer_gap_s(job: Job, context: Context) -> float:
     graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
     compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
     return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
+
+
+def part_gap_s(gap_s: Num, assembly: Assembly, part: Part) -> Num:
+    """The launch gaps of a part, from those of a layer with two norms; of the ends only multi-token prediction has layers."""
+    if part is assembly.embedding:
+        return 0.0
+    layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
+    return gap_s * layers * more_launches(part.ops)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
@@ -213,9 +213,19 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
     """Seconds of one chunk."""
+    plain = plain_time(times, chunk)
+    return plain._replace(backward_s=plain.backward_s + replay_s(times, chunk))
+
+
+def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk of which nothing is recomputed."""
     works = [(n, times.of[part]) for n, part in times.works(chunk)]
     forward = sum([n * part.forward.seconds for n, part in works])
     backward = sum([n * part.backward.seconds for n, part in works])
-    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
     weight_s = sum([n * part.backward.weight_s for n, part in works])
-    return ChunkTime(forward, backward + replayed_s, weight_s)
+    return ChunkTime(forward, backward, weight_s)
+
+
+def replay_s(times: PartTimes, chunk: Chunk) -> Num:
+    """Seconds that recomputation adds to a backward of one chunk."""
+    return sum([n * work.seconds for n, _, work in times.replays(chunk)])

@@ -265,11 +265,6 @@ def test_bad_settings_are_one_line(name, changes, line):
             [],
             "job: number of devices unknown; add --set parallelism.dp=N",
         ),
-        (
-            "nemo/llama3_70b_container.yaml",
-            [("num_moe_experts: null", "num_moe_experts: 8")],
-            ("job: model.num_moe_experts 8: mixture of experts; not modeled; --allow-unmodelled ignores it"),
-        ),
     ],
 )
 def test_what_keeps_a_config_from_being_a_plan_is_one_line(name, changes, line):
