@@ -123,6 +123,24 @@ MODELLED = [
         lambda f: (f.window is None) | (f.cp == 1),
     ),
     Rule(
+        "mtp framework",
+        "performance.software",
+        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        lambda f: (f.mtp == 0) | f.framework.experts,
+    ),
+    Rule(
+        "mtp with ZeRO",
+        "parallelism.zero_level",
+        "multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (f.mtp == 0) | (f.zero_level < 2),
+    ),
+    Rule(
+        "mtp with window_pattern",
+        "model.mtp",
+        "not modeled yet together with model.attention.window_pattern (got {f.mtp}); use 0",
+        lambda f: (f.mtp == 0) | (f.window_pattern is None),
+    ),
+    Rule(
         "recipe with ZeRO",
         "performance.precision",
         "TransformerEngine's recipes are not modeled yet with zero_level 2 or 3 "

@@ -1,4 +1,4 @@
-"""What must hold of multi-token prediction: where Megatron-Core has it, and what of it is modeled."""
+"""What must hold of multi-token prediction as Megatron-Core has it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,10 @@ from steptime.job.limits import Rule
 
 MTP_RULES = [
     Rule(
-        "mtp framework",
-        "performance.software",
-        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
-        lambda f: (f.mtp == 0) | f.framework.experts,
-    ),
-    Rule(
-        "mtp with ZeRO",
-        "parallelism.zero_level",
-        "multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
-        lambda f: (f.mtp == 0) | (f.zero_level < 2),
-    ),
-    Rule(
         "mtp after a transformer layer",
         "model.mtp",
         "repeats the last layer, which must have attention and an MLP or experts (it is {f.last_kind}); use 0",
         lambda f: (f.mtp == 0) | (f.last_kind in {"dense", "moe"}),
-    ),
-    Rule(
-        "mtp with window_pattern",
-        "model.mtp",
-        "not modeled yet together with model.attention.window_pattern (got {f.mtp}); use 0",
-        lambda f: (f.mtp == 0) | (f.window_pattern is None),
     ),
     # megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward
     Rule(
