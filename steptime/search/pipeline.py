@@ -91,7 +91,7 @@ class Chunks:
         self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
-        self.plain_times = parts.times(NO_MODULES)
+        self.plain_times = parts.times(NO_MODULES, NO_MODULES)
         self._stacked: dict[tuple[object, ...], Flavor] = {}
 
     def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:
