@@ -48,7 +48,7 @@ def test_parameters_of_glm_4_5():
 
 @pytest.mark.parametrize(("mtp", "gflops"), [(0, 249.81), (1, 259.99)])
 def test_flops_of_deepseek_v3_are_those_that_megatron_counts(mtp, gflops):
-    """GFLOP per token at 4,096 tokens, of Megatron-LM's num_floating_point_operations, which leaves routers out: 6 * 256 h each."""
+    """GFLOP per token at 4,096 tokens, of Megatron-LM's num_floating_point_operations, without routers: 6 * 256 h each."""
     per_token = deepseek(mtp).flops.model_per_step / (128 * 4096)
     routers = 6.0 * 256 * 7168 * (58 + mtp)
     assert (per_token - routers) / 1e9 == pytest.approx(gflops, abs=0.006)
@@ -88,7 +88,11 @@ def test_recomputation_runs_the_modules_again():
 
 def test_tokens_at_the_ends_of_a_rank_go_to_its_neighbors():
     """Ids and positions, then labels and mask: 8 sends of 8 bytes a depth and micro-batch."""
-    rows = [row for row in small(1, cp=2).collectives if row.kind == "send_recv" and row.name.startswith("mtp.") and row.bytes < 1e3]
+    rows = [
+        row
+        for row in small(1, cp=2).collectives
+        if row.kind == "send_recv" and row.name.startswith("mtp.") and row.bytes < 1e3
+    ]
     assert [(row.bytes, row.count_per_step) for row in rows] == [(8.0, 64 * 4.0), (8.0, 64 * 4.0)]
 
 

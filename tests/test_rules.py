@@ -140,15 +140,19 @@ BROKEN = {
     "mtp framework": (
         {"model.mtp": 1, "performance.software": "torch", "parallelism.pp": 1, "parallelism.tp": 1},
         [
-            "performance.software: multi-token prediction is modeled for Megatron-Core alone (got torch); "
-            "use megatron-core or a profile of its family"
+            (
+                "performance.software: multi-token prediction is modeled for Megatron-Core alone (got torch); "
+                "use megatron-core or a profile of its family"
+            )
         ],
     ),
     "mtp with ZeRO": (
         {"model.mtp": 1, "parallelism.pp": 1, "parallelism.zero_level": 3},
         [
-            "parallelism.zero_level: multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got 3); "
-            "use 0 or 1"
+            (
+                "parallelism.zero_level: multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got 3); "
+                "use 0 or 1"
+            )
         ],
     ),
     "mtp after a transformer layer": (
@@ -164,15 +168,19 @@ BROKEN = {
     "mtp with recomputation by groups": (
         {"model.mtp": 1, "performance.recompute": {"granularity": "full", "method": "uniform", "n_layers": 2}},
         [
-            "performance.recompute.n_layers: must be 1 with model.mtp (got [2]): Megatron-Core recomputes its layers "
-            "one by one"
+            (
+                "performance.recompute.n_layers: must be 1 with model.mtp (got [2]): Megatron-Core recomputes its layers "
+                "one by one"
+            )
         ],
     ),
     "mtp with exchange overlapped": (
         {"model.mtp": 2, "performance.overlap": {"ep": True}},
         [
-            "performance.overlap.ep: with model.mtp 2 Megatron-Core overlaps the exchange of experts for one depth in a "
-            "pipeline alone (pp 2); use mtp 1 and pp > 1, or remove the overlap"
+            (
+                "performance.overlap.ep: with model.mtp 2 Megatron-Core overlaps the exchange of experts for one depth in a "
+                "pipeline alone (pp 2); use mtp 1 and pp > 1, or remove the overlap"
+            )
         ],
     ),
     "fsdp with pipeline": (

@@ -125,7 +125,8 @@ MODELLED = [
     Rule(
         "mtp framework",
         "performance.software",
-        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); "
+        "use megatron-core or a profile of its family",
         lambda f: (f.mtp == 0) | f.framework.experts,
     ),
     Rule(

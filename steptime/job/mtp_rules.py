@@ -17,7 +17,10 @@ MTP_RULES = [
         "performance.recompute.n_layers",
         "must be 1 with model.mtp (got {f.recompute_words}): Megatron-Core recomputes its layers one by one",
         lambda f: (
-            (f.mtp == 0) | (f.granularity != "full") | (f.recompute_method == "block") | (set(f.recompute_counts) <= {1})
+            (f.mtp == 0)
+            | (f.granularity != "full")
+            | (f.recompute_method == "block")
+            | (set(f.recompute_counts) <= {1})
         ),
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: overlap_moe_expert_parallel_comm

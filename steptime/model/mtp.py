@@ -107,7 +107,7 @@ def project(model: Model, shard: Shard, x: str, *, keeps_x: bool) -> list[Op]:
 
 
 def rolled(what: str, shard: Shard) -> list[Op]:
-    """Token ids and positions, or labels and their mask, shifted by one place; with cp the ends go to the neighbors (roll_tensor).
+    """Token ids and positions, or labels and their mask, shifted by one place; with cp ends go to the neighbors (roll_tensor).
 
     Each rank has two stretches of a sequence, and so two ends of each tensor.
     """
@@ -121,7 +121,7 @@ def rolled(what: str, shard: Shard) -> list[Op]:
 
 
 def scale(shard: Shard) -> Op:
-    """A depth's loss, masked, scaled and hung on the next loss's gradient (MTPLossAutoScaler): mask, loss and number of tokens stay."""
+    """A depth's loss, masked, scaled and hung on the next loss's gradient (MTPLossAutoScaler): mask, loss and count stay."""
     mask, loss = (Tensor(f"loss.{what}", shard.tokens, FP32) for what in ("token_mask", "scaled"))
     kept = (mask, loss, Tensor("loss.count", 1.0, FP32))
     names, moved = tuple(t.name for t in kept), 2.0 * SCALE_KERNELS * loss.bytes

@@ -36,9 +36,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
 
-    core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
-    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
-    k, v and its input stay.
+    core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs
+    are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
+    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
     """
     if "per_op" in modules:
         return [per_op(ops, compiled=compiled)]

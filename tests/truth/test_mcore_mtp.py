@@ -1,4 +1,4 @@
-"""What Megatron-Core's multi-token prediction keeps for backward, sends, and counts as parameters, on a CPU, against our op lists.
+"""What Megatron-Core's multi-token prediction keeps for backward, sends and counts as parameters, on a CPU, against our ops.
 
 Proved, to the byte, for depths 1 and 2, tp, sp, ep and the last of two stages: everything after the decoder's last layer, whose
 copy each depth repeats (dense, experts, latent attention, both), with recomputed modules and whole layers. Not proved, because

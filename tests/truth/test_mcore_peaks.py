@@ -57,13 +57,17 @@ AHEAD = {
     "mtp 2, fused wgrad, loss": LLAMA | LOSS | {"mtp": 2, "grad_accumulation_fusion": True},
 }
 """Multi-token prediction."""
-VARIANTS = PLAIN | AHEAD | {
-    "core_attn, attention": GPT | ATTENTION | recompute("selective", modules=["core_attn"]),
-    "full, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=1),
-    "full, attention": GPT | ATTENTION | recompute("full", method="uniform", num_layers=1),
-    "mtp, full, mlp": LLAMA | MLP | {"mtp": 1} | recompute("full", method="uniform", num_layers=1),
-    "full 2, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=2),
-}
+VARIANTS = (
+    PLAIN
+    | AHEAD
+    | {
+        "core_attn, attention": GPT | ATTENTION | recompute("selective", modules=["core_attn"]),
+        "full, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=1),
+        "full, attention": GPT | ATTENTION | recompute("full", method="uniform", num_layers=1),
+        "mtp, full, mlp": LLAMA | MLP | {"mtp": 1} | recompute("full", method="uniform", num_layers=1),
+        "full 2, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=2),
+    }
+)
 
 
 SCRATCH = {1: 16, 2: 34}
