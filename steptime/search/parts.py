@@ -24,7 +24,7 @@ from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
 
-Modules = frozenset[str]
+Modules = frozenset[str | float]
 NO_MODULES: Modules = frozenset()
 
 

@@ -92,8 +92,8 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     """How layers are spread where not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
     if layout := keys.get("pipeline_model_parallel_layout"):
         stages = stages_of(str(layout))
-        ends = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
-        if not ends or "m" in "".join(stages[:-1]):
+        whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
+        if not whole or "m" in "".join(stages[:-1]):
             keys.leave_out("pipeline_model_parallel_layout", "embedding first, prediction and loss last are counted")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     if "|" in (pattern := hybrid_pattern(keys)):
