@@ -56,6 +56,8 @@ PLANS = {
             "capacity_factor": 1.25,
         }
     ),
+    "prediction of two tokens": plan(mtp=1),
+    "prediction of three, experts": plan(mtp=2, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}),
     "two data centers": Job(
         model=MODEL,
         parallelism={"tp": 1, "pp": 1, "dp": 4},
