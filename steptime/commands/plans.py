@@ -37,6 +37,10 @@ def report(options: Namespace, out: Printer) -> int:
         from steptime.validation.calibrate import calibrated
 
         job = calibrated(job, options.calibrate)
+    if options.export is not None:
+        from steptime.commands.launch_command import export
+
+        return export(job, options.export, out)
     found = estimate(job)
     view_options.write(options, found)
     refusals = []

@@ -70,7 +70,10 @@ class Facts(NamedTuple):
     """What torch.compile makes kernels of."""
     cp_comm_type: str
     window: int | None
+    window_pattern: int | None
     mtp: int
+    last_kind: str
+    """Kind of the last layer."""
     sp: bool
     schedule_said: str | None
     microbatch_group_sz: int | None

@@ -36,9 +36,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
 
-    core_attn, mlp, moe, shared_experts and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
-    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
-    k, v and its input stay.
+    core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs
+    are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
+    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
     """
     if "per_op" in modules:
         return [per_op(ops, compiled=compiled)]
@@ -46,7 +46,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     for budget in (share for share in modules if isinstance(share, float)):
         return within_budget(ops, budget)
     for module in sorted(str(module) for module in modules):
-        if module == "core_attn":
+        if module == "mtp":
+            segments += [checkpoint(ops, run) for run in depths(ops)]
+        elif module == "core_attn":
             segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
         elif module == "mlp":
             segments += [checkpoint(ops, run) for run in runs(ops, {"mlp", "act"})]
@@ -129,6 +131,12 @@ def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
             follows = bool(found) and found[-1].stop == i
             found[-1:] = [range(found[-1].start, i + 1)] if follows else [*found[-1:], range(i, i + 1)]
     return found
+
+
+def depths(ops: list[Op]) -> list[range]:
+    """The ops of each depth of multi-token prediction."""
+    places = {depth: [i for i, op in enumerate(ops) if op.depth == depth] for depth in {op.depth for op in ops} - {0}}
+    return [range(mine[0], mine[-1] + 1) for mine in places.values()]
 
 
 def checkpoint(ops: list[Op], run: range) -> Segment:
