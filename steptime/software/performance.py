@@ -109,6 +109,7 @@ class Options(Config):
     deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
+    grouped_workspaces: int | None = Field(default=None, ge=0)
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
 
 

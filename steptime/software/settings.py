@@ -134,6 +134,8 @@ class BufferSettings(Config):
     """The size of each: CUBLAS_WORKSPACE_CONFIG, such as ":4096:8", or "default", torch's own by architecture."""
     te_workspaces: int
     """Workspaces that TransformerEngine's matrix products keep."""
+    grouped_workspaces: int
+    """The same of its grouped products, one for each stream that they run on."""
     expandable_segments: bool
     """torch's allocator maps pages as it needs them (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): it cuts every block to
     its size, and hardly fragments."""

@@ -156,6 +156,8 @@ def _of_image(reading: Reading, image: dict[str, Any], capability: float) -> tup
     settings = dict(image["always"])
     if said.get("deterministic") and "attention_backend" not in said and said.get("attention_impl") == "flash":
         settings |= image["deterministic"]
+    if said.get("moe") and said.get("scores_in_buffer"):
+        settings |= image["local_experts"]
     if capability >= 10.0 and "cublas_workspace" not in said:
         settings |= image["blackwell"]
     why = _images()["why"]
