@@ -74,7 +74,11 @@ def workspaces(job: Job) -> list[HeldBuffer]:
             source=TE,
         ),
         HeldBuffer(
-            "workspaces of grouped products", streams * te_workspace_bytes(chip), stays=True, at_peak=True, source=STREAMS
+            "workspaces of grouped products",
+            streams * te_workspace_bytes(chip),
+            stays=True,
+            at_peak=True,
+            source=STREAMS,
         ),
     ]
 
