@@ -151,7 +151,7 @@ def kept_by_sum(rows: Rows, x: str) -> tuple[str, ...]:
     moe = rows.shard.software.moe
     if moe.permute_fusion:
         return ("moe.row_map",)
-    return ("moe.sorted", x) if moe.unpermute == "index_add" else ("moe.sorted",)
+    return ("moe.sorted", x) if moe.deterministic else ("moe.sorted",)
 
 
 def reduce_rows(rows: Rows, x: str, count: Num, ranks: Num, axis: Axis) -> tuple[list[Op], str]:

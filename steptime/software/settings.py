@@ -198,8 +198,9 @@ class MoeSettings(Config):
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
     """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
-    unpermute: Literal["scatter", "index_add"] = "scatter"
-    """What sums unfused rows back into tokens; index_add, the deterministic one, keeps the rows for backward (moe_utils.py)."""
+    deterministic: bool = False
+    """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
+    (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
     shared_expert_overlap: bool = False
     """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
 
