@@ -10,12 +10,12 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   split conformal prediction by groups.
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn, the narrowest bandwidth of those within 1 %;
-- `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
-  has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
-  which are counted.
+- `margins`: widening per step or doubling beyond what was measured, so that 80 % lie no farther outside when a whole accelerator,
+  software family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out than when their cell
+  alone is; one vote for each. Memory has none for machine and scale: what a job holds does not depend on the accelerator, and on
+  more devices through shards only, which are counted.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with the bandwidth and the step of the step times.
 """
 
 from __future__ import annotations
@@ -135,13 +135,15 @@ def interval_score(kept: Kept, known: Measured) -> float:
     return total / sum(run.vote for run, *_ in kept)
 
 
-def fit(runs: list[FitRun]) -> tuple[list[FitRun], Constants]:
+def fit(
+    runs: list[FitRun], bandwidths: Iterable[float] = BANDWIDTHS, machine_steps: Iterable[float] = MACHINE_STEPS
+) -> tuple[list[FitRun], Constants]:
     """The runs with their scores, and all constants of one list."""
     tried: list[tuple[float, list[FitRun], Constants]] = []
-    for step in MACHINE_STEPS:
+    for step in machine_steps:
         start = {"machine_step": step}
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
-        for bandwidth in BANDWIDTHS:
+        for bandwidth in bandwidths:
             constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "margins": {}}
             known = scored(runs, scores(cells, constants), scores(series, constants))
             tried.append((interval_score(cells, Measured(known, constants)), known, constants))
@@ -159,13 +161,17 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
     kinds = {run.place.kind for run in runs}
     families = sorted({kind.family for kind in kinds})
+    short = {run.id: missed(run, rest) for run, rest, _ in left_out(runs, constants, "cell")}
     found: dict[str, list[Group]] = {name: [] for name in MARGINS}
+
+    def leave(name: str, out: Callable[[FitRun], bool]) -> None:
+        found[name].append(needs(runs, name, constants, out, short))
+
     for name, field in (("machine", "accelerator"), ("software", "family"), ("layers", "layers")):
         for word in sorted({getattr(kind, field) for kind in kinds}):
-            out = lambda r, f=field, w=word: getattr(r.place.kind, f) == w  # noqa: E731
-            found[name].append(needs(runs, name, constants, out))
+            leave(name, lambda r, f=field, w=word: getattr(r.place.kind, f) == w)
     for number in sorted({run.series for run in runs}):
-        found["gap"].append(needs(runs, "gap", constants, lambda r, n=number: r.series == n))
+        leave("gap", lambda r, n=number: r.series == n)
     for axis, name in ((0, "model"), (2, "sequence"), (3, "scale"), (4, "layout"), (7, "batch")):
         for family in families:
             own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
@@ -173,12 +179,23 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
             for outside in (lambda v, e=low: v <= e, lambda v, e=high: v >= e):
                 out = lambda r, f=family, o=outside, a=axis: r.place.kind.family == f and o(r.place.at[a])  # noqa: E731
                 if any(run.place.kind.family == family and not out(run) for run in runs):
-                    found[name].append(needs(runs, name, constants, out))
+                    leave(name, out)
     return {name: margin(groups) for name, groups in found.items()}
 
 
-def needs(runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool]) -> Group:
-    """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote."""
+def missed(run: FitRun, known: Measured) -> float:
+    """How far a run lies outside of the interval that other runs give, as a log."""
+    span = interval(run.place, known)
+    return max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0)
+
+
+def needs(
+    runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool], short: dict[str, float]
+) -> Group:
+    """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote.
+
+    What it lacks (`short`) when the run's cell alone is left out is no matter of how far outside the run lies.
+    """
     found = Measured((run for run in runs if not out(run)), constants)
     pairs = []
     for run in filter(out, runs if found.runs else []):
@@ -186,8 +203,7 @@ def needs(runs: list[FitRun], name: str, constants: Constants, out: Callable[[Fi
         lacking = beyond(run.place, projected(run.place, found, away), found, away)
         amount = next((axis.amount for axis in lacking if axis.margin == name), 0.0)
         if amount >= STEPS.get(name, 1.0):
-            span = interval(run.place, found)
-            pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / sqrt(amount), run.vote))
+            pairs.append((max(missed(run, found) - short.get(run.id, 0.0), 0.0) / sqrt(amount), run.vote))
     total = sum(vote for _, vote in pairs)
     return [(need, vote / total) for need, vote in pairs]
 
@@ -197,9 +213,8 @@ def margin(groups: list[Group]) -> float:
     return round(max(FLOOR, upper((pair for group in groups for pair in group), COVERED)), 4)
 
 
-def section(judged: list[Judgement], kind: str) -> str:
+def section(kind: str, runs: list[FitRun], constants: Constants) -> str:
     """One list of the file, a run on each line."""
-    runs, constants = fit(runs_of(judged, kind))
     lines = ",\n".join(
         json.dumps(
             [
@@ -232,9 +247,10 @@ def main(date: str) -> None:
         "source": "steptime/data/measurements, rows of the split fit that 3dtrn validate counts",
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
-    INTERVALS_FILE.write_text(
-        f"{lead},\n{section(judged, 'step')},\n{section([*judged, *held], 'memory')}\n}}\n", encoding="utf-8"
-    )
+    steps, constants = fit(runs_of(judged, "step"))
+    memory = fit(runs_of([*judged, *held], "memory"), [constants["bandwidth"]], [constants["machine_step"]])
+    sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
+    INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
