@@ -10,10 +10,10 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   split conformal prediction by groups.
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
   every cell left out in turn, the narrowest bandwidth of those within 1 %;
-- `margins`: widening per step or doubling beyond what was measured, so that 80 % lie no farther outside when a whole accelerator,
-  software family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out than when their cell
-  alone is; one vote for each. Memory has none for machine and scale: what a job holds does not depend on the accelerator, and on
-  more devices through shards only, which are counted.
+- `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
+  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
+  has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
+  which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
 
 Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with the bandwidth and the step of the step times.
 """
@@ -153,6 +153,7 @@ def fit(
     margins = margins_of(runs, constants) | ASSUMED
     if all(run.metric != "step" for run in runs):
         margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
+        margins |= dict.fromkeys(("model", "sequence"), FLOOR)
     reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
     return runs, constants | {"margins": margins, "reach": reach, "score": round(score, 4)}
 
@@ -161,11 +162,10 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
     kinds = {run.place.kind for run in runs}
     families = sorted({kind.family for kind in kinds})
-    short = {run.id: missed(run, rest) for run, rest, _ in left_out(runs, constants, "cell")}
     found: dict[str, list[Group]] = {name: [] for name in MARGINS}
 
     def leave(name: str, out: Callable[[FitRun], bool]) -> None:
-        found[name].append(needs(runs, name, constants, out, short))
+        found[name].append(needs(runs, name, constants, out))
 
     for name, field in (("machine", "accelerator"), ("software", "family"), ("layers", "layers")):
         for word in sorted({getattr(kind, field) for kind in kinds}):
@@ -183,19 +183,8 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     return {name: margin(groups) for name, groups in found.items()}
 
 
-def missed(run: FitRun, known: Measured) -> float:
-    """How far a run lies outside of the interval that other runs give, as a log."""
-    span = interval(run.place, known)
-    return max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0)
-
-
-def needs(
-    runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool], short: dict[str, float]
-) -> Group:
-    """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote.
-
-    What it lacks (`short`) when the run's cell alone is left out is no matter of how far outside the run lies.
-    """
+def needs(runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool]) -> Group:
+    """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote."""
     found = Measured((run for run in runs if not out(run)), constants)
     pairs = []
     for run in filter(out, runs if found.runs else []):
@@ -203,7 +192,8 @@ def needs(
         lacking = beyond(run.place, projected(run.place, found, away), found, away)
         amount = next((axis.amount for axis in lacking if axis.margin == name), 0.0)
         if amount >= STEPS.get(name, 1.0):
-            pairs.append((max(missed(run, found) - short.get(run.id, 0.0), 0.0) / sqrt(amount), run.vote))
+            span = interval(run.place, found)
+            pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / sqrt(amount), run.vote))
     total = sum(vote for _, vote in pairs)
     return [(need, vote / total) for need, vote in pairs]
 

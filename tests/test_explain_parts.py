@@ -27,7 +27,10 @@ def words(found, name):
 
 
 def test_every_part_and_stage_has_a_name(found):
-    assert {*PARTS, "stage 0", "stage 3"} <= set(names(found))
+    listed = set(names(found))
+    assert {"stage 0", "stage 3", "launch", "tp_comm"} <= listed
+    assert not {"cp_comm", "ep_comm"} & listed  # the job has neither
+    assert {part for part in PARTS if found.time.parts_s.get(part)} <= listed
 
 
 def test_launch_gaps_by_hand(found):

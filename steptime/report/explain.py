@@ -36,7 +36,8 @@ def names(estimate: Estimate) -> list[str]:
     """All that can be explained: totals, then matrix multiplies, then collectives."""
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
     stages = [f"stage {row.stage}" for row in estimate.memory.stages]
-    return list(dict.fromkeys([*_TOTALS, *PARTS, *stages, *rows]))
+    parts = [part for part in PARTS if estimate.time.parts_s.get(part)]
+    return list(dict.fromkeys([*_TOTALS, *parts, *stages, *rows]))
 
 
 def explain(estimate: Estimate, name: str) -> list[FactList]:
