@@ -227,7 +227,7 @@ class Pipelines:
         """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
         software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
         chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
-        staying = sum(item.bytes for item in workspaces(software)) + kept + whole.buffer_bytes[rows.part]
+        staying = sum(item.bytes for item in workspaces(self.job)) + kept + whole.buffer_bytes[rows.part]
         staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
         moving: Num = 0.0
         between: Num = 0.0
@@ -245,5 +245,6 @@ class Pipelines:
 
     def stays(self, stages: Stages, kind: int) -> Num:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
-        runs = [run for chunk in stages.chunks[kind] for run in chunk.runs]
-        return sum([count * self.chunks.parts.of[part].stays for part, count in runs])
+        parts, mine = self.chunks.parts, stages.chunks[kind]
+        runs = [run for chunk in mine for run in chunk.runs] + [(parts.assembly.head, 1) for c in mine if c.head]
+        return sum([count * parts.of[part].stays for part, count in runs])

@@ -71,6 +71,7 @@ def model(c):
         mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
         attention=latent(c["mla"]) if "mla" in c else {},
+        mtp=c.get("mtp", 0),
     )
 
 
@@ -132,6 +133,7 @@ def shard(c, tp, ep=1, etp=None):
         router_dtype=said.get("moe_router_dtype") or "compute",
         grouped_gemm=c.get("grouped", True),
         shared_expert_overlap=said.get("moe_shared_expert_overlap", False),
+        deterministic=c.get("deterministic", False),
     )
     software = software.model_copy(update={"moe": how})
     spread = {"ep": float(ep), "etp": float(etp or tp)}

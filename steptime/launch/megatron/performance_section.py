@@ -11,6 +11,8 @@ from steptime.launch.megatron.expert_layers import expert_performance, has_exper
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
+MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
+"""All that Megatron can run again."""
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
         return {}
     modules = keys.words("recompute_modules") or ["core_attn"]
-    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS | _OF_LATENTS]:
+    if strange := [name for name in modules if name not in MODULES]:
         keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
     there = _MODULES | (_OF_EXPERTS if has_experts(keys) else set()) | (_OF_LATENTS if latent(keys) else set())
     modules += ["moe"] if keys.on("moe_layer_recompute") else []
@@ -150,8 +152,10 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
     unfused = keys.word("attention_backend") or own
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
-    if local:
-        section |= {"te_workspaces": 0, "scores_in_buffer": True, "attention_backend": "direct"}
+    if local:  # experts' routers multiply with TransformerEngine all the same (core transformer/moe/moe_utils.py)
+        experts = has_experts(keys)
+        section |= {"te_workspaces": int(experts), "scores_in_buffer": True, "attention_backend": "direct"}
+        section |= {"grouped_workspaces": 0} if experts else {}
     elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
         # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
         section["te_workspaces"] = 4
