@@ -11,7 +11,8 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory_walk import pass_moments, peak_moment
+from steptime.fsdp.memory_walk import pass_moments
+from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
 from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
 
 __all__ = [
@@ -27,8 +28,11 @@ __all__ = [
     "micro_batch_exposed",
     "options",
     "pass_moments",
-    "peak_moment",
+    "peak_moments",
     "rows",
     "sharded_elements",
+    "stage_actions",
+    "stage_chunks",
+    "stage_steps",
     "states",
 ]

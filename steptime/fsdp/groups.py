@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from steptime.base.num import Num
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.states import States, shard_ranks, state_bytes
@@ -53,7 +53,7 @@ class Buffers(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The groups of a model: the root, and one per layer in depth order (none of its own where the model is one group)."""
+    """The groups of a model chunk: the root, and one per layer in depth order (none of its own where the chunk is one group)."""
 
     root: ParamGroup
     layers: list[ParamGroup]
@@ -80,17 +80,18 @@ def group_of(params: list[Param], tp: Num, ranks: Num) -> ParamGroup:
     return ParamGroup(padded, elements, ranks, local)
 
 
-def groups(assembly: Assembly) -> Groups:
-    """The model's groups."""
+def groups(assembly: Assembly, chunk: Chunk) -> Groups:
+    """The groups of a model chunk, each of which is wrapped by itself; the root of one in the middle of a pipeline is empty."""
     tp, ranks = assembly.head.tp, shard_ranks(assembly.job)
-    first, last = assembly.embedding.params, assembly.head_params
+    first = assembly.embedding.params if chunk.embedding else []
+    last = assembly.head_params if chunk.head else []
     if options(assembly).wrap == "model":
-        every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
+        every = [*first, *(p for part, count in chunk.runs for p in part.params * count), *last]
         nothing = ParamGroup(0, 0, ranks, 0)
-        return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
-    kinds = {part: replace(group_of(part.params, tp, ranks), quantized=part.n_quantized) for part in assembly.kinds}
+        return Groups(group_of(every, tp, ranks), [nothing for _, count in chunk.runs for _ in range(count)])
+    kinds = {part: replace(group_of(part.params, tp, ranks), quantized=part.n_quantized) for part, _ in chunk.runs}
     return Groups(
-        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
+        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in chunk.runs for _ in range(count)]
     )
 
 
@@ -120,13 +121,14 @@ def quantized_saving(job: Job) -> float:
     return software.itemsize - software.recipe.param_gather_itemsize
 
 
-def sharded_elements(assembly: Assembly) -> Num:
-    """Parameters on the fullest rank."""
-    root, layers = groups(assembly)
-    return root.padded / root.ranks + sum([of.padded / of.ranks for of in layers])
+def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Parameters of some chunks on the fullest rank."""
+    found = [groups(assembly, chunk) for chunk in chunks]
+    return sum([sum([of.padded / of.ranks for of in (root, *layers)]) for root, layers in found])
 
 
 def states(assembly: Assembly) -> list[States]:
-    """Sharded states of the fullest rank; without resharding the gathered parameters are transients of the walk, not states."""
-    size, shard = state_bytes(assembly.job), sharded_elements(assembly)
-    return [States(size.params * shard, size.gradients * shard, (size.master + size.moments) * shard, [])]
+    """Sharded states of every stage's fullest rank; gathered parameters are transients of the walk, not states."""
+    size = state_bytes(assembly.job)
+    shards = [sharded_elements(assembly, chunks) for chunks in assembly.stages]
+    return [States(size.params * n, size.gradients * n, (size.master + size.moments) * n, []) for n in shards]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from steptime.base.rows import CollectiveRow
@@ -51,9 +51,9 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
 
 
 def micro_batch_exposed(
-    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
+    assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]
 ) -> float:
-    """Seconds that one micro-batch's collectives and copies add: by the two streams, all, or a share, as `overlap.dp` says.
+    """Seconds that one micro-batch's collectives and copies add, in one direction or both: by the two streams, all, or a share, as `overlap.dp` says.
 
     What hides slows the compute that it hides under.
     """
@@ -109,7 +109,7 @@ def group_seconds(
     `parts`: seconds of every part; `replay_s`: what recomputation adds to the backward of a layer of each kind.
     The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward.
     """
-    found = groups(assembly)
+    found = groups(assembly, assembly.chunks[0])
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
     regathers = 1.0 if options(assembly).reshard_after_forward else 0.0
@@ -129,27 +129,46 @@ def group_seconds(
     return forward, back[::-1]
 
 
+class Calls(NamedTuple):
+    """A group's collectives in a step."""
+
+    gathers: float
+    reductions: float
+
+
+def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
+    """Of each micro-batch layers are gathered once or twice, the root once, and gradients reduced once."""
+    found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
+    each = 2.0 if options(assembly).reshard_after_forward else 1.0
+    counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
+    return {("root", found.root): Calls(m, m)} | {of: Calls(m * n * each, m * n) for of, n in counts.items()}
+
+
 def rows(
-    assembly: Assembly, tiers: tuple[Tier, ...], exposed: float, row: Callable[..., CollectiveRow]
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    exposed: float,
+    row: Callable[..., CollectiveRow],
+    calls: Mapping[tuple[str, ParamGroup], Calls],
 ) -> list[CollectiveRow]:
-    """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
+    """Collectives per step."""
     job = assembly.job
     over, copies = shard_group(job), copy_group(job)
-    found, m = groups(assembly), float(job.microbatches)
-    gathers_each = 2.0 if options(assembly).reshard_after_forward else 1.0
     made = []
-    each = {of: float(found.layers.count(of)) for of in found.layers}
-    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], gathers_each) for i, of in enumerate(each)]
-    for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
+    known = [kind for kind, _ in calls]
+    for i, ((kind, of), count) in enumerate(calls.items()):
         sizes = buffers(assembly, of)
+        name = kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}"
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)
             reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sizes.gathered, m * count * gathers, gather))
-            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, m * count, reduce))
+            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather))
+            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
-                made.append((f"{name} gradients, replicas", "all_reduce", sizes.reduce_output, m * count, between))
+                made.append(
+                    (f"{name} gradients, replicas", "all_reduce", sizes.reduce_output, count.reductions, between)
+                )
     total = sum(count * cost.time_s for _, _, _, count, cost in made)
     return [
         row(

@@ -142,10 +142,10 @@ MODELLED = [
         lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
     ),
     Rule(
-        "fsdp with pipeline",
-        "parallelism.pp",
-        "not modeled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
-        lambda f: (f.family != "fsdp2") | (f.pp == 1),
+        "tied embeddings of FSDP stages",
+        "model.tie_embeddings",
+        "torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
+        lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]
 """What is read but not computed yet."""
