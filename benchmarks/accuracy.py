@@ -81,7 +81,9 @@ def main() -> None:
     print(line(f"{name}, their release unknown", step_errors(of_unknown_release("test"))), end="")
     print(line(f"{name}, without the fitted efficiency.yaml", step_errors(of_nothing_fitted())), end="")
     simumax = [j for j in judge_shipped() if j.row.group == "simumax"]
-    print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(simumax)), end="")
+    dense, experts = ([j for j in simumax if with_experts(j) == wanted] for wanted in (False, True))
+    print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(dense)), end="")
+    print(line("the same, DeepSeek-V2 and V3", memory_errors(experts)), end="")
     print(line("peak allocated memory, Megatron-LM's own tests, dense", memory_errors(own_tests("test"))), end="")
 
 

@@ -26,7 +26,7 @@ def test_the_page_has_every_analysis(made):
     for start in (
         "Step time: NVIDIA's frameworks",
         "Step time: other trainers",
-        "Test rows, beside simpler guesses",
+        "Test rows, compared with simpler predictors",
         "Noise floor",
         "Ratios",
         "Regret",

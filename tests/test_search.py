@@ -61,6 +61,9 @@ PLANS = {
         cross_dc={"n_dcs": 2, "interconnect_bandwidth_gbps": 400, "interconnect_latency_s": 0.005},
     ),
     "replicas": plan({"replicas": 2}),
+    "hybrid": plan(
+        hybrid_pattern="M-M-M*-M-M-M", mamba={"n_heads": 32, "head_dim": 64, "state_dim": 64, "n_groups": 4}
+    ),
 }
 
 
@@ -88,7 +91,8 @@ def test_the_screen_beside_estimates(name, devices):
         assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
         assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
         error = abs(block.step_s[choice, row] / found.step_s - 1.0)
-        assert error < (1e-9 if block.stages.pp == 1 else 0.05)
+        uneven = 0.15 if job.model.hybrid_pattern else 0.05
+        assert error < (1e-9 if block.stages.pp == 1 else uneven)
         errors.append(error)
     assert np.median(errors) < 0.003
 

@@ -9,6 +9,9 @@ import pytest
 from steptime import Job, estimate
 from steptime.answer import fixes as single
 from steptime.base.config import ConfigError
+from steptime.search.fixes import Faster, axes, lists
+from steptime.search.run import run
+from steptime.search.search import Asked
 
 PLAN = """\
 model: llama3-70b
@@ -56,3 +59,24 @@ def test_a_smaller_micro_batch_is_offered_before_dearer_layouts():
     """Only layouts, micro-batch and words are tried where the search is off: of micro-batches all smaller divisors."""
     job = Job.load(PLAN)
     assert [c["data.microbatch_sz"] for c in single.candidates(job) if "data.microbatch_sz" in c] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["model=llama3-70b", "parallelism.vpp=5"],
+        ["model=llama3-70b", "parallelism.vpp=1", "parallelism.zero_level=0", "parallelism.sp=false"],
+        ["model=nemotron-h-8b", "parallelism.pp=1", "parallelism.vpp=1", "parallelism.tp=1", "parallelism.dp=64"],
+    ],
+)
+def test_what_is_left_out_of_the_search_is_in_no_list(sets):
+    """The lists of changes out of all layouts, and out of those that may still be faster, are the same."""
+    job = Job.load(PLAN, sets)
+    asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
+    every, some = run(job, asked), run(job, asked, bound=Faster(job))
+    assert sum(len(of.row) for of in some.found) < sum(len(of.row) for of in every.found)
+    assert told(lists(some)) == told(lists(every))
+
+
+def told(layouts):
+    return [(layout.changes, layout.step_s) for layout in layouts]

@@ -18,6 +18,8 @@ from steptime.software.performance import ITEMSIZE, Performance
 RecomputeChoice: TypeAlias = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[RecomputeChoice, ...] = ("none", "selective", "full")
 FAMILIES = ("torch", "fsdp2")
+NO_WORKSPACE = ":0:0"
+"""CUBLAS_WORKSPACE_CONFIG of no workspace."""
 Limit: TypeAlias = tuple[bool, str, str]
 """Whether the job breaks it, what is wrong, the fix."""
 
@@ -107,7 +109,7 @@ def _set(*changes: str) -> str:
 def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     """The job as the device runs it, and what that changed, one line each.
 
-    F.rms_norm is one kernel on a GPU and several on a CPU; the CPU's flash attention has no dropout.
+    F.rms_norm is one kernel on a GPU and several on a CPU; a CPU's flash attention has no dropout, its products no workspace.
     """
     changes: dict[str, Any] = {}
     notes: list[str] = []
@@ -118,6 +120,10 @@ def as_run(job: Job, device_type: str) -> tuple[Job, list[str]]:
     if device_type == "cpu" and job.model.dropout:
         changes["model.dropout"] = 0.0
         notes.append("model.dropout: 0, since the CPU's flash attention has none")
+    workspaces = job.software.compute_capability and job.software.buffers.cublas_workspace != NO_WORKSPACE
+    if device_type == "cpu" and workspaces:
+        changes["performance.cublas_workspace"] = NO_WORKSPACE
+        notes.append("performance.cublas_workspace: none, since a CPU has no cuBLAS")
     if job.software.states.clip_grad:
         changes["performance.clip_grad"] = False
         notes.append("performance.clip_grad: false, since the steps clip nothing")

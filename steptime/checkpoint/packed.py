@@ -162,7 +162,7 @@ def torchao(parts: Parts) -> Weight | None:
         fp4 = parts.beside.get("weight_scale")
         method = "torchao NVFP4" if fp4 is not None and fp4.dtype == _E4M3 else "torchao"
         return Weight((*main[:-1], inputs), method, 4, _exact(inputs, groups))
-    group = _exact(main[-1], scale[-1]) if len(scale) == len(main) > 1 and scale[-1] > 1 else None
+    group = _exact(main[-1], scale[-1]) if main and len(scale) == len(main) > 1 and scale[-1] > 1 else None
     return Weight(main, "torchao FP8" if "float8" in parts.main.dtype else "torchao", _words(parts.main), group)
 
 

@@ -171,6 +171,13 @@ class Assembly:
         parts += [(part.registered_params, count) for part, count in chunk.runs]
         return [*parts, (self.head_params, 1)] if chunk.head else parts
 
+    def counted_params(self, chunks: Sequence[Chunk]) -> list[tuple[list[Param], int]]:
+        """The same of several chunks, every part once with how often it stands in all of them."""
+        found: dict[int, tuple[list[Param], int]] = {}
+        for params, count in (part for chunk in chunks for part in self.chunk_params(chunk)):
+            found[id(params)] = (params, found.get(id(params), (params, 0))[1] + count)
+        return list(found.values())
+
     def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""
         total = sum(count * part.n_params for part, count in chunk.runs)

@@ -60,7 +60,7 @@ class Job(Config):
     notes: list[Annotated[str, AfterValidator(one_line)]] = Field(default_factory=list)
     """What a reader of the plan should know, such as flags of a launch script that are left out; shown under assumptions."""
 
-    devices: int | None = Field(None, ge=1)
+    devices: int | None = Field(default=None, ge=1)
     """Devices in all; parallelism.dp may then be left out or auto, and follows tp, pp and cp."""
 
     not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED

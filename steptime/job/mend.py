@@ -50,8 +50,8 @@ def mended(
         if section == "devices" or problem.path == "hardware.nodes":
             copy.pop("devices", None)
             _section(copy, "parallelism")["dp"] = number
-            if isinstance(copy.get("hardware"), dict):
-                copy["hardware"].pop("nodes", None)
+            if isinstance(hardware := copy.get("hardware"), dict):
+                hardware.pop("nodes", None)
         elif problem.unknown:
             _rename(copy, problem)
         elif section == "hardware":

@@ -125,7 +125,8 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
     halves = [key for key in ("bf16.enabled", "fp16.enabled") if keys.get(key) == "auto"]
     if halves and unsaid("performance.precision"):
         keys.problem(f'{", ".join(halves)}: "auto" is filled in by the trainer; add --set performance.precision=bf16')
-    if by_trainer and devices is None and unsaid("parallelism.dp"):
+    batch_told = all(keys.get(key) not in {None, "auto"} for key in (_BATCH, _MICRO, _STEPS))
+    if not batch_told and devices is None and unsaid("parallelism.dp"):
         keys.problem("number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
     if keys.get("zero_optimization.stage") == "auto" and unsaid("parallelism.zero_level"):
         keys.problem('zero_optimization.stage: "auto" is filled in by the trainer; add --set parallelism.zero_level=N')

@@ -8,7 +8,9 @@ from math import prod
 from typing import Any
 
 from steptime.base.config import ConfigError, show
+from steptime.hardware.machine import Machine
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.reading import LaunchFlag
 
 _PER_NODE = re.compile(r"(?:--nproc[-_]per[-_]node|--ntasks-per-node|--gpus-per-node)[= ](\d+)|\bNGPU=(\d+)")
 _NODES = re.compile(r"--(?:nnodes|nodes)[= ](\d+)(?![\d:])|\bNNODES=(\d+)")
@@ -67,11 +69,33 @@ def told_whole(sets: Mapping[str, Any] | None, key: str) -> int | None:
     return value
 
 
+def on_node(sets: Mapping[str, Any] | None) -> int | None:
+    """Devices on a node of the machine that the user names; None where none is named."""
+    name = told(sets, "hardware.node_type") or told(sets, "hardware")
+    try:
+        return Machine.load(name).devices_per_node if isinstance(name, str) else None
+    except ConfigError:  # told with the whole plan
+        return None
+
+
+def _launched(keys: JobKeys, ranks: int) -> int | None:
+    """The devices that the framework's own launcher takes where nothing is said; None where they do not hold the ranks."""
+    launcher = keys.launcher or {}
+    devices = on_node(keys.sets) if launcher.get("devices") == "node" else launcher.get("devices")
+    if devices is None or devices % ranks:
+        return None
+    keys.notes.append(f"devices not told, so {devices}: {launcher['by']}; for others --set parallelism.dp=N")
+    keys.beside_flags.append(LaunchFlag("devices", str(devices), "default", f"parallelism.dp: {launcher['by']}"))
+    return int(devices)
+
+
 def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
     """Data-parallel ranks that the other degrees leave of the devices; None where nothing says how many there are."""
-    if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or devices is None:
-        return dp
     ranks = prod(degrees.values())
+    if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
+        devices := devices or _launched(keys, ranks)
+    ) is None:
+        return dp
     if devices % ranks or devices < ranks:
         words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
         keys.problem(f"world size {devices} is not a multiple of {words} = {ranks}{fix}")

@@ -59,6 +59,8 @@ class JobKeys:
         self.left_open: dict[str, str] = {}
         """Config keys that the file leaves open, and why."""
         self.devices_per_node: int | None = None
+        self.launcher: Mapping[str, Any] | None = table.raw.get("launcher")
+        """`devices` of the framework's own launcher where nothing is said (a number, or "node": all of one), and `by` what."""
 
     # --- values ---
 

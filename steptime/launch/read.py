@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from steptime.base.config import ConfigError, near
-from steptime.hardware.machine import Machine
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import split_path
-from steptime.launch.devices import told
+from steptime.launch.devices import on_node
 from steptime.launch.keys import load_table
 from steptime.launch.logs.files import open_plain
 from steptime.launch.logs.job_log import PRINTED
@@ -73,16 +72,8 @@ def read(kind: str, path: str, sets: Mapping[str, Any] | None = None, added: Ite
     if not text.strip():
         raise ConfigError(f"{path}: is empty; expected a launch script, config or log")
     numbered = {str(number): word for number, word in enumerate(words, 1)}
-    return read_as(kind, path, text, {**os.environ, **numbered, **_on_node(sets)}, sets, beside)
-
-
-def _on_node(sets: Mapping[str, Any] | None) -> dict[str, str]:
-    """How many devices a node of the machine has that the user names: what a script counts there."""
-    name = told(sets, "hardware.node_type") or told(sets, "hardware")
-    try:
-        return {DEVICES_ON_NODE: str(Machine.load(name).devices_per_node)} if isinstance(name, str) else {}
-    except ConfigError:  # told with the whole plan
-        return {}
+    node = {DEVICES_ON_NODE: str(count)} if (count := on_node(sets)) else {}
+    return read_as(kind, path, text, {**os.environ, **numbered, **node}, sets, beside)
 
 
 def read_as(

@@ -71,7 +71,7 @@ def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[s
     preset = preset_of(str(trainer.get("model", "")).removesuffix(".yaml"))
     said = {key: str(value) for key, value in flatten(trainer.get("overrides") or {}).items() if value is not None}
     model = {"model": preset} if preset and "num_layers" not in said else {}
-    return from_arguments(said, path, sets=model | dict(sets or {}))._replace(framework="Primus (Megatron-LM)")
+    return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
 
 
 def _said(

@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from steptime.base.document import parse_mapping, read_source
+from steptime.job.edit import read_model
 from steptime.launch.keys import FOLDER
+from steptime.launch.named_models import preset_of
 
 _PLAIN = re.compile(
     r"(?:tokenizers?|vocab|merges|data|datasets?|models?|workspace|path|to|your|my|the|mnt|tmp|root|home|llm|assets|hf|and|specify|file"
@@ -39,7 +41,7 @@ def entries_of(kind: str, files: Iterable[str]) -> tuple[int, str] | None:
         if (counted := _counted(Path(name))) is not None:
             return counted, f"as counted in {Path(name).name}"
         last = "/".join([part for part in name.split("/") if part][-2:])
-        if found := _by_name(last.lower()):
+        if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
         own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>", "", last).lower())
     found = None if own else _by_name(kind.lower())
@@ -48,6 +50,18 @@ def entries_of(kind: str, files: Iterable[str]) -> tuple[int, str] | None:
 
 def _by_name(words: str) -> tuple[int, str] | None:
     return next(((entries, of) for pattern, entries, of in _known() if pattern.search(words)), None)
+
+
+def _sized(words: str) -> tuple[int, str] | None:
+    """Entries that a tokenizer's own name counts: nordic_tokenizer_131072."""
+    found = re.search(r"(?:tokenizer|vocab)[\w.-]*?[_-](\d{5,6})(?!\d)", words)
+    return (int(found[1]), f"as {found[0]} says") if found else None
+
+
+def _of_model(words: str) -> tuple[int, str] | None:
+    """Rows of the embedding of a model that is among the presets, by the name of its repository."""
+    preset = next((found for part in words.split("/") if (found := preset_of(part))), None)
+    return (int(read_model(preset).vocab_sz), f"the embedding's of {preset}") if preset else None
 
 
 def _counted(path: Path) -> int | None:

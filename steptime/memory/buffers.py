@@ -150,14 +150,14 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
     size = state_bytes(job)
     rest: Num = 0.0
     for virtual, chunk in enumerate(chunks):
-        params = assembly.chunk_params(chunk)
         if job.zero_level:
             cut = buckets[virtual] if buckets else chunk_buckets(assembly, chunk)
             flat = sum([bucket.elements for bucket in cut])
             rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
         rest = rest + block_rest(size.gradients * assembly.local_params(chunk))
-        for elements, count in ((p.local(assembly.head.tp), count) for own, count in params for p in own):
+        counted = assembly.counted_params([chunk])
+        for elements, count in ((p.local(assembly.head.tp), count) for own, count in counted for p in own):
             tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
             rest = rest + count * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, is_column, maximum
+from steptime.base.num import Num, ceil, lcm, maximum
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.buckets import PARAM_ALIGNMENT, bucket_elements
+from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, bucket_elements, round_up
 from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
 
@@ -119,7 +119,7 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
 def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
-    for params, count in (part for chunk in chunks for part in assembly.chunk_params(chunk)):
+    for params, count in assembly.counted_params(chunks):
         for p in params:
             found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp, assembly.experts)
     return found
@@ -165,6 +165,8 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     """
     job = assembly.job
     sharded = job.software.states.padded_buckets and job.zero_level >= 1
+    if chunk.depth and not (sharded and assembly.tied_copy):
+        return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
     ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
     known = {id(p): pieces_of(assembly, p) for p in {id(p): p for p in ordered}.values()}
@@ -173,11 +175,23 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
         pieces = [(p, known[id(p)]) for p in backward]
         whole = sum([sum(own) for _, own in pieces])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
-        each = [(n, p.vocab) for p, own in pieces for n in (own if size is not None else joined(own))]
+        each = [(n, p.vocab) for p, own in pieces for n in own]
         alone = {i for i, (_, vocab) in enumerate(each) if vocab} if assembly.tied_copy else set[int]()
         counts = bucket_elements([n for n, _ in each], shard_ranks(job, group), size, sharded=sharded, alone=alone)
         found += [Bucket(elements, group) for elements in counts]
     return found
+
+
+def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bucket]:
+    """The buckets of a chunk that reduces in one piece: one for each group, its tensors aligned (`bucket_elements`)."""
+    found: dict[str, Num] = {}
+    for params, count in assembly.counted_params([chunk]):
+        for p in params:
+            pieces = pieces_of(assembly, p)
+            each = round_up(pieces[0], PARAM_ALIGNMENT) if sharded else pieces[0]
+            found[p.group] = found.get(p.group, 0.0) + count * len(pieces) * each
+    ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
+    return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
 
 
 def pieces_of(assembly: Assembly, p: Param) -> list[Num]:
@@ -187,12 +201,6 @@ def pieces_of(assembly: Assembly, p: Param) -> list[Num]:
         return [local]
     count = int(p.n_experts // assembly.job.parallelism.ep)
     return [local / count] * count
-
-
-def joined(pieces: list[Num]) -> list[Num]:
-    """Tensors of one bucket that leave no gaps between them count as one."""
-    tight = not is_column(pieces[0]) and pieces[0] % PARAM_ALIGNMENT == 0
-    return [sum(pieces)] if tight else pieces
 
 
 def bucket_size(job: Job, elements: Num) -> Num:

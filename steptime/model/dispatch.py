@@ -93,8 +93,8 @@ def _to_all(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         counts = INT64 * rows.moe.n_experts * rows.ranks
         ops.append(Comm("moe.counts", kind="all_gather", axis="ep_etp", bytes=counts, role="moe"))
     kept = maps(rows, rows.tokens, rows.moe.n_experts, rows.sent)
-    # self.probs and self.routing_map; the map of a bounded capacity is the mask that the router keeps
-    held = (p if rows.moe.capacity_factor else BOOL + p) * rows.tokens * rows.moe.n_experts
+    # self.probs and self.routing_map, unless it is the mask that the router keeps
+    held = (p if rows.map_kept else BOOL + p) * rows.tokens * rows.moe.n_experts
     op, sent = permute(rows, "moe.permute", (x, probs), rows.sent, kept, held)
     ops.append(op)
     if same(shard.ep != 1):
@@ -188,8 +188,8 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         rows.shard.software.moe.permute_fusion
     ):  # the masks of the local experts are cut out by index operations all the same
         kept += (Tensor("moe.mask", every * local, BOOL), Tensor("moe.mask.probs", every * local, p))
-    # self.local_map; that of one expert, or of one rank with a bounded capacity, is kept for backward anyway
-    kept_anyway = not rows.several or (rows.moe.capacity_factor and not rows.spread)
+    # self.local_map; that of one expert, or on one rank the router's own, is kept for backward anyway
+    kept_anyway = not rows.several or (rows.map_kept and not rows.spread)
     held = 0.0 if kept_anyway else BOOL * every * local
     op, sent = permute(rows, "moe.permute", (x, probs), rows.here, kept, held)
     return [*ops, op], sent

@@ -19,12 +19,12 @@ class Moe(Config):
     n_experts: int = Field(ge=1)
     expert_inter_sz: int = Field(ge=1)
     experts_per_token: int = Field(ge=1)
-    n_dense_layers: int = Field(0, ge=0)
+    n_dense_layers: int = Field(default=0, ge=0)
     """The first layers, which are dense."""
-    moe_frequency: float = Field(1.0, gt=0, le=1)
+    moe_frequency: float = Field(default=1.0, gt=0, le=1)
     """Share of the other layers that have experts: 0.5 is every second one, from the second on (HF's decoder_sparse_step and
     interleave_moe_layer_step); `model.layers` lists any other pattern."""
-    n_shared_experts: int = Field(0, ge=0)
+    n_shared_experts: int = Field(default=0, ge=0)
     shared_expert_inter_sz: int = Field(
         default_factory=lambda data: data.get("n_shared_experts", 0) * data.get("expert_inter_sz", 1), ge=0
     )
@@ -36,20 +36,25 @@ class Moe(Config):
     """Softmax over all experts, then the top k (Mixtral and Qwen renormalise: the same after the top k)."""
     expert_bias: bool = False
     """A bias per expert that balances the load without a loss (DeepSeek-V3)."""
-    node_limit: int | None = Field(None, ge=1)
+    node_limit: int | None = Field(default=None, ge=1)
     """Most nodes that a token's experts may lie on (DeepSeek-V3: 4)."""
-    load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"] = "none"
+    load_balancing: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
     z_loss: bool = False
-    capacity_factor: float | None = Field(None, gt=0)
+    capacity_factor: float | None = Field(default=None, gt=0)
     """Most rows of an expert over the mean; rows beyond it are dropped. Unsaid: none are."""
     pad_to_capacity: bool = False
     """Every expert gets as many rows as its capacity, empty ones included."""
-    imbalance_factor: float = Field(1.0, ge=1)
+    imbalance_factor: float = Field(default=1.0, ge=1)
     """Rows of the device with most over the mean, where experts lie on several devices. 1 is even load, which nearly all
     published throughputs force (NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md). Trained routers with a balance loss
     have 1.04 to 1.22 (shawntan/scattermoe#10), DeepSeek-V3's training trace 1.08 (deepseek-ai/profile-data train.json)."""
-    expert_tp_degree: int | None = Field(None, ge=1)
+    expert_tp_degree: int | None = Field(default=None, ge=1)
     """The same as `parallelism.etp`, which it must equal."""
+
+    @property
+    def balancing_loss(self) -> bool:
+        """Whether the load is balanced by a loss; sinkhorn balances the choice itself (Clark et al. 2022, arXiv 2202.01169)."""
+        return self.load_balancing not in {"none", "sinkhorn"}
 
     def at(self, layer: int) -> bool:
         """Whether a layer has experts: of those after the dense ones, the last of each 1 / moe_frequency."""
@@ -70,16 +75,16 @@ class AttentionKind(Config):
     """Which attention: grouped heads or latents, and how far back a position sees."""
 
     kind: Literal["gqa", "mla"] = "gqa"
-    q_lora_rank: int | None = Field(None, ge=1)
+    q_lora_rank: int | None = Field(default=None, ge=1)
     """Width of the query's latent; unsaid: queries are projected straight (DeepSeek-V2-Lite)."""
     kv_lora_rank: int | None = Field(default_factory=lambda data: _latent(data, 512), ge=1)
     qk_nope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
     qk_rope_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 64), ge=1)
     v_head_dim: int | None = Field(default_factory=lambda data: _latent(data, 128), ge=1)
     """Widths of latent attention; unsaid, those of DeepSeek-V2 and V3."""
-    window: int | None = Field(None, ge=1)
+    window: int | None = Field(default=None, ge=1)
     """A position sees so many before it, itself included; unsaid: all."""
-    window_pattern: int | None = Field(None, ge=1)
+    window_pattern: int | None = Field(default=None, ge=1)
     """The last of every so many layers sees all positions (Gemma 3: 6, gpt-oss and Gemma 2: 2, Llama 4: 4); unsaid: none does."""
     chunked: bool = False
     """The window is a chunk that a position sees the beginning of (Llama 4), not one that moves along."""
@@ -122,14 +127,14 @@ LayerKind: TypeAlias = Literal["dense", "moe", "mamba", "attention", "mlp", "exp
 class Mamba(Config):
     """Mamba-2 layers (Dao and Gu 2024, arXiv 2405.21060); unsaid figures are Megatron-Core's defaults."""
 
-    n_heads: int | None = Field(None, ge=1)
+    n_heads: int | None = Field(default=None, ge=1)
     """Heads; twice the hidden size over head_dim where unsaid."""
-    head_dim: int = Field(64, ge=1)
-    state_dim: int = Field(128, ge=1)
-    n_groups: int = Field(8, ge=1)
+    head_dim: int = Field(default=64, ge=1)
+    state_dim: int = Field(default=128, ge=1)
+    n_groups: int = Field(default=8, ge=1)
     """Groups of heads that share B and C."""
-    conv_width: int = Field(4, ge=1)
-    chunk_sz: int = Field(128, ge=1)
+    conv_width: int = Field(default=4, ge=1)
+    chunk_sz: int = Field(default=128, ge=1)
     """Tokens that the scan takes at once."""
 
     def heads(self, hidden_sz: int) -> int:
@@ -140,12 +145,12 @@ class Mamba(Config):
 class LayerRun(Config):
     """`repeat` neighboring layers of one kind, with widths of their own where they differ from the model's."""
 
-    repeat: int = Field(1, ge=1)
+    repeat: int = Field(default=1, ge=1)
     kind: LayerKind = "dense"
-    inter_sz: int | None = Field(None, ge=1)
-    n_q_heads: int | None = Field(None, ge=1)
-    n_kv_heads: int | None = Field(None, ge=1)
-    head_dim: int | None = Field(None, ge=1)
+    inter_sz: int | None = Field(default=None, ge=1)
+    n_q_heads: int | None = Field(default=None, ge=1)
+    n_kv_heads: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
 
     @property
     def widths(self) -> dict[str, Any]:
@@ -167,7 +172,7 @@ class Model(Config):
     head_dim: int = Field(default_factory=lambda data: data.get("hidden_sz", 1) // data.get("n_q_heads", 1), ge=1)
     glu: bool = True
     learned_positions: bool = False
-    max_positions: int | None = Field(None, ge=1)
+    max_positions: int | None = Field(default=None, ge=1)
     """Rows of the learned position table; the sequence length where unsaid."""
     rotary_embeds: bool = Field(default_factory=lambda data: not data.get("learned_positions", False))
     dropout: Annotated[float, BeforeValidator(lambda rate: DROPOUT * rate if isinstance(rate, bool) else rate)] = Field(
@@ -188,7 +193,7 @@ class Model(Config):
     )
     layers: list[Section[LayerRun]] | None = None
     """Layers that are not all alike, in depth order; all `n_layers` are dense and of the widths above where unsaid."""
-    hybrid_pattern: str | None = Field(None, pattern=r"^[M*E-]+$")
+    hybrid_pattern: str | None = Field(default=None, pattern=r"^[M*E-]+$")
     """Kinds of layer in depth order, in Megatron's letters: M Mamba-2, * attention, - MLP, E experts, each with its own norm."""
     mamba: Section[Mamba] | None = Field(
         default_factory=lambda data: Mamba() if "M" in (data.get("hybrid_pattern") or "") else None

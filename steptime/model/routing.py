@@ -86,6 +86,11 @@ class Rows:
         return self.received * self.shard.etp
 
     @property
+    def map_kept(self) -> bool:
+        """Whether the router keeps its map of tokens and experts for backward, to which the dispatcher refers too."""
+        return self.moe.capacity_factor is not None or self.moe.load_balancing == "sinkhorn"
+
+    @property
     def prob(self) -> float:
         """p: bytes of a probability. DeepEP takes fp32 alone (fused_a2a.py)."""
         moe = self.shard.software.moe
@@ -130,6 +135,8 @@ def choice(rows: Rows) -> tuple[Tensor, ...]:
     """What choosing the top k keeps: indices, and scores of the chosen or of all experts (topk_routing_with_score_function)."""
     moe, p = rows.moe, rows.prob
     chosen, cells = rows.tokens * moe.experts_per_token, rows.tokens * moe.n_experts
+    if moe.load_balancing == "sinkhorn":  # router.py, sinkhorn_load_balancing
+        return (Tensor("moe.scores", cells, p if moe.experts_per_token == 1 else FP32), Tensor("moe.map", cells, BOOL))
     kept = [Tensor("moe.indices", chosen, INT64)]
     if moe.score_function == "sigmoid":
         kept.append(Tensor("moe.sigmoid", cells, FP32))
@@ -148,7 +155,7 @@ def losses(rows: Rows) -> tuple[Tensor, ...]:
     """What the balancing loss and the z loss keep: scores of their own, and tokens per expert (moe_utils.py)."""
     moe, p, tokens = rows.moe, rows.prob, rows.tokens
     kept: list[Tensor] = []
-    if moe.load_balancing != "none":
+    if moe.balancing_loss:
         if moe.score_function == "sigmoid":
             kept.append(Tensor("moe.loss.scores", tokens * (moe.n_experts + 1) + 1, p))
         else:

@@ -88,7 +88,7 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTim
             yield OpTime(op.name, function, "memory_bound", times, 0.0, 0.0, 0.0, float(backward.memory_s))
     elif forward.seconds or backward.seconds:
         kind = "attention" if forward.attention_s else "memory_bound"
-        seconds = float(forward.seconds), float(backward.seconds)
+        seconds = float(forward.attention_s + forward.memory_s), float(backward.attention_s + backward.memory_s)
         yield OpTime(op.name, compute.move_pass.__name__, kind, times, *work, *seconds)
 
 

@@ -7,21 +7,28 @@ told. Layouts keep the devices and the batch, so dp, which follows from the othe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from steptime.answer import fixes as single
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.base.rows import Fix
+from steptime.job.job import Job
 from steptime.search import walked
-from steptime.search.changes import words
+from steptime.search.changes import fewest, words
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout, Search
+from steptime.search.space import SPLIT_SETTINGS, Axes, Split, chunk_counts, divisors, split_of
 
 MOST = 3
 """Lists that are told."""
 TRIES = 6
 """Layouts of one length that are estimated until one fits."""
+LARGER = 4
+"""How many times the plan's a micro-batch may be."""
+MOST_CHUNKS = 12
+"""Model chunks that a stage may have."""
 FREE = frozenset({"parallelism.dp", "parallelism.schedule", "parallelism.microbatch_group_sz", "data.gbs"})
 """Keys that follow from others."""
 BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("tp", "cp", "sp", "ep", "etp"))})
@@ -34,10 +41,11 @@ def fixes(found: Estimate) -> list[Fix]:
     if not walked.covered(job):  # every layout would be estimated
         return single.cheapest(job, found.step_s, estimate)
     try:
-        searched = run(job, Asked((job.parallelism.devices,), (job.data.gbs,)))
+        asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
+        searched = run(job, asked, bound=Faster(job))
     except ConfigError:
         return single.cheapest(job, found.step_s, estimate)
-    listed = list(_lists(searched))  # the shortest first: it stays, whatever beats it
+    listed = list(lists(searched))  # the shortest first: it stays, whatever beats it
     best = sorted(listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1], key=_step)
     return [
         Fix(
@@ -50,11 +58,59 @@ def fixes(found: Estimate) -> list[Fix]:
     ]
 
 
+def axes(job: Job) -> Axes:
+    """What is tried: no micro-batch much larger than that of the plan, which does not fit, no odd number of chunks.
+
+    Sequence parallelism needs less memory than none: where the plan has it, it stays.
+    """
+    p, layers = job.parallelism, job.model.n_layers
+    batches = [n for n in divisors(job.data.gbs) if n <= LARGER * job.data.microbatch_sz]
+    pps = [pp for pp in divisors(p.devices) if pp <= layers]
+    vpps = [n for n in chunk_counts(layers, pps, ends=split_of(job) != "auto") if n <= max(MOST_CHUNKS, p.vpp)]
+    sps = (True,) if job.sp or (p.tp == 1 and job.software.layout.sp and p.sp is None) else (False, True)
+    return Axes({"sp": sps, "microbatch_sz": tuple(batches), "vpp": tuple({*vpps, p.vpp})})
+
+
+class Faster:
+    """What no list can have: layouts that are slower than as many as would be tried of those with no more changes."""
+
+    def __init__(self, plan: Job) -> None:
+        self.plan = plan
+        self.search = Search(plan, Asked((), ()))
+        """What is found so far."""
+        self._seen = 0
+        self._best: dict[int, list[float]] = {}
+
+    def changes(self, pp: int, vpp: int, split: Split) -> int:
+        """Settings that a pipeline changes."""
+        said = {"parallelism.pp": pp, "parallelism.vpp": vpp, **SPLIT_SETTINGS[split]}
+        return len(fewest(self.plan, said))
+
+    def limit_s(self, changes: int) -> float:
+        """The seconds of the last one that would be tried of those found so far with so many changes at most."""
+        for at in range(self._seen, len(self.search.found)):
+            for length, step in zip(*_fastest(self.search, at), strict=True):
+                self._best[length] = sorted([*self._best.get(length, []), step])[:TRIES]
+        self._seen = len(self.search.found)
+        known = sorted(step for length, steps in self._best.items() if length <= changes for step in steps)
+        return known[TRIES - 1] if len(known) >= TRIES else inf
+
+
+def _fastest(searched: Search, at: int) -> tuple[list[int], list[float]]:
+    """Of a block the fastest layouts of every length: length and seconds."""
+    import numpy as np
+
+    lengths, steps = _lengths(searched, at), searched.found[at].step_s
+    order = np.argsort(steps, kind="stable")
+    rows = np.concatenate([order[lengths[order] == length][:TRIES] for length in np.unique(lengths)])
+    return lengths[rows].tolist(), steps[rows].tolist()
+
+
 def _step(layout: Layout) -> float:
     return layout.step_s
 
 
-def _lists(searched: Search) -> Iterator[Layout]:
+def lists(searched: Search) -> Iterator[Layout]:
     """The fastest layout of every number of changes that is faster than all with fewer, and more of the shortest."""
     import numpy as np
 
@@ -79,10 +135,10 @@ def _lengths(searched: Search, at: int) -> Any:
 
     found, plan = searched.found[at], searched.plan
     block, row, p = found.block, found.row, plan.parallelism
-    axes = block.rows
-    sp = (plan.software.layout.sp if p.sp is None else p.sp) & (axes.tp[row] > 1)
-    changed = 1 * (axes.tp[row] != p.tp) + (axes.cp[row] != p.cp) + (axes.sp[row] != sp)
-    changed = changed + (axes.microbatch_sz[row] != plan.data.microbatch_sz)
-    changed = changed + ((axes.ep[row] != p.ep) | (axes.etp[row] != p.etp)) * (plan.model.moe is not None)
+    rows = block.rows
+    sp = (plan.software.layout.sp if p.sp is None else p.sp) & (rows.tp[row] > 1)
+    changed = 1 * (rows.tp[row] != p.tp) + (rows.cp[row] != p.cp) + (rows.sp[row] != sp)
+    changed = changed + (rows.microbatch_sz[row] != plan.data.microbatch_sz)
+    changed = changed + ((rows.ep[row] != p.ep) | (rows.etp[row] != p.etp)) * (plan.model.moe is not None)
     lists = [searched.fewest(block.changes(i, 0)).keys() - FREE - BY_ROW for i in range(len(block.choices))]
     return changed + np.array([len(keys) for keys in lists])[found.choice]

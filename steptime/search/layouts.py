@@ -5,9 +5,10 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import exp
+from functools import cached_property
+from math import exp, inf
 from typing import Any, NamedTuple
 
 from steptime.answer.verdict import update_bytes
@@ -20,31 +21,17 @@ from steptime.memory.buffers import workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.states import States
 from steptime.search import held, seconds
-from steptime.search.parts import PartKey, code
+from steptime.search.least import Least
+from steptime.search.parts import PartKey
 from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
-from steptime.search.space import SPLIT_SETTINGS, Choice, Grid, Split
-from steptime.search.states import Around, Sketches, Spread, around
+from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
+from steptime.search.space import SPLIT_SETTINGS, Grid, Split
+from steptime.search.states import Around, Sketches, around
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import straggler_s
-
-
-class Rows(NamedTuple):
-    """The rows of one pipeline, in columns."""
-
-    sp: Any
-    tp: Any
-    cp: Any
-    ep: Any
-    etp: Any
-    microbatch_sz: Any
-    dp: Any
-    at: Any
-    """Row of the grid."""
-    part: Any
-    """Row of the parts."""
 
 
 class Buffers(NamedTuple):
@@ -120,43 +107,53 @@ class Pipelines:
     priced: Pricing
     margin: float
 
+    @cached_property
+    def least(self) -> Least:
+        """What layouts take at least."""
+        return Least(self.zeros, self.grid.gbs, self.chunks)
+
     def rows(self, which: Any) -> Rows:
         """The rows of a pipeline with their parts."""
         rows = rows_of(self.grid, list(self.zeros), which)
         return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
 
     def blocks(
-        self, stages: Stages, split: Split, which: Any, choices: tuple[Recompute, ...], share: Share | None
+        self,
+        stages: Stages,
+        split: Split,
+        which: Any,
+        choices: tuple[Recompute, ...],
+        share: Share | None,
+        limit_s: float = inf,
     ) -> Iterator[Block]:
-        """One block for every ZeRO level."""
-        import numpy as np
-
+        """One block for every ZeRO level. `limit_s`: layouts whose step is sure to take longer may be left out."""
         rows = self.rows(which)
+        rows = rows if limit_s == inf else self.least.useful(rows, stages, choices, limit_s)
         if not rows.at.size:
             return
         flavors = self.flavors(stages, choices, rows.part)
         view = self.view(stages, rows)
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share)
-        peaks = [held.peaks(stages, kind, chunks, microbatches) for kind, chunks in enumerate(flavors)]
+        peaks = [held.peaks(stages, 0, flavors[0], microbatches)]
         outside = sum(overhead(view)) + 0.0 * rows.tp
         spreads, at = spreads_of(rows)
         straggler = straggler_s(view, pipe.makespan_s)
         for zero, job in self.zeros.items():
-            legal = np.zeros(rows.at.size, dtype=bool)
-            for said in (False, True):
-                can = self.grid.legal.get(Choice(zero, said))
-                if can is not None:
-                    legal |= (rows.sp == said) & can[rows.at]
+            legal = legal_rows(self.grid, zero, rows)
+            capacity = job.machine.accelerator.usable_memory_bytes
+            if limit_s < inf:
+                least = peaks[0].saved + peaks[0].transient + self.least.of_states(job, rows, stages.pp)
+                legal &= ((pipe.makespan_s <= limit_s) & (least <= capacity)).any(axis=0)
             if not legal.any():
                 continue
+            peaks += [held.peaks(stages, kind, flavors[kind], microbatches) for kind in range(len(peaks), len(flavors))]
             ends = around(
                 job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
             )
             after = self.after_s(job, stages, flavors, pipe, ends, rows, at, microbatches)
             allocated, reserved = self.memory(stages, peaks, ends, rows, at)
             step = pipe.makespan_s + after + straggler
-            capacity = job.machine.accelerator.usable_memory_bytes
             yield Block(
                 self.job, self.grid.devices, self.grid.gbs, stages, split, zero, choices, rows, legal, step,
                 allocated + outside, reserved + outside, capacity, self.margin, outside,
@@ -250,29 +247,3 @@ class Pipelines:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
         runs = [run for chunk in stages.chunks[kind] for run in chunk.runs]
         return sum([count * self.chunks.parts.of[part].stays for part, count in runs])
-
-
-def spreads_of(rows: Rows) -> tuple[list[Spread], Any]:
-    """The different (tp, ep, etp) of some rows, and which of them each row has."""
-    import numpy as np
-
-    _, first, at = np.unique(code(0, rows.tp, rows.ep, rows.etp), return_index=True, return_inverse=True)
-    return [Spread(int(rows.tp[i]), int(rows.ep[i]), int(rows.etp[i])) for i in first], at
-
-
-def rows_of(grid: Grid, zeros: Sequence[int], which: Any) -> Rows:
-    """The rows of a pipeline that can run under any of some ZeRO levels, those with sequence parallelism after those without."""
-    import numpy as np
-
-    places: list[Any] = []
-    said_sp: list[Any] = []
-    for said in (False, True):
-        runs = np.zeros(len(which), dtype=bool)
-        for choice, legal in grid.legal.items():
-            if choice.sp == said and choice.zero_level in zeros:
-                runs |= legal[which]
-        places.append(which[runs])
-        said_sp.append(np.full(int(runs.sum()), said))
-    at, sp = np.concatenate(places), np.concatenate(said_sp)
-    key = {name: grid.columns[name][at] for name in PartKey._fields[1:]}
-    return Rows(sp=sp, **key, dp=grid.columns["dp"][at], at=at, part=at)

@@ -22,7 +22,7 @@ from steptime.memory.op_walk import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
-from steptime.timing.part_times import PartTimes, layer_gap_s, pricing, whole_replay
+from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
 
 Modules = frozenset[str]
 NO_MODULES: Modules = frozenset()
@@ -87,20 +87,22 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
     found = []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
         layer = part in assembly.kinds
-        times = part_time(part.ops, part.sizes, context, [], gap_s if layer else 0.0)
+        gaps_s = part_gap_s(gap_s, part) if layer else 0.0
+        times = part_time(part.ops, part.sizes, context, [], gaps_s)
         passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
         sets = module_sets if layer else ()
-        replays = [
-            segment_replay(part.ops, passes, context, find_segments(part.ops, s, compiled=compiled), gap_s)
-            for s in sets
-        ]
-        bytes_ = [memories.walk(part), *(memories.walk(part, modules) for modules in sets)]
+        segments = [tuple(find_segments(part.ops, s, compiled=compiled)) for s in sets]
+        alike = dict(zip(segments, sets, strict=True))  # modules that this part has not change nothing
+        replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
+        plain = memories.walk(part)
+        walks = {one: memories.walk(part, modules) if one else plain for one, modules in alike.items()}
+        bytes_ = [plain, *(walks[one] for one in segments)]
         found.append(
             Walked(
                 times.forward.seconds,
                 times.backward.seconds,
                 whole_replay(part, times, context).seconds if layer else 0.0,
-                tuple(replay.seconds for replay in replays),
+                tuple(replays[one] for one in segments),
                 tuple((m.saved, m.forward.bytes, m.backward.bytes) for m in bytes_),
                 passing(part).bytes,
                 part.x.elements,

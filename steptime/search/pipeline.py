@@ -15,9 +15,9 @@ from steptime.job.candidates import SectionColumns
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.job import Job
 from steptime.schedule import placement
-from steptime.search.parts import JoinedMemories, Parts
+from steptime.search.parts import NO_MODULES, JoinedMemories, Parts
 from steptime.search.recompute import Recompute
-from steptime.timing.part_times import PartTimes, chunk_time
+from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
 
 
 class Stages(NamedTuple):
@@ -90,6 +90,8 @@ class Chunks:
         self.parts = parts
         self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
+        self._plain: dict[tuple[object, ...], ChunkTime] = {}
+        self.plain_times = parts.times(NO_MODULES)
         self._stacked: dict[tuple[object, ...], Flavor] = {}
 
     def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:
@@ -108,9 +110,11 @@ class Chunks:
         key = (chunk.runs, chunk.embedding, chunk.head, choice)
         if key not in self._known:
             times, memories = self.under(choice)
-            seconds, memory = chunk_time(times, chunk), memories.chunk(chunk)
+            if key[:3] not in self._plain:
+                self._plain[key[:3]] = plain_time(self.plain_times, chunk)
+            seconds, memory = self._plain[key[:3]], memories.chunk(chunk)
             extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
-            self._known[key] = (seconds.forward_s, seconds.backward_s, memory.saved, *extra)
+            self._known[key] = (seconds.forward_s, seconds.backward_s + replay_s(times, chunk), memory.saved, *extra)
         return self._known[key]
 
     def under(self, choice: Recompute) -> tuple[PartTimes, JoinedMemories]:

@@ -10,7 +10,7 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.search.layouts import Block
-from steptime.search.screen import Screen
+from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, Found, Search, weight
 from steptime.search.space import EXCESS, Counts
 
@@ -40,20 +40,24 @@ def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -
 Tell = Callable[[float], None]
 
 
-def run(plan: Job, asked: Asked, tell: Tell | None = None) -> Search:
+def run(plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None = None) -> Search:
     """The search; a keyboard interrupt ends it with what it has. `tell`: takes the share of it that is done.
+
+    `bound`: leaves out what is of no use, which is not counted.
 
     Raises:
         ConfigError: no devices, or an axis that has no value left.
     """
     start, result = perf_counter(), Search(plan, asked)
+    if bound:
+        bound.search = result
     if min(asked.devices, default=0) < 1:
         raise ConfigError("devices: at least 1 is needed")
     lots = [(extra, n, gbs) for extra in _others(asked.over) for n in asked.devices for gbs in asked.gbs]
     try:
         for at, (extra, devices, gbs) in enumerate(lots):
             changed = plan.replace(**extra) if extra else plan
-            screen = Screen(changed, asked.axes, result.counts)
+            screen = Screen(changed, asked.axes, result.counts, bound)
             for share, block in screen.blocks(devices, gbs):
                 _keep(result, changed, extra, block)
                 if tell:

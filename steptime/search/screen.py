@@ -6,7 +6,8 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 from steptime.answer.interval import interval_at
 from steptime.answer.measured import place_of
@@ -18,6 +19,7 @@ from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_plan, usual
+from steptime.search.search import Search
 from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
 from steptime.search.states import Sketches
 from steptime.software.performance import resolve
@@ -28,6 +30,19 @@ PLACES = ((8, 1, 1, 1), (8, 8, 1, 1), (1024, 8, 8, 1), (1024, 8, 8, 8), (4096, 1
 """Layouts, as (devices, tp, pp, cp), whose intervals of memory are looked at: the narrowest counts for all."""
 
 
+class Bound(Protocol):
+    """What a search may leave out."""
+
+    search: Search
+    """What is found so far."""
+
+    def changes(self, pp: int, vpp: int, split: Split) -> int:
+        """Settings that a pipeline changes; those that change fewer are screened first."""
+
+    def limit_s(self, changes: int) -> float:
+        """Seconds of a step from which on layouts with so many changes or more are of no use."""
+
+
 @dataclass
 class Screen:
     """The screen of one job, of which everything is fixed but the layout."""
@@ -35,6 +50,8 @@ class Screen:
     plan: Job
     axes: Axes
     counts: Counts
+    bound: Bound | None = None
+    """What layouts are of no use, where not all of them are."""
     _allowed: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -100,11 +117,14 @@ class Screen:
         priced = pricing(Candidates(self.job, dp=found.devices).as_job)
         common = Pipelines(self.job, zeros, found, chunks, sketches, priced, self.margin)
         plain = facts(self.job)
+        if bound := self.bound:
+            listed = sorted(listed, key=lambda one: (bound.changes(*one[:3]), -min(one[1], 8)))
         for at, (pp, vpp, split, rows) in enumerate(listed):
             name = "interleaved" if vpp > 1 else self.job.schedule
             shape = stages(parts.assembly, dealt_as(plain._replace(pp=pp, vpp=vpp), split), name)
             share = self.send_share(interleaved=vpp > 1)
-            for block in common.blocks(shape, split, rows, self.choices(shape.layers), share):
+            limit = bound.limit_s(bound.changes(pp, vpp, split)) if bound else inf
+            for block in common.blocks(shape, split, rows, self.choices(shape.layers), share, limit):
                 yield at, block
 
     def _walked(

@@ -182,16 +182,14 @@ def grid(
     job: Job, plan: Job, axes: Axes, devices: int, gbs: int, counts: Counts, weight: int, zeros: Sequence[int]
 ) -> Grid:
     """The rows of one number of devices and one batch. `weight`: layouts that every legal row stands for (recomputations)."""
-    import numpy as np
-
     columns = numbers(job, plan, axes, devices, gbs)
     dealt = splits(plan, columns)
     legal = {}
     for zero in zeros:
-        for sp in axes.values("sp", (False, True)):
-            mine = columns["tp"] > 1 if sp else np.ones(len(dealt), dtype=bool)
-            if not sp and axes.said.get("sp") == (True,):
-                mine = columns["tp"] == 1
+        said = axes.values("sp", (False, True))
+        for sp in (False, True):  # without tensor parallelism there is none to say
+            wide = columns["tp"] > 1
+            mine = wide & (sp in said) if sp else ~wide | (sp in said)
             legal[Choice(zero, sp)] = judged(job, columns, dealt, mine, Choice(zero, sp), gbs, counts, weight)
     return Grid(devices, gbs, columns, dealt, legal)
 

@@ -10,10 +10,11 @@ from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
-from steptime.search.layouts import Block, rows_of
+from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import Recompute
-from steptime.search.space import Choice, Grid, Split, dealt_as
+from steptime.search.rows import legal_rows, rows_of
+from steptime.search.space import Grid, Split, dealt_as
 
 
 def covered(job: Job) -> bool:
@@ -34,11 +35,7 @@ def blocks(
     import numpy as np
 
     rows = rows_of(grid, [zero], which)
-    legal = np.zeros(rows.at.size, dtype=bool)
-    for said in (False, True):
-        can = grid.legal.get(Choice(zero, said))
-        if can is not None:
-            legal |= (rows.sp == said) & can[rows.at]
+    legal = legal_rows(grid, zero, rows)
     capacity = job.machine.accelerator.usable_memory_bytes
     for row in np.flatnonzero(legal):
         one = type(rows)(*(column[row : row + 1] for column in rows))

@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     server_version = "steptime"
     sys_version = ""
     protocol_version = "HTTP/1.1"

@@ -71,7 +71,7 @@ class Recompute(Config):
     n_layers: int | list[int] | None = None
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
-    memory_budget: float | None = Field(None, ge=0.7, le=1)
+    memory_budget: float | None = Field(default=None, ge=0.7, le=1)
     """torch.compile's activation_memory_budget of a block: the share of what it would save, its input apart. Below 0.7 matrix
     products would run again, which is not modeled."""
 

@@ -53,7 +53,7 @@ def resolve_recompute(performance: Performance, pp: int, vpp: int) -> Recomputat
     """
     said, word = performance.recompute, performance.activation_checkpointing_type
     if said is None:
-        if word in {None, "none"}:
+        if word is None or word == "none":
             return Recomputation()
         if word != "full":
             return Recomputation("selective", modules=MODULES_OF[word])

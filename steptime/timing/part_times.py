@@ -122,8 +122,7 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
     for part in assembly.kinds:
         segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        gaps_s = gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
-        of[part] = part_time(part.ops, part.sizes, context, segments, gaps_s)
+        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, part))
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
@@ -138,9 +137,9 @@ MLP_LAUNCHES = 3.0
 
 def more_launches(ops: list[Op]) -> Num:
     """Launch gaps of a layer over a dense one's, which the profile states: as its experts' kernels to those of an MLP."""
-    experts = sum([launches(op) for op in ops if op.role in MOE])
-    if not experts:
+    if not any(op.role in MOE for op in ops):
         return 1.0
+    experts = sum([launches(op) for op in ops if op.role in MOE])
     others = sum([launches(op) for op in ops if op.role not in MOE])
     return (others + experts) / (others + MLP_LAUNCHES)
 
@@ -160,6 +159,11 @@ def layer_gap_s(job: Job, context: Context) -> float:
     graphs = GRAPHED_GAP if job.software.timing.cuda_graphs else 1.0
     compiled = COMPILED_GAP if job.software.kernels.compile != "none" else 1.0
     return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
+
+
+def part_gap_s(gap_s: Num, part: Part) -> Num:
+    """The launch gaps of a layer of this kind, from those of a layer with two norms."""
+    return gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
@@ -199,9 +203,19 @@ def chunk_times(assembly: Assembly, times: PartTimes) -> list[list[ChunkTime]]:
 
 def chunk_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
     """Seconds of one chunk."""
+    plain = plain_time(times, chunk)
+    return plain._replace(backward_s=plain.backward_s + replay_s(times, chunk))
+
+
+def plain_time(times: PartTimes, chunk: Chunk) -> ChunkTime:
+    """Seconds of one chunk of which nothing is recomputed."""
     works = [(n, times.of[part]) for n, part in times.works(chunk)]
     forward = sum([n * part.forward.seconds for n, part in works])
     backward = sum([n * part.backward.seconds for n, part in works])
-    replayed_s = sum([n * work.seconds for n, _, work in times.replays(chunk)])
     weight_s = sum([n * part.backward.weight_s for n, part in works])
-    return ChunkTime(forward, backward + replayed_s, weight_s)
+    return ChunkTime(forward, backward, weight_s)
+
+
+def replay_s(times: PartTimes, chunk: Chunk) -> Num:
+    """Seconds that recomputation adds to a backward of one chunk."""
+    return sum([n * work.seconds for n, _, work in times.replays(chunk)])

@@ -52,6 +52,7 @@ def test_one_process(tmp_path):
     assert row.ddp is None
     assert row.notes == [
         "performance.norm_impl: composite, as F.rms_norm runs on cpu",
+        "performance.cublas_workspace: none, since a CPU has no cuBLAS",
         "performance.clip_grad: false, since the steps clip nothing",
     ]
     assert steps_in(tmp_path / "rank0.json") == {"ProfilerStep#1", "ProfilerStep#2"}
@@ -184,7 +185,7 @@ def test_refusals_stop_the_run():
 
 def test_known_differences_of_the_peak():
     """Of a GPT in fp32 on one CPU none is known, and there is none."""
-    plain = job(GPT)
+    plain, _ = as_run(job(GPT), "cpu")
     assert peak_differences(plain, "cpu") == []
     row = run_steps(plain, CPU, steps=1, warmup=1)
     assert row.allocated_peak_bytes == [estimate(plain).memory.peak_allocated_bytes]
@@ -195,10 +196,13 @@ def test_known_differences_of_the_peak():
 
 
 def test_what_the_device_dictates():
-    unclipped = job(GPT, {"clip_grad": False})
+    unclipped = job(GPT, {"clip_grad": False, "cublas_workspace": ":0:0"})
     dropped, notes = as_run(unclipped.replace(**{"model.dropout": 0.1}), "cpu")
     assert (dropped.model.dropout, len(notes)) == (0.0, 1)
     assert as_run(unclipped, "cpu") == (unclipped, [])
-    assert [note.partition(":")[0] for note in as_run(job(GPT), "cpu")[1]] == ["performance.clip_grad"]
+    assert [note.partition(":")[0] for note in as_run(job(GPT), "cpu")[1]] == [
+        "performance.cublas_workspace",
+        "performance.clip_grad",
+    ]
     assert as_run(job(performance={"norm_impl": "composite"}), "cuda")[0].software.kernels.norm_impl == "fused"
     assert "CUDA's flash attention takes bf16 and fp16" in unsupported(job(), "cuda")[0]

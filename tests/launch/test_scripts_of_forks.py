@@ -39,6 +39,17 @@ def test_a_script_that_submits_itself(tmp_path):
     assert (layout.tp, layout.pp, layout.dp) == (2, 4, 4)
 
 
+def test_a_script_of_grid_engine_has_the_nodes_of_its_header(tmp_path):
+    """8 nodes of the kind rt_AF, which the script gives 8 processes each: 64 over tp 2 and pp 4."""
+    text = (
+        '#$ -l rt_AF=8\nif [[ "$SGE_RESOURCE_TYPE" == "rt_F" ]]; then\n  N=4\n'
+        'elif [[ "$SGE_RESOURCE_TYPE" == "rt_AF" ]]; then\n  N=8\nfi\n'
+        f"mpirun -np $((NHOSTS * N)) --npernode $N python pretrain_gpt.py {FLAGS} --tensor-model-parallel-size 2 "
+        "--pipeline-model-parallel-size 4\n"
+    )
+    assert job(tmp_path, text).parallelism.dp == 8
+
+
 def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
@@ -180,6 +191,8 @@ def test_all_unset_variables_are_one_line(tmp_path):
         ("GPT2BPETokenizer", ["data/gpt2-vocab.json", "data/gpt2-merges.txt"], 50257),
         ("GPT2BPETokenizer", [], 50257),
         ("GPT2BPETokenizer", ["/x/europa-tokenizer/vocab.json"], None),
+        ("GPT2BPETokenizer", ["/x/north_tokenizer_131072-rc3/vocab.json"], 131072),  # its own name counts
+        ("HuggingFaceTokenizer", ["google/gemma-7b"], 256000),  # a preset's embedding
         ("Llama2Tokenizer", ["/data/tokenizer.model"], 32000),
         ("Llama2Tokenizer", ["src/own-100k.ver3.model"], None),
         ("HuggingFaceTokenizer", ["meta-llama/Llama-3.1-8B"], 128256),
@@ -189,6 +202,13 @@ def test_all_unset_variables_are_one_line(tmp_path):
 def test_a_vocabulary_is_never_guessed_against_the_file(kind, files, entries):
     found = entries_of(kind, files)
     assert (found and found[0]) == entries
+
+
+def test_a_padding_as_large_as_a_vocabulary_tells_it(tmp_path):
+    """16032 x tp 8 is Llama 3's 128256; the usual multiple 128 tells nothing."""
+    flags = f"{SIZES} --tensor-model-parallel-size 8 --tokenizer-type PretrainedFromHF --make-vocab-size-divisible-by "
+    assert job(tmp_path, RUN + flags + "16032").model.vocab_sz == 128256
+    assert problems(tmp_path, RUN + flags + "128") == ["vocabulary size unknown; add --set model.vocab_sz=N"]
 
 
 def test_a_vocabulary_is_counted_where_its_file_is(tmp_path):

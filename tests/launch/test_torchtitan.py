@@ -153,8 +153,9 @@ def test_the_environment_and_the_user_tell_the_devices():
     ("changes", "line"),
     [
         (
-            [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1")],
-            ("job: number of devices unknown; add --set parallelism.dp=N (devices / 1), or set WORLD_SIZE"),
+            # run_train.sh's 8 do not hold 3 ranks of cp
+            [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = -1\ncontext_parallel_degree = 3")],
+            ("job: number of devices unknown; add --set parallelism.dp=N (devices / 3), or set WORLD_SIZE"),
         ),
         (
             [("[parallelism]", "tensor_paralel_degree = 2")],

@@ -61,8 +61,16 @@ def test_a_file_says_its_job(name, sets, said):
 
 def test_what_a_file_leaves_open_is_asked_for_at_once():
     devices = "number of devices unknown; add --set parallelism.dp=N"
-    assert problems("llamafactory.yaml") == [devices]
+    assert problems("olmo.yaml") == [devices]
     assert problems("gpt_neox.yml") == ["vocabulary size unknown; add --set model.vocab_sz=N", devices]
+
+
+@pytest.mark.parametrize("name", ["llamafactory.yaml", "primus.yaml"])
+def test_a_launcher_of_its_own_takes_the_devices_of_one_node_and_says_so(name):
+    """llamafactory-cli starts a process on each device of one node, Primus's run_pretrain.sh 8: dp 8 on a DGX H100."""
+    found = job(name)
+    assert found.parallelism.dp == 8
+    assert any(note.startswith("devices not told, so 8: ") for note in found.notes)
 
 
 def test_adapters_are_refused_in_one_line():

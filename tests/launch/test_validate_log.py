@@ -367,9 +367,6 @@ def test_no_accelerator_and_a_flag_that_is_not_modelled(capsys, tmp_path):
         "add",
         "--allow-unmodelled",
     ]
-    path = write(tmp_path / "x.log", [*head(num_experts=8), *BODY])
-    code, _, err = run(capsys, "--log", path, *H100)
-    assert code == 2
     path = write(tmp_path / "y.log", [*head(cpu_offloading=True), *BODY])
     code, _, err = run(capsys, "--log", path, *H100)
     assert code == 2

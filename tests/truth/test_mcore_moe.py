@@ -60,6 +60,8 @@ ROUTERS = {
         "moe_router_load_balancing_type": "seq_aux_loss",
         "moe_aux_loss_coeff": 0.01,
     },
+    "sinkhorn": {"moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1},
+    "sinkhorn, top 2": {"moe_router_load_balancing_type": "sinkhorn"},
     "z loss": {"moe_z_loss_coeff": 0.001},
     "shared": SHARED,
     "shared, gated": {**SHARED, "moe_shared_expert_gate": True},
@@ -71,7 +73,18 @@ ROUTERS = {
     "unfused, fp32": {"fused_activation": False, "moe_router_dtype": "fp32"},
 }
 GATHER = {"moe_token_dispatcher_type": "allgather"}
-GATHERED = ("plain", "one by one", "fp32 router", "top 4", "drop", "drop half", "shared", "fused", "DeepSeek-V3")
+GATHERED = (
+    "plain",
+    "sinkhorn",
+    "one by one",
+    "fp32 router",
+    "top 4",
+    "drop",
+    "drop half",
+    "shared",
+    "fused",
+    "DeepSeek-V3",
+)
 RECOMPUTED = (
     ("moe",),
     ("shared_experts",),

@@ -183,13 +183,17 @@ def is_legacy(arguments: Mapping[str, str]) -> bool:
 
 
 def keys_of(
-    arguments: Mapping[str, str], names: Mapping[str, str], source: str, sets: Mapping[str, Any] | None = None
+    arguments: Mapping[str, str],
+    names: Mapping[str, str],
+    source: str,
+    sets: Mapping[str, Any] | None = None,
+    table_name: str = "megatron",
 ) -> JobKeys:
     """Arguments as settings; `names` are the flags that said them, none for a dump."""
-    table = load_table("megatron")
-    negations, flags = table.raw["negations"], {argument: flag for flag, argument in table.raw["flag_names"].items()}
+    table, raw = load_table(table_name), load_table("megatron").raw
+    negations, flags = raw["negations"], {argument: flag for flag, argument in raw["flag_names"].items()}
     if is_legacy(arguments):
-        listed = {key: table.defaults[key] for key in table.raw["of_2021"]}
+        listed = {key: table.defaults[key] for key in raw["of_2021"]}
         unlisted = {key: value for key, (_, value) in table.defaults.items() if key not in listed}
         fork = DEEPSPEED_FORK if plain(arguments.get("deepspeed")) is True else OLD_RELEASE
         table = table._replace(framework=fork, defaults=listed, unlisted=unlisted)

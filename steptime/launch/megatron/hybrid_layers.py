@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
@@ -29,7 +30,7 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
         return {}
     if "/" in str(keys.get("hybrid_layer_pattern")):
         keys.leave_out("hybrid_layer_pattern", "layers of multi-token prediction")
-    if "mamba_stack_spec" in str(keys.get("spec") or ""):
+    if re.search(r"(?:mamba|hybrid)_stack_spec", str(keys.get("spec") or "")):
         keys.without_effect("spec", "the layers of the hybrid pattern")
     letters, said = pattern.replace("|", ""), keys.whole("num_layers")
     if said not in {None, len(letters)}:

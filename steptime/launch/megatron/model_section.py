@@ -6,6 +6,8 @@ from typing import Any
 
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.attention_kinds import attention_section, latent
+from steptime.launch.megatron.expert_layers import expert_section
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern, hybrid_section
 from steptime.launch.vocabulary import entries_of
 
@@ -26,14 +28,14 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         "hidden_sz": hidden,
         "inter_sz": keys.whole("ffn_hidden_size") or _ffn(hidden, swiglu=keys.on("swiglu")),
         "n_q_heads": heads,
-        "n_kv_heads": _kv_heads(keys, heads),
-        "head_dim": keys.whole("kv_channels"),
+        "n_kv_heads": None if latent(keys) else _kv_heads(keys, heads),
+        "head_dim": None if latent(keys) else keys.whole("kv_channels"),
         "vocab_sz": _vocabulary(keys),
         "glu": glu,
         "activation": _activation(keys, glu=glu),
         "norm": norm,
         "bias": keys.on("add_bias_linear"),
-        "qk_norm": keys.on("qk_layernorm"),
+        "qk_norm": keys.on("qk_layernorm") and not latent(keys),
         "tie_embeddings": tied,
         "dropout": _dropout(keys, unfused=unfused),
         "norm_bias": norm == "layernorm",
@@ -42,10 +44,8 @@ def model_section(keys: JobKeys, *, unfused: bool) -> dict[str, Any]:
         keys.without_effect("bias_dropout_fusion", "without bias and dropout both ways add the residual alone")
     if not section["bias"] and keys.on("add_qkv_bias"):
         section["qkv_bias"] = True
-    section |= _positions(keys) | hybrid_section(keys)
-    window = [int(number) for number in keys.words("window_size") if number.isdigit()]
-    if window and window[0] >= (keys.whole("seq_length") or 0) > 0:
-        keys.without_effect("window_size", "no shorter than the sequence")
+    section |= _positions(keys) | hybrid_section(keys) | attention_section(keys)
+    section |= expert_section(keys, section["inter_sz"])
     return {key: value for key, value in section.items() if value is not None}
 
 
@@ -117,12 +117,24 @@ def _vocabulary(keys: JobKeys) -> int | None:
     if size is None:
         files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
         found = entries_of(kind, [str(name) for name in files if name])
+        found = found or _one_multiple(keys)
         if found is None:
             return None
         size, whose = found
         keys.notes.append(f"vocabulary not set, so {whose}: {size}")
     extra = keys.whole("extra_vocab_size", least=0) or 0
     return size + extra + (keys.whole("vocab_extra_ids", least=0) or 0)
+
+
+def _one_multiple(keys: JobKeys) -> tuple[int, str] | None:
+    """What a vocabulary is padded to, where that is so large that it is one multiple: 16032 x tp 8 for Llama 3's 128256."""
+    multiple, tp = keys.whole("make_vocab_size_divisible_by") or 0, keys.whole("tensor_model_parallel_size") or 1
+    size = multiple * tp
+    return (
+        (size, f"one multiple of {keys.name('make_vocab_size_divisible_by')} {multiple} x tp {tp}")
+        if size >= 30_000
+        else None
+    )
 
 
 def data_section(keys: JobKeys, dp: int | None) -> dict[str, Any]:

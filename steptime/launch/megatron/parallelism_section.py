@@ -8,6 +8,7 @@ from typing import Any
 from steptime.launch.devices import data_parallel
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
+from steptime.launch.megatron.expert_layers import expert_degrees
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
 from steptime.launch.megatron.performance_section import main_grad_dtype
 
@@ -29,6 +30,7 @@ def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
     vpp = _virtual_stages(keys, pp)
     if vpp > 1:
         section["vpp"] = vpp
+    section |= expert_degrees(keys, tp)
     section["sp"] = keys.on("sequence_parallel") and tp > 1  # arguments.py, validate_args
     if tp == 1:
         keys.without_effect("sequence_parallel", "only with tensor parallelism")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.attention_kinds import latent
+from steptime.launch.megatron.expert_layers import expert_performance, has_experts
 
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
-_OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts", "mla_up_proj"})
-"""Modules of layers that the model does not have."""
+_OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
+_OF_LATENTS = frozenset({"mla_up_proj"})
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
             section[key] = "fused" if keys.on(argument) else "composite"
         # it adds into fp32 alone (NVIDIA/Megatron-LM@00129014 megatron/arguments.py)
         return section | {"grad_accumulation_fusion": fused and section["main_grad_dtype"] == "fp32"}
-    section |= {"grad_accumulation_fusion": fused} | _kernels(keys)
+    section |= {"grad_accumulation_fusion": fused} | _kernels(keys) | expert_performance(keys)
     return section | {"overlap": _overlap(keys, layout, section)}
 
 
@@ -65,6 +67,8 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         granularity = "selective"
     if granularity is None and (keys.on("checkpoint_activations") or method):  # of releases before granularity was said
         granularity = "full"
+    if granularity is None and keys.on("moe_layer_recompute") and has_experts(keys):
+        granularity = "selective"  # transformer_config.py, __post_init__: core_attn and moe
     if granularity is None:
         for key in ("recompute_num_layers", "recompute_modules"):
             keys.without_effect(key, "only with recompute_granularity")
@@ -77,9 +81,11 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
         return {}
     modules = keys.words("recompute_modules") or ["core_attn"]
-    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS]:
+    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS | _OF_LATENTS]:
         keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
-    kept = [name for name in modules if name in _MODULES]
+    there = _MODULES | (_OF_EXPERTS if has_experts(keys) else set()) | (_OF_LATENTS if latent(keys) else set())
+    modules += ["moe"] if keys.on("moe_layer_recompute") else []
+    kept = list(dict.fromkeys(name for name in modules if name in there))
     if not kept:
         return {"activation_checkpointing_type": "none"}
     return {"recompute": {"granularity": "selective", "modules": kept}}
@@ -184,4 +190,4 @@ def _overlap(keys: JobKeys, layout: dict[str, Any], section: dict[str, Any]) -> 
         "tp": keys.on("tp_comm_overlap") and layout["tp"] > 1,
         "dp": dp,
         "pp": keys.on("overlap_p2p_comm") and layout.get("vpp", 1) > 1,
-    }
+    } | ({"ep": keys.on("overlap_moe_expert_parallel_comm")} if "ep" in layout else {})

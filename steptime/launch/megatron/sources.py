@@ -13,6 +13,7 @@ from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
 from steptime.launch.devices import told, told_whole
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.keys import load_table
 from steptime.launch.logs.lines import vocabulary_of
 from steptime.launch.logs.printed_config import BEGIN, read_dump
 from steptime.launch.megatron.env_variables import put_backend, put_tokenizer, with_variables
@@ -55,7 +56,7 @@ def read_megatron(
         arguments = _located(path, read_dump, text.splitlines())
         return from_arguments(arguments, path, vocab_size=vocabulary_of(text), sets=sets)
     if re.search(r"^\s*MODEL_ARGS:", text, re.MULTILINE):
-        return _from_words(path, _yaml_words(text, path), None, sets)
+        return _from_words(path, _yaml_words(text, path), None, sets, launcher=load_table("megatron").raw["tests"])
     if re.match(r"\s*(#[^!][^\n]*\n\s*)*--[A-Za-z]", text):
         return _from_words(path, _located(path, read_words, text), None, sets)
     return _from_script(path, read_script(text, path, dict(env or {}), beside), sets, beside or Beside())
@@ -111,10 +112,16 @@ def _from_script(path: str, script: Script, sets: Mapping[str, Any] | None, besi
 
 
 def _from_words(
-    path: str, words: list[Word], script: Script | None, sets: Mapping[str, Any] | None, beside: Beside | None = None
+    path: str,
+    words: list[Word],
+    script: Script | None,
+    sets: Mapping[str, Any] | None,
+    beside: Beside | None = None,
+    launcher: Mapping[str, Any] | None = None,
 ) -> Reading:
     said = arguments_of(words)
     keys = keys_of(said.arguments, said.names, path, sets)
+    keys.launcher = launcher
     keys.notes += said.notes
     if script is not None:
         _of_environment(keys, script)
@@ -216,8 +223,9 @@ def from_arguments(
     world_size: int | None = None,
     vocab_size: int | None = None,
     sets: Mapping[str, Any] | None = None,
+    table: str = "megatron",
 ) -> Reading:
-    """The config that Megatron-LM's arguments stand for, by the names that its dump prints.
+    """The config that Megatron-LM's arguments stand for, by the names that its dump prints; `table` may extend Megatron-LM's.
 
     A log's own words on the vocabulary (`vocabulary_of`) go before what its arguments say of the tokenizer.
 
@@ -227,7 +235,7 @@ def from_arguments(
     said = dict(arguments)
     if vocab_size is not None:
         said |= {"vocab_size": str(vocab_size), "vocab_extra_ids": "0", "tokenizer_type": "None"}
-    keys = keys_of(said, {}, source, sets)
+    keys = keys_of(said, {}, source, sets, table)
     reading = _plan(keys, is_legacy(arguments), world_size)
     return _of_release(reading, fitting_release(arguments.keys(), dump=True))
 

@@ -40,14 +40,19 @@ def read_recipe(path: str, file: str, text: str, function: str, sets: Mapping[st
     said = flatten({key: _plain(section) for key, section in tree.items() if key != "env_vars"})
     said |= {f"mixed_precision.{key}": value for key, value in ({"bf16": True} | low).items()}
     model = {} if preset is None or "model.num_layers" in said else {"model": preset}
-    defaults = {
+    table = load_table("megatron_bridge")
+    length = re.search(r"_(\d+)k_", base)
+    lengths = [size for family, size in table.raw["lengths"].items() if base.startswith(family)]
+    defaults: dict[str, Any] = {
         "ddp.overlap_grad_reduce": True,
         "ddp.overlap_param_gather": True,
         "ddp.use_distributed_optimizer": True,
     }
+    if length or lengths:
+        defaults["dataset.seq_length"] = int(length[1]) * 1024 if length else lengths[0]
     keys = object_keys(
         said,
-        load_table("megatron_bridge"),
+        table,
         path,
         model | dict(sets or {}),
         defaults=defaults,

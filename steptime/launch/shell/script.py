@@ -149,9 +149,12 @@ def _headers(text: str) -> list[tuple[str, str]]:
 
 
 def _slurm(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
-    """The variables that Slurm or PBS sets: those from a script's headers, and those of a job that is running already."""
+    """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
     found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
     found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
+    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+)=(\d+)", text, re.MULTILINE):
+        # qsub of Grid Engine at ABCI (docs.abci.ai, job execution): kind and number of nodes
+        found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
     for option, value in headers:
         number = re.search(r"(?:^|:)(\d+)$", value)
         if option in _SBATCH and number and (option != "gres" or "gpu" in value):

@@ -1,0 +1,61 @@
+"""Kinds of attention in a Megatron job: latents, windows, sinks and gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+
+_LATENT = {
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+
+
+def latent(keys: JobKeys) -> bool:
+    """Whether attention goes through latents (MLA)."""
+    return keys.on("multi_latent_attention")
+
+
+def attention_section(keys: JobKeys) -> dict[str, Any]:
+    """The `attention` part of the `model` section; empty for plain attention."""
+    found: dict[str, Any] = {}
+    if latent(keys):
+        sizes = {ours: keys.whole(name) for name, ours in _LATENT.items()}
+        found = {"kind": "mla"} | {key: size for key, size in sizes.items() if size is not None}
+        if not keys.on("qk_layernorm"):
+            keys.approximate("qk_layernorm", "norms of the latents, which are counted, are off")
+        for name in ("group_query_attention", "num_query_groups", "kv_channels"):
+            keys.without_effect(name, "latent attention has widths of its own")
+    found |= _window(keys)
+    if keys.get("softmax_type") is not None and keys.word("softmax_type"):
+        found["sinks"] = True
+    elif keys.get("softmax_type") == "off-by-one":
+        keys.without_effect("softmax_type", "a constant in the softmax costs nothing")
+    if keys.on("attention_output_gate"):
+        found["gated"] = True
+    return {"attention": found} if found else {}
+
+
+def _window(keys: JobKeys) -> dict[str, Any]:
+    """How far back positions see, themselves included, and in which layers.
+
+    The flag says how many positions lie to the left and to the right; an integer N beside it leaves every N-th layer without
+    (core transformer/utils.py, is_layer_window_attention).
+    """
+    said = [int(number) for number in keys.words("window_size") if number.lstrip("-").isdigit()]
+    if not said or said[0] < 0:
+        return {}
+    if said[0] >= (keys.whole("seq_length") or 0) > 0:
+        keys.without_effect("window_size", "no shorter than the sequence")
+        return {}
+    found = {"window": said[0] + 1}
+    skips = str(keys.get("window_attn_skip_freq") or "")
+    if skips.isdigit():
+        return found | {"window_pattern": int(skips)}
+    if skips:
+        keys.leave_out("window_attn_skip_freq", "layers listed one by one: every layer has a window")
+    return found

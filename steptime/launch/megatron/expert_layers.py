@@ -1,0 +1,170 @@
+"""Mixtures of experts in a Megatron job: which layers have them, how the router deals tokens, how rows reach them.
+
+Source: megatron-core 0.16.1 transformer/transformer_config.py, models/gpt/gpt_layer_specs.py and transformer/moe.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import groupby
+from typing import Any
+
+from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.hybrid_layers import hybrid_pattern
+
+_BALANCED = ("aux_loss", "seq_aux_loss", "global_aux_loss")
+"""Kinds of balancing that are losses, which a coefficient of 0 turns off."""
+MOST_LAYERS = 10_000
+"""More than any model has."""
+
+
+def has_experts(keys: JobKeys) -> bool:
+    """Whether the job says experts; one alone is a dense MLP."""
+    count = keys.whole("num_experts", least=0) or 0
+    if count == 1:
+        keys.without_effect("num_experts", "one expert is a dense MLP")
+    return count > 1
+
+
+def expert_section(keys: JobKeys, ffn: int) -> dict[str, Any]:
+    """What experts add to the `model` section; empty without. `ffn`: width of the dense MLP."""
+    if not has_experts(keys):
+        return {}
+    layers = _layers(keys)
+    width = keys.whole("moe_ffn_hidden_size") or ffn
+    moe: dict[str, Any] = {
+        "n_experts": keys.count("num_experts"),
+        "expert_inter_sz": width,
+        "experts_per_token": keys.count("moe_router_topk"),
+        "n_dense_layers": layers.pop("n_dense_layers", None),
+        "score_function": keys.word("moe_router_score_function"),
+        "pre_softmax": keys.on("moe_router_pre_softmax"),
+        "expert_bias": keys.on("moe_router_enable_expert_bias"),
+        "load_balancing": _balancing(keys),
+        "z_loss": bool(keys.number("moe_z_loss_coeff")),
+    }
+    if str(keys.get("moe_router_score_function")) == "sqrtsoftplus":
+        keys.approximate("moe_router_score_function", "a sigmoid is counted")
+    moe |= _capacity(keys) | _shared(keys, width) | _groups(keys)
+    return layers | {"moe": {key: value for key, value in moe.items() if value is not None}}
+
+
+def expert_degrees(keys: JobKeys, tp: int) -> dict[str, int]:
+    """Expert parallelism; experts are split over tp too where nothing else is said (core model_parallel_config.py)."""
+    if not has_experts(keys):
+        keys.without_effect("expert_model_parallel_size", "only with experts")
+        return {}
+    return {"ep": keys.count("expert_model_parallel_size"), "etp": keys.whole("expert_tensor_parallel_size") or tp}
+
+
+def expert_performance(keys: JobKeys) -> dict[str, Any]:
+    """How the router and the dispatcher run: the `moe` part of the `performance` section; empty without experts."""
+    if not has_experts(keys):
+        return {}
+    dtype = str(keys.get("moe_router_dtype"))
+    if dtype == "fp64":
+        keys.approximate("moe_router_dtype", "the router is counted in fp32")
+    dispatcher = keys.word("moe_token_dispatcher_type")
+    shared = keys.on("moe_shared_expert_overlap") and keys.whole("moe_shared_expert_intermediate_size") is not None
+    return {
+        "moe": {
+            "dispatcher": dispatcher,
+            "permute_fusion": keys.on("moe_permute_fusion"),
+            "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
+            "grouped_gemm": keys.on("moe_grouped_gemm"),
+            "shared_expert_overlap": shared,
+        }
+    }
+
+
+def _layers(keys: JobKeys) -> dict[str, Any]:
+    """Which layers have experts: `n_dense_layers` where all do after some, else the runs of `model.layers`.
+
+    A number N is a layer with experts and N - 1 without, a list one entry for each layer (gpt_layer_specs.py).
+    """
+    count, said = keys.whole("num_layers") or 0, keys.get("moe_layer_freq")
+    if hybrid_pattern(keys) or not count:
+        keys.without_effect("moe_layer_freq", "the hybrid pattern says which layers have experts")
+        return {}
+    kinds = [int(layer % int(said) == 0) for layer in range(count)] if str(said).isdigit() else listed(str(said))
+    if len(kinds) != count or not set(kinds) <= {0, 1}:
+        keys.fail("moe_layer_freq", f"expected a number or {count} layers of 0 and 1 (got {said})")
+        return {}
+    dense = kinds.index(1) if 1 in kinds else count
+    if all(kinds[dense:]):
+        return {"n_dense_layers": dense} if dense else {}
+    return {"layers": [{"kind": "moe" if on else "dense", "repeat": len([*run])} for on, run in groupby(kinds)]}
+
+
+def listed(text: str) -> list[int]:
+    """The layers of a pattern in Python's words: sums and products of lists (arguments.py, moe_freq_type); empty for any other.
+
+    >>> listed("([0]*1+[1]*2)*2"), listed("[0]*100000*100000")
+    ([0, 1, 1, 0, 1, 1], [])
+    """
+    try:
+        found = _value(ast.parse(re.sub(r"[\s\"'\\]", "", text), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _value(node: ast.expr) -> list[int] | int:
+    """A list, a number, or a sum or product of them.
+
+    Raises:
+        ValueError: it is something else, or longer than any model.
+    """
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.List):
+        return [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(left, list) and isinstance(right, int) and isinstance(node.op, ast.Mult):
+            return left * (right if len(left) * right <= MOST_LAYERS else 0)
+    raise ValueError
+
+
+def _balancing(keys: JobKeys) -> str:
+    """The balancing whose tensors are kept; of several the first one."""
+    name = "moe_router_load_balancing_type"
+    kinds = re.findall(r"\w+", str(keys.get(name)))
+    rates = [float(rate) for rate in re.findall(r"[\d.]+(?:e-?\d+)?", str(keys.get("moe_aux_loss_coeff")))] or [0.0]
+    if len(kinds) > 1:
+        keys.approximate(name, f"balancing of several kinds: {kinds[0]} is counted")
+        keys.put(name, kinds[0])
+    if str(keys.get(name)) == "quantile_balancing":
+        keys.approximate(name, "balancing by quantiles: none is counted")
+        return "none"
+    kind = str(keys.word(name))
+    return "none" if kind in _BALANCED and not rates[0] else kind
+
+
+def _capacity(keys: JobKeys) -> dict[str, Any]:
+    factor = keys.number("moe_expert_capacity_factor")
+    if factor <= 0:  # none drops
+        return {}
+    return {"capacity_factor": factor, "pad_to_capacity": keys.on("moe_pad_expert_input_to_capacity")}
+
+
+def _shared(keys: JobKeys, width: int) -> dict[str, Any]:
+    """Shared experts: their width together, and as many as have a routed one's width."""
+    total = keys.whole("moe_shared_expert_intermediate_size")
+    if total is None:
+        return {}
+    found = {"n_shared_experts": max(1, total // width), "shared_expert_inter_sz": total}
+    return found | ({"shared_expert_gate": True} if keys.on("moe_shared_expert_gate") else {})
+
+
+def _groups(keys: JobKeys) -> dict[str, Any]:
+    """Groups of experts of which a token may take some: the nodes over which they lie, where there is one for each."""
+    groups, chosen = keys.whole("moe_router_num_groups"), keys.whole("moe_router_group_topk")
+    if not groups or not chosen or chosen >= groups:
+        keys.without_effect("moe_router_num_groups", "a token may take experts of any group")
+        keys.without_effect("moe_router_group_topk", "a token may take experts of any group")
+        return {}
+    return {"node_limit": chosen}

@@ -1,0 +1,59 @@
+"""What the layouts of a pipeline take at least: where only fast ones are of use, most are never worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+from steptime.base.num import Num, minimum
+from steptime.job.job import Job
+from steptime.memory.states import state_bytes
+from steptime.search import held
+from steptime.search.pipeline import Chunks, Stages, sums
+from steptime.search.recompute import Recompute
+from steptime.search.rows import Rows
+
+
+@dataclass
+class Least:
+    """Bounds for the layouts of one job with each ZeRO level."""
+
+    zeros: Mapping[int, Job]
+    gbs: int
+    chunks: Chunks
+
+    @cached_property
+    def whole(self) -> tuple[Num, Num]:
+        """Of the whole model by row of the parts: seconds of a micro-batch with nothing recomputed, and parameters."""
+        parts = self.chunks.parts
+        counted = [(parts.assembly.embedding, 1), (parts.assembly.head, 1), *parts.assembly.runs]
+        work = sum([count * (parts.of[part].forward_s + parts.of[part].backward_s) for part, count in counted])
+        return work, sum([count * parts.of[part].n_params for part, count in parts.assembly.runs])
+
+    def useful(self, rows: Rows, stages: Stages, choices: tuple[Recompute, ...], limit_s: float) -> Rows:
+        """The rows that may take less than `limit_s` and fit: by the whole model dealt out evenly, and by the first stage."""
+        work, (pp, vpp) = self.whole[0][rows.part], (stages.pp, stages.vpp)
+        microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
+        rows = rows.some(microbatches * work / pp + (work - work / pp) / vpp <= limit_s)
+        if not rows.at.size:
+            return rows
+        first = [self.chunks.of(chunk, choices).rows(rows.part) for chunk in stages.chunks[0]]
+        microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
+        in_time = microbatches * (sums(first, "forward_s") + sums(first, "backward_s")) <= limit_s
+        if not in_time.any():
+            return rows.some([])
+        peak, capacity = (
+            held.peaks(stages, 0, first, microbatches),
+            self.chunks.job.machine.accelerator.usable_memory_bytes,
+        )
+        states = [self.of_states(job, rows, pp) for job in self.zeros.values()]
+        least = peak.saved + peak.transient + reduce(minimum, states)
+        return rows.some((in_time & (least <= capacity)).any(axis=0))
+
+    def of_states(self, job: Job, rows: Rows, pp: int) -> Num:
+        """States of the layers, dealt out evenly over stages and ranks: no layout has less."""
+        size, ranks = state_bytes(job), rows.dp * rows.cp * rows.tp
+        updated = (size.master + size.moments) / (ranks if job.zero_level else 1.0)
+        reduced = size.gradients / (ranks if job.zero_level >= 2 else 1.0)
+        return (size.params + reduced + updated) * self.whole[1][rows.part] / pp
