@@ -1,7 +1,7 @@
 """One chunk of a pipeline under FSDP2: its parts, the buffers of its groups, and the worst moment of each kind of action.
 
-Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients of
-the chunk included (torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
+Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients
+of the chunk included (torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Gradients(NamedTuple):
         """Once an action of a kind has run (_fsdp_param_group.py, post_backward, which only a whole backward or an I runs)."""
         if kind == "F":
             return self
-        return Gradients(self.summed, fresh=True) if kind == "W" else Gradients(self.summed or kind == "B" or self.fresh)
+        return (
+            Gradients(self.summed, fresh=True) if kind == "W" else Gradients(self.summed or kind == "B" or self.fresh)
+        )
 
 
 class Passing(NamedTuple):
@@ -105,7 +107,9 @@ class ChunkBytes:
         """Bytes of the gradients that are there."""
         every = [self.root, *(layer.buffers for layer in self.layers)]
         summed = sum([self.summed(group) for group in every]) if of.summed else 0.0
-        return summed + (sum([group.gradients for group in every]) if of.fresh and (self.converts or not of.summed) else 0.0)
+        return summed + (
+            sum([group.gradients for group in every]) if of.fresh and (self.converts or not of.summed) else 0.0
+        )
 
     def worst(self, passing: Passing) -> PeakMoment:
         """The worst moment of an action."""
@@ -139,12 +143,18 @@ class ChunkBytes:
                 moments.mark(below, beside + arriving + self.x, "forward of an all-gather")
                 held = held + block.unsharded
             extra = memory.forward.bytes - memory.saved
-            moments.mark(below + memory.saved, beside + root.unsharded + held + newest + extra, f"forward of {memory.forward.op}")
+            moments.mark(
+                below + memory.saved, beside + root.unsharded + held + newest + extra, f"forward of {memory.forward.op}"
+            )
             below, previous = below + memory.saved, newest
             held = held - (block.unsharded if reshard else 0.0)
         head = self.head
         extra = head.forward.bytes - head.saved + self.output
-        moments.mark(below + head.saved, beside + root.unsharded + previous + held + extra, f"forward of {head.forward.op or 'the output'}")
+        moments.mark(
+            below + head.saved,
+            beside + root.unsharded + previous + held + extra,
+            f"forward of {head.forward.op or 'the output'}",
+        )
 
     def backward(self, passing: Passing, moments: Moments) -> None:
         """Last layer first. What is gathered stays; each layer's gradients are added to those of earlier micro-batches."""
@@ -153,7 +163,9 @@ class ChunkBytes:
         below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
         beside = self.output + root.unsharded + self.held(passing.gradients) + self.exchanged(passing)
         held = self.parameters if passing.held else 0.0
-        moments.mark(below + head.saved, beside + held + head.backward.bytes - head.saved, f"backward of {head.backward.op}")
+        moments.mark(
+            below + head.saved, beside + held + head.backward.bytes - head.saved, f"backward of {head.backward.op}"
+        )
         grads, sums = self.head_grad, 0.0
         at_once = summed and not self.converts
         for i in range(len(self.layers) - 1, -1, -1):
@@ -168,11 +180,17 @@ class ChunkBytes:
             if not summed:
                 sums = sums + self.summed(block)
                 copied = self.last[i] if self.converts else 0.0
-                moments.mark(below, beside + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients")
+                moments.mark(
+                    below, beside + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
+                )
         extra = self.embedding.backward.bytes - self.embedding.saved
-        moments.mark(self.embedding.saved, beside + held + grads + sums + extra, f"backward of {self.embedding.backward.op}")
+        moments.mark(
+            self.embedding.saved, beside + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
+        )
         if not summed and self.converts and not fresh:
-            moments.mark(0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients")
+            moments.mark(
+                0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
+            )
 
     def exchanged(self, passing: Passing) -> Num:
         """Bytes of gradients that a backward sends, still held from the micro-batch before, less those that it has received.
@@ -204,7 +222,10 @@ class ChunkBytes:
         moments = Moments(0.0)
         held, left = self.parameters, self.held(gradients)
         shards: Num = 0.0
-        for of, last in [(self.root, self.last_of_root), *((w.buffers, g) for w, g in zip(self.layers, self.last, strict=True))]:
+        for of, last in [
+            (self.root, self.last_of_root),
+            *((w.buffers, g) for w, g in zip(self.layers, self.last, strict=True)),
+        ]:
             held = held - (0.0 if of is self.root else of.unsharded)
             moments.mark(0.0, held + left + shards + of.reduce_input, "reduction of gradients")
             left = left - self.summed(of)
@@ -230,7 +251,8 @@ def chunk_bytes(
     halves = memories.split(chunk) if split else None
     waits = [memories.split_part(part).kept if split else 0.0 for part, count in chunk.runs for _ in range(count)]
     return ChunkBytes(
-        assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root), found.root.last * itemsize, layers, added,
+        assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
+        found.root.last * itemsize, layers, added,
         [of.last * itemsize for of in found.layers], embedding, head,
         sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,

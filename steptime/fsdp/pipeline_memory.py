@@ -1,8 +1,8 @@
 """FSDP2 under a pipeline: what a stage holds in each of its actions.
 
 Parameters stay gathered from a chunk's first forward to its reduction, or are freed by each forward (reshard_after_forward).
-Gradients of all micro-batches add up unsharded in the dtype of the reduction, and are reduced once, group by group, after the last
-(torch 2.13: distributed/pipelining/stage.py, perform_reduce_grad; distributed/fsdp/_fully_shard/_fsdp_param.py,
+Gradients of all micro-batches add up unsharded in the dtype of the reduction, and are reduced once, group by group, after the
+last (torch 2.13: distributed/pipelining/stage.py, perform_reduce_grad; distributed/fsdp/_fully_shard/_fsdp_param.py,
 to_accumulated_grad_if_needed).
 """
 
@@ -25,7 +25,6 @@ from steptime.schedule import Action, order
 from steptime.schedule.orders import described, shortened
 from steptime.schedule.sharded import HOOKED, ShardedStep, sharded_steps
 
-
 REPEATS = 3
 """Repeats of a long step that are walked: in the first of them gradients may still come into being."""
 
@@ -38,6 +37,8 @@ class ActionHeld(NamedTuple):
     """The worst moment of the action, or of the reduction behind it."""
     kept: Num
     """Bytes saved for backward once it is over."""
+    to_come: Num
+    """Bytes of the sharded gradients that are not made then."""
 
 
 def fetches_ahead(job: Job) -> bool:
@@ -109,7 +110,7 @@ def stage_actions(
             reduced = chunks[at].reduction(gradients[at])
             moment = moment.worse(PeakMoment(saved(), others + reduced.transient_bytes, reduced.op, sum(to_come)))
             to_come[at], gradients[at] = 0.0, Gradients()
-        yield ActionHeld(step.action, moment, saved())
+        yield ActionHeld(step.action, moment, saved(), sum(to_come))
 
 
 def shards(assembly: Assembly, stage: int) -> list[Num]:

@@ -14,16 +14,14 @@ from typing import NamedTuple
 from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
-from steptime.fsdp.groups import ParamGroup, buffers, groups, options
+from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
 from steptime.fsdp.pipeline_memory import stage_steps
-from steptime.fsdp.seconds import Calls, CommSeconds, micro_batch_exposed, price, shard_group
+from steptime.fsdp.seconds import Calls, CommSeconds, Pass, exposed_s, micro_batch_exposed, price, shard_group
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.schedule import Action, order
 from steptime.schedule.sharded import Around, ShardedStep
 from steptime.software.performance import ITEMSIZE
-
-NO_GATHER = CommSeconds(0.0, 0.0)
 
 
 class ChunkSeconds(NamedTuple):
@@ -44,8 +42,19 @@ class ChunkSeconds(NamedTuple):
     sum_s: float
     """The same of a later one, which adds to them."""
     reduce_s: float
-    reduced_s: float
-    """The collectives among `reduce_s`."""
+    """All gradients copied to flat buffers and reduced."""
+
+
+class Prices(NamedTuple):
+    """A chunk's groups, and the seconds of each."""
+
+    groups: Groups
+    of: dict[ParamGroup, CommSeconds]
+
+    @property
+    def every(self) -> list[CommSeconds]:
+        """The root, and the layers in depth order."""
+        return [self.of[group] for group in (self.groups.root, *self.groups.layers)]
 
 
 class PipelineSeconds:
@@ -60,9 +69,12 @@ class PipelineSeconds:
         rates: Rates,
     ) -> None:
         """`replays`: by depth of the chunk, what recomputation adds to the backward of a layer of each kind [s]."""
-        self.assembly, self.tiers = assembly, tiers
-        priced = [self.price_chunk(chunk, parts, replays[chunk.depth], rates) for chunk in assembly.chunks]
-        self.chunks = [[priced[chunk.depth] for chunk in chunks] for chunks in assembly.stages]
+        self.assembly, self.tiers, self.rates = assembly, tiers, rates
+        self.prices = [[self.prices_of(chunk) for chunk in chunks] for chunks in assembly.stages]
+        self.chunks = [
+            [self.seconds(chunk, prices, parts, replays[chunk.depth]) for chunk, prices in zip(*rows, strict=True)]
+            for rows in zip(assembly.stages, self.prices, strict=True)
+        ]
         share = assembly.job.software.overlap.dp
         slowed = contention(shard_group(assembly.job), tiers)
         self.shown = [
@@ -72,39 +84,59 @@ class PipelineSeconds:
         self.waits = share is True
         """A gather that is asked for ahead runs beside compute; else what shows of it is added to the action."""
 
-    def price_chunk(
-        self, chunk: Chunk, parts: Mapping[Part, PartTime], replay_s: Mapping[Part, float], rates: Rates
+    def prices_of(self, chunk: Chunk) -> Prices:
+        """Seconds of a chunk's groups. Gradients are copied to the flat buffer from where they add up."""
+        found = groups(self.assembly, chunk)
+        summed = ITEMSIZE[options(self.assembly).reduce_dtype]
+        priced: dict[ParamGroup, CommSeconds] = {}
+        for of in (found.root, *found.layers):
+            copied = of.elements * summed + buffers(self.assembly, of).reduce_input
+            one = price(self.assembly, self.tiers, of, self.rates)
+            priced[of] = one._replace(compute_s=float(copied) / self.rates.bytes_per_s)
+        return Prices(found, priced)
+
+    def seconds(
+        self, chunk: Chunk, prices: Prices, parts: Mapping[Part, PartTime], replay_s: Mapping[Part, float]
     ) -> ChunkSeconds:
         """Seconds of one chunk."""
-        assembly, tiers = self.assembly, self.tiers
-        found = groups(assembly, chunk)
-        known = {of: price(assembly, tiers, of, rates) for of in (found.root, *found.layers)}
-        root, layers = known[found.root], [known[of] for of in found.layers]
+        assembly = self.assembly
+        root, *layers = prices.every
         of_layer = [part for part, count in chunk.runs for _ in range(count)]
-        ahead = [CommSeconds(0.0, parts[assembly.embedding].forward.seconds)] if chunk.embedding else []
-        behind = [CommSeconds(0.0, parts[assembly.head].forward.seconds)] if chunk.head else []
         pairs = list(zip(layers, of_layer, strict=True))
-        forward = [*ahead, *(CommSeconds(g.gather_s, parts[p].forward.seconds, 0.0, g.copy_s) for g, p in pairs), *behind]
-        whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *forward]
+        ends = [parts[assembly.embedding]] if chunk.embedding else [], [parts[assembly.head]] if chunk.head else []
+        before, after = ([CommSeconds(0.0, end.forward.seconds) for end in side] for side in ends)
+        inside = [CommSeconds(of.gather_s, parts[p].forward.seconds, 0.0, of.copy_s) for of, p in pairs]
         back = [
-            CommSeconds(g.gather_s, parts[p].backward.seconds + replay_s.get(p, 0.0), 0.0, g.copy_s) for g, p in pairs[::-1]
+            CommSeconds(of.gather_s, parts[p].backward.seconds + replay_s.get(p, 0.0), 0.0, of.copy_s)
+            for of, p in reversed(pairs)
         ]
-        every = [root, *layers]
-        elements = sum(of.elements for of in (found.root, *found.layers))
-        own, summed = assembly.job.software.itemsize, ITEMSIZE[options(assembly).reduce_dtype]
-        converts = options(assembly).reduce_dtype != assembly.job.software.compute_dtype
-        first = elements * (own + summed) / rates.bytes_per_s if converts else 0.0
+        layers_first = [*before, *inside, *after]
+        whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *layers_first]
+        first, later = self.sums_s(prices)
         return ChunkSeconds(
-            micro_batch_exposed(assembly, tiers, [whole]),
-            micro_batch_exposed(assembly, tiers, [forward]),
-            micro_batch_exposed(assembly, tiers, [back]),
-            sum(of.gather_s for of in every),
-            sum(of.copy_s for of in every),
+            micro_batch_exposed(assembly, self.tiers, [whole]),
+            micro_batch_exposed(assembly, self.tiers, [layers_first]),
+            micro_batch_exposed(assembly, self.tiers, [back]),
+            sum(of.gather_s for of in prices.every),
+            sum(of.copy_s for of in prices.every),
             first,
-            elements * (own + 2.0 * summed) / rates.bytes_per_s if converts else 0.0,
-            sum(of.reduce_s + of.compute_s for of in every),
-            sum(of.reduce_s for of in every),
+            later,
+            exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in prices.every], 0),
         )
+
+    def sums_s(self, prices: Prices) -> tuple[float, float]:
+        """Seconds that a chunk's gradients take to be added up: of the first micro-batch, and of a later one.
+
+        Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
+        """
+        job, said = self.assembly.job, options(self.assembly)
+        if said.reduce_dtype == job.software.compute_dtype:
+            return 0.0, 0.0
+        elements = float(sum(of.elements for of in (prices.groups.root, *prices.groups.layers)))
+        own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+        return elements * (own + summed) / self.rates.bytes_per_s, elements * (
+            own + 2.0 * summed
+        ) / self.rates.bytes_per_s
 
     def __call__(self, stage: int, actions: Sequence[Action]) -> dict[Action, Around]:
         """What is around those actions of a stage that have anything."""
@@ -133,27 +165,50 @@ class PipelineSeconds:
                 found[step.action if step.action in known else step.action._replace(kind="W")] = around
         return found
 
-    def step_steps(self, stage: int) -> list[ShardedStep]:
+    def steps(self, stage: int) -> list[ShardedStep]:
         """All actions of a stage in a step."""
         job, p = self.assembly.job, self.assembly.job.parallelism
         orders = order(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
         return stage_steps(self.assembly, stage, orders[stage])
 
-    def network_s(self, stage: int) -> float:
-        """Seconds of a stage's collectives in a step."""
-        gathers = self.gathers(stage)
-        total = sum(of.reduced_s for of in self.chunks[stage])
-        for chunk, (layers, roots) in enumerate(gathers):
-            found = groups(self.assembly, self.assembly.stages[stage][chunk])
-            del found
-            total += self.chunks[stage][chunk].gather_s * max(layers, roots)
-        return total
+    def calls(self, stage: int) -> dict[tuple[str, ParamGroup], Calls]:
+        """Collectives of a stage in a step."""
+        found: dict[tuple[str, ParamGroup], Calls] = {}
+        for step in self.steps(stage):
+            for kind, of in gathered(self.prices[stage], step):
+                found[kind, of] = found.get((kind, of), Calls(0.0, 0.0)).plus(1.0, 0.0)
+        for prices in self.prices[stage]:
+            root, layers = prices.groups
+            for key in (("root", root), *(("block", of) for of in layers)):
+                found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, 1.0)
+        return found
 
-    def gathers(self, stage: int) -> list[tuple[int, int]]:
-        """By chunk, how often a step gathers its layers, and its root."""
-        steps = self.step_steps(stage)
-        count = range(len(self.chunks[stage]))
-        asked = [sum(c in step.fetched for step in steps) for c in count]
-        layers = [sum(step.gathers and step.action.chunk == c for step in steps) for c in count]
-        roots = [sum(step.roots and step.action.chunk == c for step in steps) for c in count]
-        return [(a + n, a + r) for a, n, r in zip(asked, layers, roots, strict=True)]
+    def passes(self, stage: int) -> tuple[Pass, Pass]:
+        """What the forwards of a stage do for one of its micro-batches, and what its backwards do, spread over all of a step."""
+        every = {"F": Pass(0.0, 0.0, 0.0), "B": Pass(0.0, 0.0, 0.0)}
+        microbatches = self.assembly.job.microbatches
+        for step in self.steps(stage):
+            way = "F" if step.action.kind == "F" else "B"
+            for _, of in gathered(self.prices[stage], step):
+                one = self.price(stage, of)
+                every[way] = every[way].plus(Pass(1.0, one.gather_s, one.copy_s))
+        for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
+            sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
+            reduced = [Pass(1.0, of.reduce_s, of.compute_s) for of in prices.every if of.reduce_s]
+            for each in (Pass(0.0, 0.0, sums), *reduced):
+                every["B"] = every["B"].plus(each)
+        return every["F"].over(microbatches), every["B"].over(microbatches)
+
+    def price(self, stage: int, of: ParamGroup) -> CommSeconds:
+        """Seconds of one group of a stage."""
+        return next(prices.of[of] for prices in self.prices[stage] if of in prices.of)
+
+
+def gathered(chunks: Sequence[Prices], step: ShardedStep) -> list[tuple[str, ParamGroup]]:
+    """The groups that are gathered before or in an action: roots, and layers."""
+    own = step.action.chunk
+    roots = [*step.fetched, *([own] if step.roots else [])]
+    layers = [*step.fetched, *([own] if step.gathers else [])]
+    found = [("root", chunks[chunk].groups.root) for chunk in roots]
+    found += [("block", of) for chunk in layers for of in chunks[chunk].groups.layers]
+    return [(kind, of) for kind, of in found if of.padded]

@@ -50,12 +50,10 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
     return max(compute.free_s, network.free_s) - sum(of.compute_s for of in groups_s)
 
 
-def micro_batch_exposed(
-    assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]
-) -> float:
-    """Seconds that one micro-batch's collectives and copies add, in one direction or both: by the two streams, all, or a share, as `overlap.dp` says.
+def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]) -> float:
+    """Seconds that one micro-batch's collectives and copies add, in one direction or both.
 
-    What hides slows the compute that it hides under.
+    By the two streams, all, or a share, as `overlap.dp` says. What hides slows the compute that it hides under.
     """
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]
@@ -135,21 +133,81 @@ class Calls(NamedTuple):
     gathers: float
     reductions: float
 
+    def plus(self, gathers: float, reductions: float) -> Calls:
+        """More of them."""
+        return Calls(self.gathers + gathers, self.reductions + reductions)
+
+
+class Pass(NamedTuple):
+    """FSDP in one direction of a micro-batch."""
+
+    calls: float
+    network_s: float
+    """Seconds of its collectives."""
+    copies_s: float
+    """Seconds of copies between flat buffers and parameters or gradients."""
+
+    def plus(self, other: Pass) -> Pass:
+        """Both."""
+        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def over(self, count: float) -> Pass:
+        """Spread over so many."""
+        return Pass(*(value / count for value in self))
+
+
+class StepSeconds(NamedTuple):
+    """FSDP's communication of the busiest stage, and what of it shows in the step [s]."""
+
+    forward: Pass
+    """Of one micro-batch, as is `backward`."""
+    backward: Pass
+    exposed_s: float
+    """Of all micro-batches, copies included."""
+    calls: Mapping[tuple[str, ParamGroup], Calls]
+    """Collectives of a step, by the kind of group."""
+
+    @property
+    def network_s(self) -> float:
+        """Seconds of the collectives of a micro-batch."""
+        return self.forward.network_s + self.backward.network_s
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds of the copies of a micro-batch."""
+        return self.forward.copies_s + self.backward.copies_s
+
+
+def step_seconds(
+    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
+) -> StepSeconds:
+    """FSDP without a pipeline: every micro-batch runs all of it."""
+    exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
+    forward, backward = (
+        Pass(
+            float(sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in way)),
+            sum(of.gather_s + of.reduce_s for of in way),
+            sum(of.copy_s for of in way),
+        )
+        for way in directions
+    )
+    return StepSeconds(forward, backward, exposed, calls_without_pipeline(assembly))
+
 
 def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
     """Of each micro-batch layers are gathered once or twice, the root once, and gradients reduced once."""
     found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
     each = 2.0 if options(assembly).reshard_after_forward else 1.0
     counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
-    return {("root", found.root): Calls(m, m)} | {of: Calls(m * n * each, m * n) for of, n in counts.items()}
+    return {("root", found.root): Calls(m, m)} | {key: Calls(m * n * each, m * n) for key, n in counts.items()}
 
 
 def rows(
     assembly: Assembly,
     tiers: tuple[Tier, ...],
+    calls: Mapping[tuple[str, ParamGroup], Calls],
     exposed: float,
     row: Callable[..., CollectiveRow],
-    calls: Mapping[tuple[str, ParamGroup], Calls],
 ) -> list[CollectiveRow]:
     """Collectives per step."""
     job = assembly.job

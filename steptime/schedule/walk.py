@@ -17,7 +17,6 @@ from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.sharded import AroundActions, sharded_run
-from steptime.schedule.sharded import AroundActions, sharded_run
 
 SecondsPerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
