@@ -161,7 +161,10 @@ class ChunkBytes:
         summed, fresh = passing.gradients
         root, head = self.root, self.head
         below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
-        beside = self.output + root.unsharded + self.held(passing.gradients) + self.exchanged(passing)
+        beside = self.output + root.unsharded + self.held(passing.gradients) + self.sent_before(passing)
+        received = (
+            0.0 if self.chunk.head else self.x
+        )  # in the pipeline's own buffer; the last layer counts it once more
         held = self.parameters if passing.held else 0.0
         moments.mark(
             below + head.saved, beside + held + head.backward.bytes - head.saved, f"backward of {head.backward.op}"
@@ -172,9 +175,11 @@ class ChunkBytes:
             memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
             if not passing.held:
                 held = held + block.unsharded
-                moments.mark(below, beside + held + block.gathered + grads + sums + self.x, "backward of an all-gather")
+                arriving = held + block.gathered + self.x - received
+                moments.mark(below, beside + arriving + grads + sums, "backward of an all-gather")
             ahead = 0.0 if passing.held or i == 0 else self.layers[i - 1].buffers.gathered
-            extra = memory.backward.bytes - self.layers[i].memory.saved
+            extra = memory.backward.bytes - self.layers[i].memory.saved - received
+            received = 0.0
             moments.mark(below, beside + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
             below = below - self.layers[i].memory.saved
             if not summed:
@@ -192,14 +197,12 @@ class ChunkBytes:
                 0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
             )
 
-    def exchanged(self, passing: Passing) -> Num:
-        """Bytes of gradients that a backward sends, still held from the micro-batch before, less those that it has received.
+    def sent_before(self, passing: Passing) -> Num:
+        """Bytes of the gradient that the micro-batch before has sent: 1F1B of one chunk keeps it till the next one goes.
 
-        What is received lies in the pipeline's own buffers, and the walk of the last layer counts it once more; 1F1B of one chunk
-        keeps the gradient that it has sent last (schedules.py, the operations of Schedule1F1B._step_microbatches).
+        schedules.py, the operations of Schedule1F1B._step_microbatches.
         """
-        sent = self.x if self.keeps_sent and passing.gradients.summed and not self.chunk.embedding else 0.0
-        return sent - (0.0 if self.chunk.head else self.x)
+        return self.x if self.keeps_sent and passing.gradients.summed and not self.chunk.embedding else 0.0
 
     def one_half(self, passing: Passing, moments: Moments) -> None:
         """A backward for inputs, or for weights, which frees what waits for them layer by layer."""

@@ -211,15 +211,21 @@ def fsdp_seconds(
 
     Under a pipeline that is by how much longer the schedule takes with them; `pipeline`: its chunks and sends.
     """
-    tiers, rates = priced.dp_tiers, priced.context.rates
-    replays = [layer_replays_s(parts, chunk) for chunk in assembly.chunks]
     if assembly.job.parallelism.pp == 1:
-        return fsdp.step_seconds(assembly, tiers, fsdp.group_seconds(assembly, tiers, parts.of, replays[0], rates))
-    inside = fsdp.PipelineSeconds(assembly, tiers, parts.of, replays, rates)
+        tiers, replay_s = priced.dp_tiers, layer_replays_s(parts, assembly.chunks[0])
+        directions = fsdp.group_seconds(assembly, tiers, parts.of, replay_s, priced.context.rates)
+        return fsdp.step_seconds(assembly, tiers, directions)
+    inside = pipeline_fsdp(assembly, priced, parts)
     longer = run_pipeline(assembly.job, *pipeline, inside)
     stage = busiest(walked)
     exposed = longer.makespan_s - walked.makespan_s
     return fsdp.StepSeconds(*inside.passes(stage), exposed, inside.calls(stage))
+
+
+def pipeline_fsdp(assembly: Assembly, priced: Pricing, parts: PartTimes) -> fsdp.PipelineSeconds:
+    """What FSDP adds to the actions of a pipeline."""
+    replays = [layer_replays_s(parts, chunk) for chunk in assembly.chunks]
+    return fsdp.PipelineSeconds(assembly, priced.dp_tiers, parts.of, replays, priced.context.rates)
 
 
 def layer_replays_s(parts: PartTimes, chunk: Chunk) -> dict[Part, float]:
