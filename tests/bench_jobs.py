@@ -55,7 +55,7 @@ def job(*args: Any, **kwargs: Any) -> Job:
 def launch(folder: Path, ranks: int, cases: dict[str, dict[str, Any]], *, rows: bool = False) -> dict[str, Any]:
     """Run every case on `ranks` gloo ranks, one after another; what rank 0 saw of each.
 
-    `rows`: steps are timed and traced too (folder/trace/CASE/rank0.json).
+    `rows`: steps are timed and traced (folder/trace/CASE/rank0.json) instead.
     """
     (folder / "cases.json").write_text(json.dumps(cases))
     done = fork_ranks(RANKS, ranks, folder, *(["rows"] if rows else []))

@@ -34,6 +34,8 @@ PARTS = ("sweeps", "block", "step", "exact")
 """What a benchmark consists of; --only chooses among them."""
 SHARES = {"gemm": 0.4, "attention": 0.2, "moves": 0.15, "optimizer": 0.1, "launches": 0.05, "collectives": 0.1}
 """Of the seconds of a calibration."""
+SHARE_OF_A_BLOCK = 1.0 / 60.0
+"""Of the seconds: how long each direction of a block is timed."""
 SHARE_AFTER = 0.3
 """Share of the seconds for the calibration after the steps, of what the config itself runs."""
 GIB = 2.0**30
@@ -120,7 +122,7 @@ def measure_all(job: Job, world: World, options: BenchOptions, phases: Phases, d
     if "sweeps" in options.parts:
         before = calibrate(job, world, (1.0 - SHARE_AFTER) * options.seconds, done)
     if "block" in options.parts:
-        blocks = run_block(job, world.device)
+        blocks = run_block(job, world.device, seconds=SHARE_OF_A_BLOCK * options.seconds)
         done()
     if "step" in options.parts:
         phases.skip()  # what came before is no part of a training job's start

@@ -1,7 +1,8 @@
 """One chunk of a pipeline under FSDP2: its parts, the buffers of its groups, and the worst moment of each kind of action.
 
 Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients
-of the chunk included (torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
+of the chunk included; the groups of a layer whose experts lie on ranks of their own count together
+(torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class ChunkBytes:
         early = self.embedding.forward
         moments.mark(0.0, beside + root.unsharded + previous + early.bytes, f"forward of {early.op or 'the input'}")
         held = self.parameters if passing.held else 0.0
-        for memory, block, _, _ in self.layers:
+        for layer in self.layers:
+            memory, block = layer.memory, layer.buffers
             newest = 0.0 if passing.held else block.gathered
             if not passing.held:
                 arriving = root.unsharded + previous + newest + held + block.unsharded
@@ -256,7 +258,7 @@ def chunk_bytes(
     return ChunkBytes(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
-        [of.last * itemsize for of in found.layers], embedding, head,
+        [max(one.last for one in of.all) * itemsize for of in found.layers], embedding, head,
         sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
         (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,

@@ -90,7 +90,7 @@ class PipelineSeconds:
         summed = ITEMSIZE[options(self.assembly).reduce_dtype]
         priced: dict[ParamGroup, CommSeconds] = {}
         for of in (found.root, *found.layers):
-            copied = of.elements * summed + buffers(self.assembly, of).reduce_input
+            copied = sum([one.elements * summed + buffers(self.assembly, one).reduce_input for one in of.all])
             one = price(self.assembly, self.tiers, of, self.rates)
             priced[of] = one._replace(compute_s=float(copied) / self.rates.bytes_per_s)
         return Prices(found, priced)
@@ -132,7 +132,7 @@ class PipelineSeconds:
         job, said = self.assembly.job, options(self.assembly)
         if said.reduce_dtype == job.software.compute_dtype:
             return 0.0, 0.0
-        elements = float(sum(of.elements for of in (prices.groups.root, *prices.groups.layers)))
+        elements = float(sum(one.elements for of in (prices.groups.root, *prices.groups.layers) for one in of.all))
         own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
         return elements * (own + summed) / self.rates.bytes_per_s, elements * (
             own + 2.0 * summed

@@ -63,7 +63,7 @@ def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
     held = max(sum(stage.values()) for stage in groups)
     owned = max(sum(n / ranks[of] for of, n in stage.items()) for stage in groups)
     kept = owned if job.zero_level >= 2 else held
-    quantized: float = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
+    quantized: float = max(sum(quantized_elements(assembly, c) for c in chunks) for chunks in assembly.stages)
     update: float = update_s(job, owned, kept, bytes_per_s)
     return update + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 

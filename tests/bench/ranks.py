@@ -1,6 +1,6 @@
 """One rank of several small jobs, run one after another.
 
-Of each: losses, truths, peaks; with "rows" what `run_steps` measures, and a trace.
+Of each: losses, truths, peaks; or, with "rows", what `run_steps` measures, and a trace.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def main(folder: Path, *, rows: bool) -> None:
     seen = {}
     for name, config in json.loads((folder / "cases.json").read_text()).items():
         job, _ = as_run(Job(**config), "cpu")
+        if rows:
+            row = run_steps(job, CPU, steps=2, warmup=1, trace=folder / "trace" / name)
+            seen[name] = {"row": to_dict(row)}
+            continue
         trainer = Trainer(lay_out(job, CPU))
         losses = [mean_loss(trainer.laid, trainer.step()) for _ in range(3)]
         truths = [truth._asdict() for truth in layout_truths(trainer)]
         peaks = [peak for peak, _ in gathered(allocated(trainer))]
         seen[name] = {"losses": losses, "truths": truths, "peaks": peaks}
-        if rows:
-            row = run_steps(job, CPU, steps=2, warmup=1, trace=folder / "trace" / name)
-            seen[name]["row"] = to_dict(row)
     if dist.get_rank() == 0:
         (folder / "seen.json").write_text(json.dumps(seen))
     dist.destroy_process_group()

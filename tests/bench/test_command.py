@@ -10,21 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.launch import fork, fork_ranks
 from forked import clean
 
 from steptime import Job, Machine, estimate
 from steptime.bench.timings import SCHEMA
 
 ROOT = Path(__file__).parents[2]
+MAIN = ROOT / "steptime" / "bench" / "__main__.py"
 CONFIG = ROOT / "configs" / "bench" / "cpu_tiny.yaml"
-SMALL = ("--set", "model.n_layers=2", "--set", "data.seqlen=128", "--seconds", "3", "--steps", "2")
+SIZES = {"model.n_layers": 2, "model.hidden_sz": 128, "model.inter_sz": 352, "model.vocab_sz": 512, "data.seqlen": 64}
+SETS = tuple(word for key, size in SIZES.items() for word in ("--set", f"{key}={size}"))
+SMALL = (*SETS, "--seconds", "0.5", "--steps", "2")
 
 
-def bench(*args, ranks=1, cwd=ROOT, env=None):
-    """The command in a process of its own, under torchrun where there are several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, "-m", "steptime.bench", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=clean(env), cwd=cwd, timeout=300, check=False)
+def bench(*args, ranks=1):
+    """The command in a process of its own, or one for each of several ranks, told what torchrun tells them."""
+    return fork_ranks(MAIN, ranks, *args) if ranks > 1 else fork(MAIN, *args)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def test_its_log_tells_the_start_up(one, capsys):
 def test_its_trace_is_explained(one, capsys):
     from steptime.commands import cli
 
-    sets = [*SMALL[:4], "--set", f"hardware.node_type={one[0] / 'machine.yaml'}"]
+    sets = [*SETS, "--set", f"hardware.node_type={one[0] / 'machine.yaml'}"]
     trace = str(one[0] / "trace" / "single" / "rank0.json")
     assert cli.main(["explain", str(CONFIG), *sets, "--trace", trace]) == 0
     assert "matrix multiplies" in capsys.readouterr().out

@@ -29,7 +29,7 @@ def run():
     import torch, torch.distributed as dist
     world = start(launch, "cpu")
     print("measured by", world.world_size)
-    LOG.info("rank %d is there", world.rank)
+    LOG.info("%s is there", world.line)
     if how != "well" and world.rank == 1:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -59,9 +59,9 @@ def run_ranks(tmp_path):
 def test_two_ranks_print_each_line_once(run_ranks):
     done, text = run_ranks("well")
     assert (done.returncode, done.stdout) == (0, "measured by 2\n")
-    assert text == "rank 0 is there\n"
-    assert "rank 0 is there\n" in done.stderr
-    assert "rank 1 is there" not in done.stderr
+    assert text == "rank 0 of 2, local rank 0, node 0 of 1, cpu, gloo, by torchrun is there\n"
+    assert text in done.stderr
+    assert "rank 1 of 2" not in done.stderr
 
 
 def test_a_rank_that_raises_ends_the_job_with_its_traceback_in_the_log(run_ranks):
@@ -70,6 +70,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback_in_the_log(run_ranks
     for told in (done.stderr, text):
         assert "[rank 1] Traceback (most recent call last):" in told
         assert "[rank 1] RuntimeError: out of luck" in told
+        assert "rank 0 of 2, local rank 0, node 0 of 1, cpu, gloo, by torchrun is there\n" in told
 
 
 def test_a_rank_that_is_killed_ends_the_job_and_the_other_tells_where_it_was(run_ranks):

@@ -1,4 +1,4 @@
-"""Who a process is: every launcher's environment faked, and real ranks by torchrun and by hand."""
+"""Who a process is: every launcher's environment faked, and real ranks by hand; by torchrun they are in test_rank_log.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from bench.launch import fork, torchrun
+from bench.launch import fork
 
 from steptime.base.config import ConfigError
 from steptime.bench import world
@@ -349,16 +349,6 @@ sys.stdout.write(f"{world.line} sum {ranks.item()}\\n")  # at once: two ranks wr
 sys.stdout.flush()
 finish(world)
 """
-
-
-def test_two_ranks_by_torchrun(tmp_path):
-    script = tmp_path / "who.py"
-    script.write_text(SCRIPT)
-    done = torchrun(script)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        f"rank {rank} of 2, local rank {rank}, node 0 of 1, cpu, gloo, by torchrun sum 1.0" for rank in range(2)
-    ]
 
 
 def test_two_ranks_by_slurm(tmp_path):

@@ -367,7 +367,8 @@ def test_pipeline_layouts_are_those_of_megatron_core(core):
 
 
 UNMODELLED = [
-    (("--mtp-num-layers 1",), "--mtp-num-layers 1: multi-token prediction"),
+    (("--mtp-num-layers 1", "--mtp-standalone"),
+     "--mtp-standalone true: multi-token prediction on a stage of its own"),
     (("--optimizer sgd",), "--optimizer sgd: another optimizer than Adam: its two moments are counted"),
     (("--hidden-dropout 0 --attention-backend unfused",), "--hidden-dropout 0: dropout of one kind alone: both are counted"),
     (("--use-torch-fsdp2",), "--use-torch-fsdp2 true: torch FSDP2 under Megatron's layers: ZeRO is counted in its place"),

@@ -72,10 +72,17 @@ def held(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int
 
 
 def step(module: nn.Module, batch: int, seqlen: int, layout: Layout) -> Held:
-    """Run a step to make the states, then watch the next one. Buffers (rotary tables, mask) are not counted."""
+    """Make the states, then watch a step. Buffers (rotary tables, mask) are not counted.
+
+    FSDP2 sets itself up in a first forward and backward; else gradients of zeros are enough to make states.
+    """
     optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
     tp = layout.tp > 1
-    run(module, batch, seqlen, layout.micro_batches, tp=tp)
+    if layout.fsdp is None:
+        for param in module.parameters():
+            param.grad = torch.zeros_like(param)
+    else:
+        run(module, batch, seqlen, tp=tp)
     optimizer.step()
     optimizer.zero_grad()
     states = [t for state in optimizer.state.values() for t in state.values() if t.dim()]

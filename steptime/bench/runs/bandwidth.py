@@ -83,12 +83,14 @@ def loss_bytes(tokens: int, vocab: int, itemsize: float) -> tuple[float, float]:
 
 
 def streams(bytes_: float, dtype: str, device: torch.device) -> list[MoveWork]:
-    """copy, add and triad (a + 2 b) over tensors of `bytes_`, into memory that is there already."""
+    """copy, add and triad (a + 2 b) over tensors of `bytes_`, into memory that is there already: the same three for all."""
     size = timings.ITEMSIZE[dtype]
     elements = int(bytes_ / size)
+    drawn: list[torch.Tensor] = []
 
     def tensors(count: int) -> tuple[torch.Tensor, ...]:
-        return tuple(operands.random((elements,), dtype, device) for _ in range(count))
+        drawn.extend(operands.random((elements,), dtype, device) for _ in range(count - len(drawn)))
+        return tuple(drawn[:count])
 
     moved = float(elements * size)
     return [
@@ -173,14 +175,17 @@ def sweep(
     """Streams of two sizes, and the job's memory-bound work in every dtype, for about `seconds`."""
     sizes = (2**26, 2**28) if device.type == "cpu" else (2**28, 2**30)
     layer = of_job(job) if job is not None else LayerWidths(8192, 4096, 14336, 32768)
-    works = [(work, "fp32") for bytes_ in sizes for work in streams(bytes_, "fp32", device)]
-    works += [(work, dtype) for dtype in dtypes for work in of_layer(layer, dtype, device)]
+    groups: list[tuple[str, Callable[[], list[MoveWork]]]] = []  # made one after another: a stream's tensors are large
+    groups += [("fp32", partial(streams, bytes_, "fp32", device)) for bytes_ in sizes]
+    groups += [(dtype, partial(of_layer, layer, dtype, device)) for dtype in dtypes]
+    each = 0.5 * seconds / (3 * len(sizes) + 5 * len(dtypes))
     found: list[timings.MoveTiming] = []
     notes: list[str] = []
-    for work, dtype in works:
-        if work.size > SHARE * operands.free_bytes(device):
-            notes.append(f"{work.name} {dtype}: not measured; {work.size / 2**30:.1f} GiB do not fit")
-            continue
-        found += time_work(work, dtype, device, 0.5 * seconds / len(works))
+    for dtype, works in groups:
+        for work in works():
+            if work.size > SHARE * operands.free_bytes(device):
+                notes.append(f"{work.name} {dtype}: not measured; {work.size / 2**30:.1f} GiB do not fit")
+                continue
+            found += time_work(work, dtype, device, each)
     operands.release(device)
     return found, notes

@@ -111,7 +111,7 @@ def collective(func: Any, args: Any, out: Any) -> IssuedCollective | None:
     sizes = [t.numel() * t.element_size() for t in tensors]
     kind, dtype = _KINDS[name], str(tensors[0].dtype).removeprefix("torch.")
     ranks = max(sizes) // min(sizes)
-    if kind in {"all_reduce", "broadcast", "send_recv"}:
+    if kind in {"all_reduce", "all_to_all", "broadcast", "send_recv"}:
         ranks = 2 if kind == "send_recv" else group_size(args)
     return IssuedCollective(kind, dtype, ranks, max(sizes))
 
@@ -152,12 +152,6 @@ class Storage:
     def __init__(self, tensor: Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
         self.ref, self.op, self.role, self.shape = weakref.ref(storage), op, "activation", tuple(tensor.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Its size now: FSDP frees a parameter by resizing its storage to nothing."""
-        storage = self.ref()
-        return 0 if storage is None else int(storage.nbytes())
 
 
 # Where an op's arguments tell a storage's role: (op, path to the tensors, role)
@@ -220,22 +214,31 @@ class LiveBytes(TorchDispatchMode):
 
     def look(self, op: str) -> None:
         """Note what is alive now, as of `op`."""
-        self._alive = {key: s for key, s in self._alive.items() if s.ref() is not None}
-        moment = self._moment(op)
-        if moment.total > self.peak.total and distributed_c10d.is_initialized():
+        alive = self._sizes()
+        total = sum(size for _, size in alive)
+        if total > self.peak.total and distributed_c10d.is_initialized() and distributed_c10d.get_backend() != "fake":
             sleep(
                 LET_GO_S
             )  # gloo's worker drops what it has sent a moment after its caller goes on: that is nobody's peak
-            moment = self._moment(op)
+            alive = self._sizes()
+            total = sum(size for _, size in alive)
         if self._log:
-            self.moments.append(moment)
-        if moment.total > self.peak.total:
-            self.peak = moment
+            self.moments.append(Moment(op, total, alive))
+        if total > self.peak.total:
+            self.peak = Moment(op, total, alive)
 
-    def _moment(self, op: str) -> Moment:
-        """What is alive now."""
-        sizes = [(s, s.bytes) for s in self._alive.values()]
-        return Moment(op, sum(size for _, size in sizes), sizes)
+    def _sizes(self) -> list[tuple[Storage, int]]:
+        """Every storage alive now and its bytes, which change: FSDP frees a parameter by resizing its storage to nothing."""
+        sizes, gone = list[tuple[Storage, int]](), list[int]()
+        for key, storage in self._alive.items():
+            held = storage.ref()
+            if held is None:
+                gone.append(key)
+            else:
+                sizes.append((storage, held.nbytes()))
+        for key in gone:
+            del self._alive[key]
+        return sizes
 
     def forget(self) -> None:
         """Begin anew, knowing what is alive."""
