@@ -505,6 +505,38 @@ BROKEN = {
             "performance.master_dtype: remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got fp16)"
         ],
     ),
+    "framework has the optimizer": (
+        {"performance.optimizer": "adafactor", "parallelism.zero_level": 0},
+        ["performance.optimizer: megatron-core does not run adafactor; use adamw, lion, sgd, muon, dist_muon"],
+    ),
+    "optimizer needs whole tensors": (
+        {"performance.optimizer": "adafactor", "performance.software": "torch", "parallelism.zero_level": 1},
+        [
+            "performance.optimizer: adafactor updates whole tensors, which zero_level 1 cuts; use parallelism.zero_level 0"
+        ],
+    ),
+    "muon is not sharded": (
+        {"performance.optimizer": "muon"},
+        [
+            (
+                "performance.optimizer: muon updates whole matrices, which zero_level 1 cuts; "
+                "use parallelism.zero_level 0, or dist_muon with 1"
+            )
+        ],
+    ),
+    "dist_muon deals out": (
+        {"performance.optimizer": "dist_muon", "parallelism.zero_level": 0},
+        [
+            (
+                "performance.optimizer: dist_muon deals out whole matrices to data-parallel ranks; "
+                "use parallelism.zero_level 1 (got 0), or muon"
+            )
+        ],
+    ),
+    "dist_muon with replicas": (
+        {"performance.optimizer": "dist_muon", "parallelism.replicas": 2},
+        ["parallelism.replicas: dist_muon does not run with replicas (got 2); use 1"],
+    ),
     "shares": (
         {"performance.overlap.tp": 1.5},
         ["performance.overlap: fractions must be between 0 and 1 (got tp 1.5)"],

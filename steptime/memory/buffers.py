@@ -186,5 +186,4 @@ def gradient_copy_bytes(job: Job, states: States) -> Num:
         return 0.0
     if software.bytes_of(software.states.main_grad_dtype) == FP32:
         return 0.0
-    size = state_bytes(job)
-    return FP32 * states.optimizer_bytes / (size.master + size.moments)
+    return FP32 * states.owned
