@@ -19,6 +19,7 @@ BASE = Job(
     hardware="dgx-h100",
 )
 MOE = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2}
+FSDP2_MOE = {"model.moe": MOE, "performance.software": "fsdp2", "parallelism.pp": 1, "parallelism.zero_level": 3}
 
 # rule -> (changes, the lines they give)
 BROKEN = {
@@ -26,8 +27,8 @@ BROKEN = {
         {"model.moe": MOE, "performance.software": "torch", "parallelism.sp": True},
         [
             (
-                "performance.software: a mixture of experts is modeled for Megatron-Core alone (got torch); "
-                "use megatron-core or a profile of its kind"
+                "performance.software: a mixture of experts is modeled for Megatron-Core and FSDP2 alone (got torch); "
+                "use megatron-core, torchtitan or a profile of their kind"
             )
         ],
     ),
@@ -35,14 +36,36 @@ BROKEN = {
         {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
             (
-                "parallelism.zero_level: a mixture of experts is not modeled yet with FSDP or zero_level 2 or 3 (got 2); "
-                "use 0 or 1"
+                "parallelism.zero_level: a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got 2); "
+                "use 0 or 1, or software fsdp2"
             )
         ],
     ),
     "moe with replicas": (
         {"model.moe": MOE, "parallelism.replicas": 2},
-        ["parallelism.replicas: not modeled yet together with a mixture of experts (got 2); use 1"],
+        ["parallelism.replicas: not modeled yet together with a mixture of experts (got 2); use 1, or software fsdp2"],
+    ),
+    "experts of Megatron": (
+        FSDP2_MOE | {"model.moe": MOE | {"capacity_factor": 1.0}},
+        [
+            (
+                "model.moe: capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with "
+                "FSDP2 (got capacity_factor); remove it, or use megatron-core"
+            )
+        ],
+    ),
+    "etp with FSDP2": (
+        FSDP2_MOE | {"parallelism.ep": 2, "parallelism.etp": 2},
+        ["parallelism.etp: FSDP2 splits experts over ep or over tp, not both (got etp 2 with ep 2); remove it"],
+    ),
+    "experts cut by FSDP2": (
+        FSDP2_MOE | {"model.moe": MOE | {"expert_inter_sz": 1000}},
+        [
+            (
+                "parallelism.ep: where a stage has more ranks (512) than experts (8) FSDP2 cuts their weights by rows, and the "
+                "ranks of one expert must divide expert_inter_sz 1000 and hidden_sz 8192; change ep or dp"
+            )
+        ],
     ),
     "moe without sp": (
         {"model.moe": MOE, "parallelism.sp": False},
@@ -124,8 +147,8 @@ BROKEN = {
         {"model.attention.kind": "mla", "performance.software": "torch", "parallelism.zero_level": 0},
         [
             (
-                "model.attention.kind: mla is modeled for Megatron-Core alone (got software torch); "
-                "use megatron-core or a profile of its kind"
+                "model.attention.kind: mla is modeled for Megatron-Core and FSDP2 alone (got software torch); "
+                "use megatron-core, torchtitan or a profile of their kind"
             )
         ],
     ),
@@ -137,7 +160,52 @@ BROKEN = {
         {"model.attention.window": 4096, "parallelism.cp": 2},
         ["parallelism.cp: not modeled yet together with model.attention.window (got 2); use 1"],
     ),
-    "mtp": ({"model.mtp": 1}, ["model.mtp: not modeled yet (got 1); use 0"]),
+    "mtp framework": (
+        {"model.mtp": 1, "performance.software": "torch", "parallelism.pp": 1, "parallelism.tp": 1},
+        [
+            (
+                "performance.software: multi-token prediction is modeled for Megatron-Core alone (got torch); "
+                "use megatron-core or a profile of its family"
+            )
+        ],
+    ),
+    "mtp with ZeRO": (
+        {"model.mtp": 1, "parallelism.pp": 1, "parallelism.zero_level": 3},
+        [
+            (
+                "parallelism.zero_level: multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got 3); "
+                "use 0 or 1"
+            )
+        ],
+    ),
+    "mtp after a transformer layer": (
+        {"model.mtp": 1, "model.hybrid_pattern": "*-" * 40, "model.moe": None},
+        [
+            "model.mtp: repeats the last layer, which must have attention and an MLP or experts (it is mlp); use 0",
+        ],
+    ),
+    "mtp with window_pattern": (
+        {"model.mtp": 1, "model.attention.window": 4096, "model.attention.window_pattern": 2},
+        ["model.mtp: not modeled yet together with model.attention.window_pattern (got 1); use 0"],
+    ),
+    "mtp with recomputation by groups": (
+        {"model.mtp": 1, "performance.recompute": {"granularity": "full", "method": "uniform", "n_layers": 2}},
+        [
+            (
+                "performance.recompute.n_layers: must be 1 with model.mtp (got [2]): Megatron-Core recomputes its layers "
+                "one by one"
+            )
+        ],
+    ),
+    "mtp with exchange overlapped": (
+        {"model.mtp": 2, "performance.overlap": {"ep": True}},
+        [
+            (
+                "performance.overlap.ep: with model.mtp 2 Megatron-Core overlaps the exchange of experts for one depth in a "
+                "pipeline alone (pp 2); use mtp 1 and pp > 1, or remove the overlap"
+            )
+        ],
+    ),
     "fsdp with pipeline": (
         {"parallelism.fsdp": {}},
         ["parallelism.pp: not modeled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
@@ -643,8 +711,8 @@ def test_allowed(changes):
 
 def test_what_is_absurd_or_not_modeled_is_told_alone():
     with pytest.raises(ConfigError) as error:
-        BASE.replace(**{"model.mtp": 1, "parallelism.tp": 7})
-    assert [line.partition(":")[0] for line in error.value.problems] == ["model.mtp"]
+        BASE.replace(**{"model.attention.kind": "mla", "performance.software": "torch", "parallelism.tp": 7})
+    assert [line.partition(":")[0] for line in error.value.problems] == ["model.attention.kind"]
 
 
 def test_frameworks_are_the_profiles():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.base.rows import Flops
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Part
 from steptime.model.ops import Gemm, Scan
 
 FORWARD_AND_BACKWARD = 3.0
@@ -14,14 +14,19 @@ def linear_flops_per_token(assembly: Assembly) -> float:
     """Forward FLOPs per token of every projection and the logits: 2 per weight that a token uses, vocabulary unpadded."""
     model = assembly.job.model
     weights: float = sum(
-        count * p.active
-        for part, count in assembly.runs
+        count * (model.vocab_sz * model.hidden_sz if p.vocab else p.active)
+        for part, count in every_part(assembly)
         for op in part.ops
         if isinstance(op, Gemm)
         for p in op.params
         if len(p.shape) > 1
     )
-    return 2.0 * (weights + model.vocab_sz * model.hidden_sz)
+    return 2.0 * weights
+
+
+def every_part(assembly: Assembly) -> list[tuple[Part, int]]:
+    """The layers in depth order, and the head, in which multi-token prediction has layers of its own."""
+    return [*assembly.runs, (assembly.head, 1)]
 
 
 def attention_flops_per_token(assembly: Assembly) -> float:
@@ -29,9 +34,10 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
     Of a layer with a window so much of it that half is what the causal mask and the window leave.
     """
-    seqlen, total = assembly.job.data.seqlen, 0.0
-    for part, count in assembly.runs:
+    model, seqlen, total = assembly.job.model, assembly.job.data.seqlen, 0.0
+    for part, layers in every_part(assembly):
         if any(op.role == "core_attn" for op in part.ops):
+            count = model.mtp if part is assembly.head else layers
             share, _ = part.model.attention.shares(float(seqlen))
             total += 2.0 * count * part.model.n_q_heads * sum(part.model.head_widths) * seqlen * (2.0 * share)
     return total

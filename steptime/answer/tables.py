@@ -33,15 +33,20 @@ def params(assembly: Assembly) -> Params:
         return int(sum(p.elements for p in tensors) - sum(p.vocab for p in tensors) * padding)
 
     layers = {part: count(part.params) for part in assembly.kinds}
-    idle = sum(n * (layers[part] - sum(p.active for p in part.params)) for part, n in assembly.runs)
+    every = [*assembly.runs, (assembly.head, 1)]
+    idle = sum(n * (p.elements - p.active) for part, n in every for p in part.params)
     embedding, head = count(assembly.embedding.params), count(assembly.head_params)
 
     def held(chunk: Chunk) -> int:
         inside = sum(n * layers[part] for part, n in chunk.runs)
-        return inside + (embedding if chunk.embedding else 0) + (head if chunk.head else 0)
+        first = embedding if chunk.embedding or assembly.holds_copy(chunk) else 0
+        return inside + first + (head if chunk.head else 0)
 
     per_stage = [sum(map(held, chunks)) for chunks in assembly.stages]
-    copies = model.vocab_sz * model.hidden_sz if assembly.tied_copy else 0
+    copies = 0
+    if assembly.embedding_copied:
+        tied = model.vocab_sz * model.hidden_sz if model.tie_embeddings else 0
+        copies = tied + (embedding if model.mtp else 0)
     total = sum(per_stage) - copies
     return Params(total, total - int(idle), per_stage, copies)
 
@@ -81,11 +86,7 @@ def gemms(timing: StepTime) -> list[GemmRow]:
             seen.add(key)
             for part, layers in counts.items():
                 rows += layer_gemms(timing, part, stage, layers)
-            rows += (
-                [r for op in products(timing.assembly.head) for r in gemm_rows(op, stage, 1.0, 0.0, timing)]
-                if head
-                else []
-            )
+            rows += layer_gemms(timing, timing.assembly.head, stage, 1) if head else []
     return rows
 
 
@@ -123,11 +124,12 @@ def products(part: Part) -> list[Gemm]:
 def is_replayed(timing: StepTime, part: Part, op: Gemm) -> bool:
     """Whether recomputation repeats this projection."""
     job, ops = timing.job, part.ops
-    early = job.software.activations.recompute_stops_early
-    if job.recompute.granularity == "full":
+    early, in_head = job.software.activations.recompute_stops_early, part is timing.assembly.head
+    if job.recompute.granularity == "full" and not in_head:
         again = replayed(ops, 0, len(ops) - 1, stops_early=early)
         return any(ops[i] is op for i in again)
-    segments = find_segments(ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
+    modules = timing.assembly.head_modules if in_head else job.recompute.modules
+    segments = find_segments(ops, modules, compiled=job.software.kernels.compile != "none")
     return any(ops[i] is op for s in segments for i in rerun(ops, s, stops_early=early))
 
 

@@ -191,7 +191,7 @@ def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
 def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: range | list[int]) -> Work:
     """The forward of some of a part's ops."""
     work = Work()
-    share_s = for_experts([ops[i] for i in which], [passes[i].time_s for i in which])
+    mine, seconds = [ops[i] for i in which], [passes[i].time_s for i in which]
     for i in which:
         op = ops[i]
         if not isinstance(op, Comm):
@@ -200,7 +200,7 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
             near_s = passes[near].time_s if near is not None else 0.0
-            hidden = context.hidden(op, cost, share_s if op.axis in EXPERT_AXES else near_s)
+            hidden = context.hidden(op, cost, for_experts(op, mine, seconds) if op.axis in EXPERT_AXES else near_s)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
@@ -210,13 +210,14 @@ EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
 """Axes of the exchanges that experts need."""
 
 
-def for_experts(ops: list[Op], seconds: list[Num]) -> Num:
+def for_experts(exchange: Comm, ops: list[Op], seconds: list[Num]) -> Num:
     """Compute that one exchange of a layer's experts can run beside: an even share of all that the layer has.
 
     What hides it is another micro-batch's work, as long as the layer's own (Megatron's overlap_moe_expert_parallel_comm).
     """
-    calls = sum(isinstance(op, Comm) and op.axis in EXPERT_AXES for op in ops)
-    return compute.total(seconds) / calls if calls else 0.0
+    layer = [(op, time_s) for op, time_s in zip(ops, seconds, strict=True) if op.depth == exchange.depth]
+    calls = sum(isinstance(op, Comm) and op.axis in EXPERT_AXES for op, _ in layer)
+    return compute.total(time_s for _, time_s in layer) / calls
 
 
 def neighbor(ops: list[Op], i: int) -> int | None:
@@ -262,7 +263,8 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
     elif op.backward is not None:
         near = neighbor(ops, i)
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
-        dgrad_s = for_experts(ops, [a.time_s + b.time_s for a, b in passes]) if op.axis in EXPERT_AXES else dgrad.time_s
+        both_s = [a.time_s + b.time_s for a, b in passes]
+        dgrad_s = for_experts(op, ops, both_s) if op.axis in EXPERT_AXES else dgrad.time_s
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.kernels += 1.0
 

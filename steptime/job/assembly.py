@@ -82,9 +82,12 @@ class Part:
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """
-        owners = [op for op in self.ops if op.params]
-        first = owners[:1]
-        ordered = sorted(owners, key=lambda op: 0 if op in first else 1 if op.role == "attn_proj" else 2)
+        ordered: list[Op] = []
+        after_norm = 0
+        for op in self.ops:
+            ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
+            if op.role == "norm" and op.params:
+                after_norm = len(ordered)
         return params_of(ordered)
 
     @cached_property
@@ -131,7 +134,8 @@ class Assembly:
         self.boundary_bytes: Num = 1.0 * hidden.bytes
         """What one stage hands to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, model)
+        last = layers(model)[-1][0].model if model.mtp else model
+        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
         made: dict[int, Part] = {}
         self.runs: list[tuple[Part, int]] = []
         """All layers in depth order."""
@@ -154,20 +158,41 @@ class Assembly:
         return stages_of(self.chunks, self.job.parallelism.pp)
 
     @property
-    def tied_copy(self) -> bool:
-        """Whether the last stage holds its own copy of a tied embedding."""
-        return self.job.model.tie_embeddings and self.job.parallelism.pp > 1
+    def embedding_copied(self) -> bool:
+        """Whether the last stage holds its own copy of the embedding: for a tied head, or for multi-token prediction."""
+        model = self.job.model
+        return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
 
     @cached_property
     def head_params(self) -> list[Param]:
-        """Parameters of the head on its stage: a tied head on the embedding's own stage has no weight of its own."""
-        if self.job.model.tie_embeddings and not self.tied_copy:
-            return [p for p in self.head.params if not p.vocab]
-        return self.head.params
+        """Parameters of the head on its stage: a tied head on the embedding's own stage has no weight of its own.
+
+        In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
+        core/models/gpt/gpt_model.py, skip_weight_param_allocation).
+        """
+        if self.job.model.tie_embeddings and not self.embedding_copied:
+            return [p for p in self.head.registered_params if not p.vocab]
+        return self.head.registered_params
+
+    @property
+    def head_modules(self) -> frozenset[str | float]:
+        """What recomputation runs again in the head part: in the modules of multi-token prediction alone."""
+        return self.job.recompute.mtp_modules if self.job.model.mtp else frozenset()
+
+    def holds_copy(self, chunk: Chunk) -> bool:
+        """Whether a chunk holds a copy of the whole embedding, for multi-token prediction."""
+        return chunk.head and not chunk.embedding and self.job.model.mtp > 0
+
+    def copied_weight(self, chunk: Chunk) -> Param | None:
+        """The weight of a chunk that first and last stage both hold."""
+        if not self.embedding_copied or not (chunk.embedding or chunk.head):
+            return None
+        of = self.embedding if chunk.embedding or self.job.model.mtp else self.head
+        return next(p for p in of.params if p.vocab)
 
     def chunk_params(self, chunk: Chunk) -> list[tuple[list[Param], int]]:
         """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
-        parts = [(self.embedding.registered_params, 1)] if chunk.embedding else []
+        parts = [(self.embedding.registered_params, 1)] if chunk.embedding or self.holds_copy(chunk) else []
         parts += [(part.registered_params, count) for part, count in chunk.runs]
         return [*parts, (self.head_params, 1)] if chunk.head else parts
 
@@ -181,8 +206,8 @@ class Assembly:
     def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""
         total = sum(count * part.n_params for part, count in chunk.runs)
-        total += self.embedding.n_params if chunk.embedding else 0
-        return total + (sum(p.local(self.head.tp) for p in self.head_params) if chunk.head else 0)
+        total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
+        return total + (sum(p.local(self.head.tp, self.experts) for p in self.head_params) if chunk.head else 0)
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

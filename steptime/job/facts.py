@@ -52,6 +52,8 @@ class Facts(NamedTuple):
     padded: bool
     """They take as many always."""
     dispatcher: str
+    megatron_only: str
+    """A key of model.moe that only Megatron's experts have."""
     kinds: frozenset[str]
     """Kinds of layer that model.layers or model.hybrid_pattern lists."""
     layers_listed: int | None
@@ -69,7 +71,10 @@ class Facts(NamedTuple):
     """What torch.compile makes kernels of."""
     cp_comm_type: str
     window: int | None
+    window_pattern: int | None
     mtp: int
+    last_kind: str
+    """Kind of the last layer."""
     sp: bool
     schedule_said: str | None
     microbatch_group_sz: int | None

@@ -23,9 +23,20 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
         "patterned": pattern is not None,
         "mtp": model.mtp,
+        "last_kind": last_kind(model),
+        "window_pattern": model.attention.window_pattern,
         "mamba_heads": mamba.heads(model.hidden_sz) if mamba else 0,
         "mamba_groups": mamba.n_groups if mamba else 0,
     }
+
+
+def last_kind(model: Model) -> str:
+    """The kind of a model's last layer."""
+    if model.layers:
+        return model.layers[-1].kind
+    if model.hybrid_pattern is not None:
+        return HYBRID[model.hybrid_pattern[-1]]
+    return "moe" if model.moe is not None and model.moe.at(model.n_layers - 1) else "dense"
 
 
 HYBRID_RULES = [

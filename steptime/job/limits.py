@@ -37,6 +37,7 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "experts_per_token": ("model.moe.experts_per_token", 10_000),
     "expert_inter_sz": ("model.moe.expert_inter_sz", 10_000_000),
     "shared_inter_sz": ("model.moe.shared_expert_inter_sz", 10_000_000),
+    "mtp": ("model.mtp", 100),
     "gbs": ("data.gbs", 100_000_000),
     "seqlen": ("data.seqlen", 100_000_000),
     "microbatch_sz": ("data.microbatch_sz", 1_000_000),
@@ -82,20 +83,28 @@ MODELLED = [
     Rule(
         "moe framework",
         "performance.software",
-        "a mixture of experts is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its kind",
+        "a mixture of experts is modeled for Megatron-Core and FSDP2 alone (got {f.software}); use megatron-core, torchtitan "
+        "or a profile of their kind",
         lambda f: (not f.moe) | f.framework.experts,
     ),
     Rule(
         "moe with ZeRO",
         "parallelism.zero_level",
-        "a mixture of experts is not modeled yet with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
-        lambda f: (not f.moe) | (f.zero_level < 2),
+        "a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got {f.zero_level}); use 0 or 1, or software fsdp2",
+        lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
         "moe with replicas",
         "parallelism.replicas",
-        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1",
-        lambda f: (not f.moe) | (f.replicas == 1),
+        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1, or software fsdp2",
+        lambda f: (not f.moe) | (f.replicas == 1) | (f.family == "fsdp2"),
+    ),
+    Rule(
+        "experts of Megatron",
+        "model.moe",
+        "capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with FSDP2 "
+        "(got {f.megatron_only}); remove it, or use megatron-core",
+        lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
     Rule(
         "flex with capacity",
@@ -106,7 +115,8 @@ MODELLED = [
     Rule(
         "mla framework",
         "model.attention.kind",
-        "mla is modeled for Megatron-Core alone (got software {f.software}); use megatron-core or a profile of its kind",
+        "mla is modeled for Megatron-Core and FSDP2 alone (got software {f.software}); use megatron-core, torchtitan or "
+        "a profile of their kind",
         lambda f: (f.attention == "gqa") | f.framework.experts,
     ),
     Rule(
@@ -121,7 +131,25 @@ MODELLED = [
         "not modeled yet together with model.attention.window (got {f.cp}); use 1",
         lambda f: (f.window is None) | (f.cp == 1),
     ),
-    Rule("mtp", "model.mtp", "not modeled yet (got {f.mtp}); use 0", lambda f: f.mtp == 0),
+    Rule(
+        "mtp framework",
+        "performance.software",
+        "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); "
+        "use megatron-core or a profile of its family",
+        lambda f: (f.mtp == 0) | f.framework.experts,
+    ),
+    Rule(
+        "mtp with ZeRO",
+        "parallelism.zero_level",
+        "multi-token prediction is not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (f.mtp == 0) | (f.zero_level < 2),
+    ),
+    Rule(
+        "mtp with window_pattern",
+        "model.mtp",
+        "not modeled yet together with model.attention.window_pattern (got {f.mtp}); use 0",
+        lambda f: (f.mtp == 0) | (f.window_pattern is None),
+    ),
     Rule(
         "recipe with ZeRO",
         "performance.precision",

@@ -37,5 +37,6 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
 
 def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
     """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
-    runs = [run for chunk in assembly.stages[stage] for run in chunk.runs]
+    chunks = assembly.stages[stage]
+    runs = [run for chunk in chunks for run in chunk.runs] + [(assembly.head, 1) for chunk in chunks if chunk.head]
     return sum([count * op.stays_bytes for part, count in runs for op in part.ops if isinstance(op, Move)])

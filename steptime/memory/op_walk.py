@@ -7,12 +7,13 @@ value per candidate layout: then peaks name no op.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Scan, Tensor, tensor_bytes
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Scan, Tensor, tensor_bytes
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
@@ -143,6 +144,10 @@ class BackwardWalk:
         for name, i in self.first_need.items():
             self.last_needed.setdefault(i, []).append(name)
         self.grads: dict[str, GradBuffer] = {}
+        shared = {p.name for op in ops for p in op.params if p.shared}
+        self.to_come = Counter(p.name for op in ops for p in op.params if p.name in shared)
+        """Of each parameter that other ops use too, how many backwards add to its gradient."""
+        self.waiting: dict[str, Num] = {}
 
     def run(self, out: str) -> Peak:
         """The most bytes held, from the gradient of `out` to that of the input."""
@@ -217,6 +222,19 @@ class BackwardWalk:
         self.ledger.mark(op.name, extra)
         for name in second:
             self.accumulate(name, op.name)
+        self.await_others(op)
+
+    def await_others(self, op: Op) -> None:
+        """The gradient of a parameter that several ops use waits for the last of them."""
+        for p in op.params:
+            if p.name not in self.to_come:
+                continue
+            self.to_come[p.name] -= 1
+            if self.to_come[p.name] and p.name not in self.waiting:
+                self.waiting[p.name] = self.gradient_bytes(op, p)
+                self.ledger.bytes = self.ledger.bytes + self.waiting[p.name]
+            elif not self.to_come[p.name]:
+                self.ledger.bytes = self.ledger.bytes - self.waiting.pop(p.name, 0.0)
 
     def accumulate(self, name: str, op: str) -> None:
         """A second gradient of one tensor: added in place where nobody shares the first, else into a new buffer.
@@ -241,8 +259,14 @@ class BackwardWalk:
 
     def weight_grad(self, op: Op) -> Num:
         """Bytes of the gradient of this op's parameters before it is accumulated."""
-        split = [1.0 * p.local(self.autograd.tp, self.autograd.experts) for p in op.params]
-        return self.autograd.weight_grad_itemsize * sum(split)
+        return sum([self.gradient_bytes(op, p) for p in op.params])
+
+    def gradient_bytes(self, op: Op, p: Param) -> Num:
+        """Those of one parameter; a table that is looked up again has a dense gradient, whatever else is fused."""
+        itemsize = self.autograd.weight_grad_itemsize
+        if p.shared and isinstance(op, Move) and op.outputs:
+            itemsize = max(itemsize, op.outputs[0].itemsize)
+        return itemsize * p.local(self.autograd.tp, self.autograd.experts)
 
     def regathered(self, op: Op) -> Num:
         """Bytes of a projection's input gathered again because only its shard was kept."""

@@ -31,7 +31,7 @@ class PartMemories:
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
         self.embedding = self.walk(assembly.embedding)
-        self.head = self.walk(assembly.head)
+        self.head = self.walk(assembly.head, assembly.head_modules)
         self.plain = {part: self.walk(part) for part in assembly.kinds}
         """A layer of each kind, nothing recomputed."""
         modules = self.recompute.modules
@@ -115,23 +115,25 @@ class PartMemories:
     def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk in depth order, alike neighbors together.
 
-        A tied head's weight gradient waits in autograd for the embedding's, beside the backward of every layer between them; then
-        both lie beside their sum.
+        The gradient of a tied head's weight, or of the embedding in multi-token prediction, waits in autograd for the embedding's
+        own, beside the backward of every layer between them; then both lie beside their sum.
         """
         parts = [(count, memory) for count, _, memory in self.layers(chunk)]
         embedding = self.embedding
-        if chunk.embedding and chunk.head and self.assembly.job.model.tie_embeddings:
-            parts = [(count, with_backward_extra(part, self.tied_gradient)) for count, part in parts]
-            embedding = with_backward_extra(embedding, 2.0 * self.tied_gradient)
+        model = self.assembly.job.model
+        if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp):
+            parts = [(count, with_backward_extra(part, self.waiting_gradient)) for count, part in parts]
+            embedding = with_backward_extra(embedding, 2.0 * self.waiting_gradient)
         if chunk.embedding:
             parts = [(1, embedding), *parts]
         return [*parts, (1, self.head)] if chunk.head else parts
 
     @property
-    def tied_gradient(self) -> Num:
-        """Bytes of the tied weight's gradient before it is accumulated."""
+    def waiting_gradient(self) -> Num:
+        """Bytes of the embedding's gradient before it is accumulated; looked up for multi-token prediction it is dense."""
+        job, itemsize = self.assembly.job, self.autograd.weight_grad_itemsize
         table = next(p for p in self.assembly.embedding.params if p.vocab)
-        return self.autograd.weight_grad_itemsize * table.local(self.autograd.tp)
+        return (max(itemsize, job.software.itemsize) if job.model.mtp else itemsize) * table.local(self.autograd.tp)
 
 
 def passing(part: Part) -> Peak:

@@ -104,7 +104,7 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     job = assembly.job
     size, level = state_bytes(job), job.zero_level
     whole = 1.0 * sum([assembly.local_params(c) for c in chunks])
-    quantized = 1.0 * sum([quantized_elements(c) for c in chunks])
+    quantized = 1.0 * sum([quantized_elements(assembly, c) for c in chunks])
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
@@ -141,9 +141,10 @@ def reduces_copies(job: Job) -> bool:
     return job.software.states.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
 
 
-def quantized_elements(chunk: Chunk) -> Num:
+def quantized_elements(assembly: Assembly, chunk: Chunk) -> Num:
     """Weights of a chunk on one device that a recipe quantizes: those of its layers."""
-    return sum([count * part.n_quantized for part, count in chunk.runs])
+    runs = [*chunk.runs, (assembly.head, 1)] if chunk.head else chunk.runs
+    return sum([count * part.n_quantized for part, count in runs])
 
 
 def extra_bytes(job: Job) -> float:
@@ -175,7 +176,8 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     """
     job = assembly.job
     sharded = job.software.states.padded_buckets and job.zero_level >= 1
-    if chunk.depth and not (sharded and assembly.tied_copy):
+    copied = assembly.copied_weight(chunk)
+    if chunk.depth and not (sharded and copied):
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
     ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
@@ -185,8 +187,8 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
         pieces = [(p, known[id(p)]) for p in backward]
         whole = sum([sum(own) for _, own in pieces])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
-        each = [(n, p.vocab) for p, own in pieces for n in own]
-        alone = {i for i, (_, vocab) in enumerate(each) if vocab} if assembly.tied_copy else set[int]()
+        each = [(n, p is copied) for p, own in pieces for n in own]
+        alone = {i for i, (_, is_copy) in enumerate(each) if is_copy}
         counts = bucket_elements([n for n, _ in each], shard_ranks(job, group), size, sharded=sharded, alone=alone)
         found += [Bucket(elements, group) for elements in counts]
     return found

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from steptime.base.num import ceil
-from steptime.model import embedding_and_head
+from steptime.model import embedding_and_head, mtp
 from steptime.model.attention import attention_ops
-from steptime.model.embedding_and_head import head_ops
 from steptime.model.mamba import mamba_ops
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
@@ -112,9 +111,17 @@ def embedding_ops(model: Model, shard: Shard) -> list[Op]:
     return embedding_and_head.embedding_ops(model, shard, model.max_positions or ceil(shard.kv_seq))
 
 
+def head_ops(model: Model, shard: Shard) -> list[Op]:
+    """Final norm, logits and cross entropy, from the last block's "x"; with multi-token prediction its modules between them."""
+    if not model.mtp:
+        return embedding_and_head.head_ops(model, shard)
+    inside = mtp.inside(shard)
+    return mtp.head_ops(model, shard, embedding_ops(model, inside), layers(model)[-1][0].ops(inside))
+
+
 def params_of(ops: list[Op]) -> list[Param]:
     """The parameters that a list of ops owns, in order."""
-    return [p for op in ops for p in op.params]
+    return [p for op in ops for p in op.params if not p.shared]
 
 
 def params(model: Model, shard: Shard) -> list[Param]:

@@ -81,7 +81,13 @@ def reduce_embedding(model: Model, shard: Shard, found: Tensor) -> tuple[list[Op
 
 
 def head_ops(model: Model, shard: Shard) -> list[Op]:
-    """Final norm, logits and cross entropy, from the last block's "x".
+    """Final norm, logits and cross entropy, from the last block's "x"."""
+    normed, x = norm("head.norm", "x", shard.sequence_tokens, model.hidden_sz, model, shard, "")
+    return [*normed, *output_ops(model, shard, x)]
+
+
+def output_ops(model: Model, shard: Shard, x: str, *, shared: bool = False) -> list[Op]:
+    """Logits and cross entropy of `x`; `shared`: the weight is another head's.
 
     Loss, composite: logits upcast to fp32 and one fp32 copy kept (megatron/core/tensor_parallel/cross_entropy.py; torch's
     cross_entropy of logits.float()). fused: one copy in the compute dtype (TransformerEngine's parallel_cross_entropy; torch's
@@ -90,17 +96,16 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     (pytorch/torchtitan torchtitan/components/loss.py, ChunkedCELoss).
     """
     hidden, size = model.hidden_sz, shard.itemsize
-    normed, read = norm("head.norm", "x", shard.sequence_tokens, hidden, model, shard)
-    entered, x = enter_tp("head", Operand(read, read), hidden, shard)
+    entered, operand = enter_tp("head", Operand(x, x), hidden, shard)
     columns = shard.vocab / shard.tp
     chunks = float(shard.software.kernels.loss_chunks)
     logits = Tensor("head.logits", shard.tokens * columns / chunks, size)
-    weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True)
+    weight = Param("head.weight", (shard.vocab, hidden), 0, vocab=True, shared=shared)
     gemm = Gemm(
         "head.proj",
-        (x.read,),
+        (operand.read,),
         (logits,),
-        (x.kept,),
+        (operand.kept,),
         (),
         (weight,),
         m=shard.tokens / chunks,
@@ -109,7 +114,7 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
         count=chunks,
         itemsize=size,
     )
-    return [*normed, *entered, gemm, *loss_ops(shard, logits)]
+    return [*entered, gemm, *loss_ops(shard, logits)]
 
 
 def loss_ops(shard: Shard, logits: Tensor) -> list[Op]:

@@ -106,6 +106,8 @@ class Reader:
             fields["dropout"] = self.agreed(self.family.dropout, probability=True)
         if fields.get("learned_positions"):
             fields["max_positions"] = self.size("max_position_embeddings") + self.family.extra_positions
+        if isinstance(depths := self.values.get("num_nextn_predict_layers"), int) and depths > 0:
+            fields["mtp"] = depths
         fields |= self.kinds()
         self.check_layers(hidden)
         return fields

@@ -200,7 +200,8 @@ class Model(Config):
     )
     moe: Section[Moe] | None = None
     attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
-    mtp: int = 0
+    mtp: int = Field(0, ge=0)
+    """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
     source: str = ""
     """Where the figures come from (presets)."""
 

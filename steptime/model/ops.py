@@ -65,6 +65,8 @@ class Param(NamedTuple):
     """It stands for the weights of so many experts, each a tensor of its own; 0: a tensor that all tokens use."""
     top_k: Num = 0
     """How many of them a token uses."""
+    shared: bool = False
+    """Another op owns the tensor; this one uses it once more, and its gradient is added to the other's."""
 
     @property
     def active(self) -> Num:
@@ -123,6 +125,8 @@ class Op:
     stats: tuple[Tensor, ...] = ()
     params: tuple[Param, ...] = ()
     role: Role = field(default="", kw_only=True)
+    depth: int = field(default=0, kw_only=True)
+    """Of multi-token prediction the depth whose projection and layer it belongs to; 0 elsewhere."""
 
     @property
     def allocates(self) -> tuple[Tensor, ...]:

@@ -36,9 +36,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 
     `compiled`: torch.compile sees forward and backward, so that it keeps nothing that neither needs.
 
-    core_attn, mlp, moe, shared_experts and after_qkv are checkpoints: their inputs are kept. layernorm, act and moe_act are
-    discarded outputs. `after_qkv` is MaxText's save_qkv_proj (MaxText/layers/decoders.py, get_remat_policy): of a layer only q,
-    k, v and its input stay.
+    core_attn, mlp, moe, shared_experts, mtp (of each depth its projection and layer) and after_qkv are checkpoints: their inputs
+    are kept. layernorm, act and moe_act are discarded outputs. `after_qkv` is MaxText's save_qkv_proj
+    (MaxText/layers/decoders.py, get_remat_policy): of a layer only q, k, v and its input stay.
     """
     if "per_op" in modules:
         return [per_op(ops, compiled=compiled)]
@@ -46,7 +46,9 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
     for budget in (share for share in modules if isinstance(share, float)):
         return within_budget(ops, budget)
     for module in sorted(str(module) for module in modules):
-        if module == "core_attn":
+        if module == "mtp":
+            segments += [checkpoint(ops, run) for run in depths(ops)]
+        elif module == "core_attn":
             segments += [checkpoint(ops, run) for run in runs(ops, {"core_attn"})]
         elif module == "mlp":
             segments += [checkpoint(ops, run) for run in runs(ops, {"mlp", "act"})]
@@ -76,15 +78,18 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 def per_op(ops: list[Op], *, compiled: bool) -> Segment:
     """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
 
-    Kept are attention, reduce-scatters, and every other matrix product, the first one of the layer included
-    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps
-    the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled,
-    it is not kept.
+    Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every other matrix product, the first one of the
+    layer included (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2); the
+    router's and the grouped products of experts run again. Eager torch keeps the last product's output too, which nothing reads
+    again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled, it is not kept.
     """
-    products = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params]
+    products = [
+        i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped
+    ]
     skips = set(products[::2])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
-    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind == "reduce_scatter"}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
+    skips |= {i for i, op in enumerate(ops) if op.name == "moe.top_k"}
     if compiled and products:
         skips -= {i for i in skips if i >= products[-1]}
     keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)
@@ -126,6 +131,12 @@ def runs(ops: list[Op], roles: AbstractSet[str]) -> list[range]:
             follows = bool(found) and found[-1].stop == i
             found[-1:] = [range(found[-1].start, i + 1)] if follows else [*found[-1:], range(i, i + 1)]
     return found
+
+
+def depths(ops: list[Op]) -> list[range]:
+    """The ops of each depth of multi-token prediction."""
+    places = {depth: [i for i, op in enumerate(ops) if op.depth == depth] for depth in {op.depth for op in ops} - {0}}
+    return [range(mine[0], mine[-1] + 1) for mine in places.values()]
 
 
 def checkpoint(ops: list[Op], run: range) -> Segment:

@@ -250,5 +250,6 @@ class Pipelines:
 
     def stays(self, stages: Stages, kind: int) -> Num:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""
-        runs = [run for chunk in stages.chunks[kind] for run in chunk.runs]
-        return sum([count * self.chunks.parts.of[part].stays for part, count in runs])
+        parts, mine = self.chunks.parts, stages.chunks[kind]
+        runs = [run for chunk in mine for run in chunk.runs] + [(parts.assembly.head, 1) for c in mine if c.head]
+        return sum([count * parts.of[part].stays for part, count in runs])

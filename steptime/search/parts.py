@@ -24,7 +24,7 @@ from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
 
-Modules = frozenset[str]
+Modules = frozenset[str | float]
 NO_MODULES: Modules = frozenset()
 
 
@@ -67,7 +67,8 @@ class Whole(NamedTuple):
     """The communication buffer that all parts share."""
     logits_bytes: Num
     """The logits of a micro-batch."""
-    tied_gradient: Num
+    waiting_gradient: Num
+    """The embedding's gradient, where another use of its weight makes it wait."""
 
 
 class Fragment(NamedTuple):
@@ -86,11 +87,10 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
     found = []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
-        layer = part in assembly.kinds
-        gaps_s = part_gap_s(gap_s, part) if layer else 0.0
+        layer, gaps_s = part in assembly.kinds, part_gap_s(gap_s, assembly, part)
         times = part_time(part.ops, part.sizes, context, [], gaps_s)
         passes = [compute.forward(op, context.rates, part.sizes) for op in part.ops]
-        sets = module_sets if layer else ()
+        sets = module_sets if layer or (part is assembly.head and job.model.mtp) else ()
         segments = [tuple(find_segments(part.ops, s, compiled=compiled)) for s in sets]
         alike = dict(zip(segments, sets, strict=True))  # modules that this part has not change nothing
         replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
@@ -110,9 +110,11 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
                 bytes_[0].n_params,
             )
         )
-    tied = memories.tied_gradient if job.model.tie_embeddings else 0.0
     whole = Whole(
-        assembly.boundary_bytes, comm_buffer_bytes(assembly), assembly.head.sizes.get("head.logits", 0.0), tied
+        assembly.boundary_bytes,
+        comm_buffer_bytes(assembly),
+        assembly.head.sizes.get("head.logits", 0.0),
+        memories.waiting_gradient,
     )
     return assembly, Fragment(tuple(found), whole)
 
@@ -157,12 +159,12 @@ class Parts:
         order = np.argsort(codes)
         return codes[order], order
 
-    def times(self, modules: Modules) -> PartTimes:
-        """Seconds of every part as an estimate has them, with a set of modules recomputed."""
-        at = self.module_sets.index(modules) if modules else -1
+    def times(self, modules: Modules, in_head: Modules) -> PartTimes:
+        """Seconds of every part as an estimate has them, with a set of modules recomputed in layers, and one in the head."""
 
         def time(part: Part, of: Walked) -> PartTime:
-            replay = of.replay_s[at] if modules and part in self.assembly.kinds else 0.0
+            again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
+            replay = of.replay_s[self.module_sets.index(again)] if again else 0.0
             return PartTime(Work(memory_s=of.forward_s), Work(memory_s=of.backward_s), Work(memory_s=replay))
 
         again = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
@@ -188,14 +190,13 @@ class JoinedMemories(PartMemories):
         self.recompute = assembly.job.recompute
         self.parts_of = parts
         self.embedding = self._memory(assembly.embedding)
-        self.head = self._memory(assembly.head)
+        self.head = self._memory(assembly.head, assembly.head_modules)
         self.plain = {part: self._memory(part) for part in assembly.kinds}
-        at = 1 + parts.module_sets.index(modules) if modules else 0
-        self.selective = {part: self._memory(part, at) for part in assembly.kinds}
+        self.selective = {part: self._memory(part, modules) for part in assembly.kinds}
         self._start()
 
-    def _memory(self, part: Part, at: int = 0) -> PartMemory:
-        of = self.parts_of.of[part]
+    def _memory(self, part: Part, modules: Modules = NO_MODULES) -> PartMemory:
+        of, at = self.parts_of.of[part], 1 + self.parts_of.module_sets.index(modules) if modules else 0
         saved, forward, backward = of.memory[at]
         return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params)
 
@@ -204,9 +205,9 @@ class JoinedMemories(PartMemories):
         return Peak(self.parts_of.of[part].passing, "")
 
     @property
-    def tied_gradient(self) -> Num:
-        """Bytes of the tied weight's gradient before it is accumulated."""
-        return self.parts_of.whole.tied_gradient
+    def waiting_gradient(self) -> Num:
+        """Bytes of the embedding's gradient before it is accumulated."""
+        return self.parts_of.whole.waiting_gradient
 
 
 def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int) -> Parts:

@@ -91,7 +91,7 @@ class Chunks:
         self._under: dict[Recompute, tuple[PartTimes, JoinedMemories]] = {}
         self._known: dict[tuple[object, ...], tuple[Num, ...]] = {}
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
-        self.plain_times = parts.times(NO_MODULES)
+        self.plain_times = parts.times(NO_MODULES, NO_MODULES)
         self._stacked: dict[tuple[object, ...], Flavor] = {}
 
     def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:
@@ -125,7 +125,7 @@ class Chunks:
             vars(assembly).update(vars(self.parts.assembly))
             view: Any = SectionColumns(self.parts.assembly.job, {"recompute": form})
             assembly.job = view
-            times = self.parts.times(form.modules)
+            times = self.parts.times(form.modules, assembly.head_modules)
             self._under[choice] = (
                 PartTimes(assembly, times.of, times.whole_replays),
                 JoinedMemories(self.parts, assembly, form.modules),

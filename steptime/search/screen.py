@@ -146,6 +146,7 @@ class Screen:
     def parts(self, keys: list[PartKey], devices: int) -> Parts:
         """The parts over some keys."""
         sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers) if r.modules)
+        sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
         return parts_of(self.by_sp, keys, list(sets), devices)
 
 

@@ -98,7 +98,7 @@ class Sketches:
         ranks, sharded = job.parallelism.dp * job.parallelism.cp, job.zero_level >= 1
 
         def buckets(mine: Chunk, of: Chunk) -> list[Bucket]:
-            key = (spread, ranks, sharded, sketch.tied_copy, of.runs, of.embedding, of.head, of.depth == 0)
+            key = (spread, ranks, sharded, sketch.embedding_copied, of.runs, of.embedding, of.head, of.depth == 0)
             if key not in self._buckets:
                 self._buckets[key] = chunk_buckets(sketch, mine)
             return self._buckets[key]

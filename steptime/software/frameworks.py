@@ -74,6 +74,7 @@ FRAMEWORKS = {
         rounds=True,
         recipes=TORCHAO,
         optimizers=("adamw", "sgd", "adamw_8bit"),
+        experts=True,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone

@@ -34,6 +34,14 @@ class Recomputation(NamedTuple):
     modules: frozenset[Any] = frozenset()
     """What `selective` runs again: names of modules, or one number, torch.compile's memory budget."""
 
+    @property
+    def mtp_modules(self) -> frozenset[Any]:
+        """What it runs again in multi-token prediction; whole depths only one by one.
+
+        megatron/core/transformer/multi_token_prediction.py, _checkpointed_forward: `block` is skipped.
+        """
+        return frozenset(("mtp",)) if self.granularity == "full" and self.method == "uniform" else self.modules
+
     def to_config(self) -> dict[str, Any]:
         """The keys of the performance section that say this."""
         if self.granularity == "none":

@@ -44,15 +44,15 @@ def chunk_op_times(timing: StepTime, chunk: Chunk, direction: Direction) -> list
     assembly = timing.assembly
     first = sum(timing.job.layers_per_chunk[: chunk.depth])
     known = {part: part_op_times(timing, part, direction) for part, _ in chunk.runs}
-    if direction == "B":
-        again = replayed_times(timing, chunk)
-        known = {part: again.get(part, []) + ops for part, ops in known.items()}
+    again = replayed_times(timing, chunk) if direction == "B" else {}
+    known = {part: again.get(part, []) + ops for part, ops in known.items()}
     found = [LayerTimes("embedding", part_op_times(timing, assembly.embedding, direction))] if chunk.embedding else []
     for part, count in chunk.runs:
         found += [LayerTimes(f"layer {first + i} ({part.kind})", known[part]) for i in range(count)]
         first += count
     if chunk.head:
-        found.append(LayerTimes("head", part_op_times(timing, assembly.head, direction)))
+        replayed = again.get(assembly.head, [])
+        found.append(LayerTimes("head", replayed + part_op_times(timing, assembly.head, direction)))
     return found if direction == "F" else found[::-1]
 
 
@@ -86,7 +86,7 @@ def op_times(name: str, work: Work, *, before: bool) -> Iterator[OpTime]:
 
 def replayed_times(timing: StepTime, chunk: Chunk) -> dict[Part, list[OpTime]]:
     """What one backward of a chunk recomputes, by kind of layer: the mean over its layers, and its collectives."""
-    counts: dict[Part, int] = {}
+    counts: dict[Part, int] = {timing.assembly.head: 1}
     for part, count in chunk.runs:
         counts[part] = counts.get(part, 0) + count
     found: dict[Part, list[OpTime]] = {}

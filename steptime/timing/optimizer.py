@@ -109,7 +109,7 @@ def optimizer_s(assembly: Assembly, context: Context) -> float:
     shares = [updated(assembly, stage) for stage in range(len(groups))]
     owned, moments = max(shares, key=lambda share: share.owned)
     kept = owned if job.zero_level >= 2 else held
-    quantized: float = max(sum(quantized_elements(c) for c in chunks) for chunks in assembly.stages)
+    quantized: float = max(sum(quantized_elements(assembly, c) for c in chunks) for chunks in assembly.stages)
     update: float = update_s(job, owned, kept, moments, bytes_per_s)
     orthogonal: float = max(orthogonalize_s(assembly, chunks, context) for chunks in assembly.stages)
     return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s

@@ -90,6 +90,12 @@ class PartTimes:
 
         Of layers that are checkpointed together all but the last run forward whole: what follows needs their outputs.
         """
+        assembly = self.assembly
+        in_head = [(1.0, assembly.head, self.of[assembly.head].replay)] if chunk.head and assembly.head_modules else []
+        return self.layer_replays(chunk) + in_head
+
+    def layer_replays(self, chunk: Chunk) -> list[tuple[float, Part, Work]]:
+        """Those of its layers."""
         job = self.assembly.job
         recompute = job.recompute
         if recompute.granularity == "none":
@@ -118,11 +124,12 @@ class PartTimes:
 def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     """Price every part once."""
     job, context = assembly.job, priced.context
-    gap_s = layer_gap_s(job, context)
-    of = {part: part_time(part.ops, part.sizes, context, []) for part in (assembly.embedding, assembly.head)}
-    for part in assembly.kinds:
-        segments = find_segments(part.ops, job.recompute.modules, compiled=job.software.kernels.compile != "none")
-        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, part))
+    gap_s, compiled = layer_gap_s(job, context), job.software.kernels.compile != "none"
+    of = {assembly.embedding: part_time(assembly.embedding.ops, assembly.embedding.sizes, context, [])}
+    for part in (assembly.head, *assembly.kinds):
+        modules = assembly.head_modules if part is assembly.head else job.recompute.modules
+        segments = find_segments(part.ops, modules, compiled=compiled)
+        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, assembly, part))
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)
@@ -161,9 +168,12 @@ def layer_gap_s(job: Job, context: Context) -> float:
     return job.software.timing.layer_gap_s * (context.rates.slowness * recipe * graphs * compiled)
 
 
-def part_gap_s(gap_s: Num, part: Part) -> Num:
-    """The launch gaps of a layer of this kind, from those of a layer with two norms."""
-    return gap_s * (0.5 if part.kind in HALVES else 1.0) * more_launches(part.ops)
+def part_gap_s(gap_s: Num, assembly: Assembly, part: Part) -> Num:
+    """The launch gaps of a part, from those of a layer with two norms; of the ends only multi-token prediction has layers."""
+    if part is assembly.embedding:
+        return 0.0
+    layers = assembly.job.model.mtp if part is assembly.head else 0.5 if part.kind in HALVES else 1.0
+    return gap_s * layers * more_launches(part.ops)
 
 
 def whole_replay(part: Part, times: PartTime, context: Context) -> Work:

@@ -218,7 +218,7 @@ def fsdp_seconds(assembly: Assembly, priced: Pricing, parts: PartTimes) -> FsdpT
 def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
     """All-reduce of the tied embedding's gradient between first and last stage."""
     job = assembly.job
-    if not assembly.tied_copy:
+    if not assembly.embedding_copied:
         return Reduce(0.0, 0.0, FREE)
     elements = assembly.shard.vocab * job.model.hidden_sz / job.parallelism.tp
     bytes_ = float(elements) * state_bytes(job).gradients

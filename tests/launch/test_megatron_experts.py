@@ -47,6 +47,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
         ("--moe-layer-freq '([0]*3+[1]*5)'", ("model", "moe", "n_dense_layers"), 3),
         ("--moe-layer-freq '([0]+[1]*3)*2'", ("model", "layers"),
          [{"kind": "dense", "repeat": 1}, {"kind": "moe", "repeat": 3}] * 2),
+        ("--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3", ("model", "mtp"), 1),
         ("--moe-router-topk 4", ("model", "moe", "experts_per_token"), 4),
         ("--moe-router-score-function sigmoid", ("model", "moe", "score_function"), "sigmoid"),
         ("--moe-router-pre-softmax", ("model", "moe", "pre_softmax"), True),

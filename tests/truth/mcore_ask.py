@@ -63,6 +63,7 @@ def model(c):
         mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
         attention=latent(c["mla"]) if "mla" in c else {},
+        mtp=c.get("mtp", 0),
     )
 
 

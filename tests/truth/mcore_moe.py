@@ -252,7 +252,8 @@ def latent(spec):
 def held(model, kept):
     """Bytes of the matrices that token dispatchers refer to after a forward and autograd does not keep."""
     found = 0
-    for layer in model.decoder.layers:
+    ahead = model.mtp.layers if hasattr(model, "mtp") else ()
+    for layer in (*model.decoder.layers, *(depth.transformer_layer for depth in ahead)):
         dispatcher = getattr(getattr(layer, "mlp", None), "token_dispatcher", None)
         for t in vars(dispatcher).values() if dispatcher else ():
             matrix = torch.is_tensor(t) and t.dim() == 2 and t.dtype != torch.long

@@ -17,6 +17,7 @@ import types
 import mcore_imports  # noqa: F401  (Megatron itself, after what stands in for its extensions)
 import mcore_mamba
 import mcore_moe
+import mcore_mtp
 import mcore_patches as patches
 import torch
 import torch.distributed as dist
@@ -94,6 +95,7 @@ def config_of(c, world):
         cross_entropy_loss_fusion=c.get("fused_loss", False),
         **recompute,
         **c.get("mamba", {}),
+        mtp_num_layers=c.get("mtp"),
         **expert_config(c, world),
         **latent,
     )
@@ -127,6 +129,7 @@ def model_of(c, world):
         return mcore_mamba.hybrid(c, config, **said).to(config.params_dtype).train()
     position = "learned_absolute" if c.get("learned_positions") else "none" if "mla" in c else "rope"
     spec = layers_of(c, config)
+    said |= mcore_mtp.block(config, spec)
     model = GPTModel(config=config, transformer_layer_spec=spec, position_embedding_type=position, **said)
     return model.to(config.params_dtype).train()
 
@@ -138,9 +141,10 @@ def layers_of(c, config):
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     said = {"normalization": config.normalization, "qk_layernorm": config.qk_layernorm}
-    if "mla" in c:
-        return mcore_moe.latent(get_gpt_layer_local_spec(**said, multi_latent_attention=True))
-    spec = get_gpt_layer_local_spec(**said, num_experts=config.num_moe_experts)
+    latent = {"multi_latent_attention": True} if "mla" in c else {}
+    spec = get_gpt_layer_local_spec(**said, **latent, num_experts=config.num_moe_experts)
+    if latent:
+        mcore_moe.latent(spec)
     if config.num_moe_experts and c.get("grouped", True):
         mcore_moe.grouped(spec)
     if not isinstance(config.moe_layer_freq, list):
@@ -160,7 +164,8 @@ def forward(model, core, c, world):
     tokens = torch.zeros(b, s, dtype=torch.long)
     labels = torch.zeros(b, s, dtype=torch.long) if core.post_process else None
     causal = torch.ones(1, 1, s, s, dtype=torch.bool).triu(1)
-    return model(tokens, torch.arange(s).repeat(b, 1), causal, labels=labels)
+    mask = {"loss_mask": torch.ones(b, s)} if "mtp" in c else {}  # as pretrain_gpt.py gives it
+    return model(tokens, torch.arange(s).repeat(b, 1), causal, labels=labels, **mask)
 
 
 def run(c, world):

@@ -98,6 +98,9 @@ VARIANTS = {
     "bf16 gradients": {"fp32_grads": False},
     "replicated optimizer": {"sharded": False},
     "replicated optimizer, tied": {"sharded": False, "tied": True},
+    "prediction of two tokens": {"mtp": 1},
+    "of three, replicated optimizer": {"mtp": 2, "sharded": False},
+    "of two, learned positions": {"mtp": 1, "learned_positions": True},
 }
 CASES = [(layout, variant) for layout in LAYOUTS for variant in VARIANTS]
 
@@ -171,7 +174,7 @@ def test_data_parallel_collectives(layout, variant):
     gathers = [call[:3] for call in answer["step"] if call[0] == "all_gather" and world["dp"] > 1]
     ours_gather = timing.dp.gathers[stage][0] if world["dp"] > 1 and c["sharded"] else []
     assert sorted([g.kind, world["dp"], g.bytes] for g in ours_gather) == sorted(gathers)
-    ends = c.get("tied") and world["pp"] > 1 and stage in {0, world["pp"] - 1}
+    ends = (c.get("tied") or c.get("mtp")) and world["pp"] > 1 and stage in {0, world["pp"] - 1}
     tied = [["all_reduce", 2, timing.embedding_reduce.bytes]] if ends else []
     partial = [["all_reduce", world["tp"], partial_grad_bytes(assembly, stage, size)]] if c["sp"] else []
     assert [call[:3] for call in after] == partial + tied

@@ -41,6 +41,7 @@ VARIANTS = {
     "replicated optimizer": {"sharded": False},
     "shared experts": {"moe": {"moe_shared_expert_intermediate_size": 96}},
     "first dense": {"layers": 3, "moe": {"moe_layer_freq": [0, 1, 1]}},
+    "prediction of two tokens": {"mtp": 1},
 }
 CASES = [(layout, variant) for layout in LAYOUTS for variant in VARIANTS]
 

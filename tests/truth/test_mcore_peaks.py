@@ -51,12 +51,23 @@ PLAIN = {
     "llama, attention": LLAMA | ATTENTION,
     "fused wgrad, mlp": LLAMA | MLP | {"grad_accumulation_fusion": True},
 }
-VARIANTS = PLAIN | {
-    "core_attn, attention": GPT | ATTENTION | recompute("selective", modules=["core_attn"]),
-    "full, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=1),
-    "full, attention": GPT | ATTENTION | recompute("full", method="uniform", num_layers=1),
-    "full 2, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=2),
+AHEAD = {
+    "mtp, loss": LLAMA | LOSS | {"mtp": 1},
+    "mtp, mlp": LLAMA | MLP | {"mtp": 1},
+    "mtp 2, fused wgrad, loss": LLAMA | LOSS | {"mtp": 2, "grad_accumulation_fusion": True},
 }
+"""Multi-token prediction."""
+VARIANTS = (
+    PLAIN
+    | AHEAD
+    | {
+        "core_attn, attention": GPT | ATTENTION | recompute("selective", modules=["core_attn"]),
+        "full, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=1),
+        "full, attention": GPT | ATTENTION | recompute("full", method="uniform", num_layers=1),
+        "mtp, full, mlp": LLAMA | MLP | {"mtp": 1} | recompute("full", method="uniform", num_layers=1),
+        "full 2, mlp": LLAMA | MLP | recompute("full", method="uniform", num_layers=2),
+    }
+)
 
 
 SCRATCH = {1: 16, 2: 34}
@@ -107,6 +118,15 @@ def our_peaks(variant, tp):
 @pytest.mark.parametrize("variant", PLAIN)
 def test_forward_peak(variant, tp):
     assert our_peaks(variant, tp)[0] == their_peaks(variant, tp)[0]
+
+
+@pytest.mark.parametrize("tp", SCRATCH)
+@pytest.mark.parametrize("variant", AHEAD)
+def test_forward_peak_of_prediction(variant, tp):
+    """But for shifted ids, labels, positions and their masks: at most two numbers of eight bytes a token and depth."""
+    c = SIZE | AHEAD[variant]
+    beside = 16 * c["mtp"] * c["s"] * c["b"]
+    assert our_peaks(variant, tp)[0] == pytest.approx(their_peaks(variant, tp)[0], abs=beside)
 
 
 @pytest.mark.parametrize("tp", SCRATCH)

@@ -92,8 +92,9 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
     """How layers are spread where not evenly (core transformer/transformer_block.py, get_num_layers_to_build)."""
     if layout := keys.get("pipeline_model_parallel_layout"):
         stages = stages_of(str(layout))
-        if not re.fullmatch(r"Et*", stages[0]) or not re.fullmatch(r"t*L", stages[-1]) or "m" in "".join(stages):
-            keys.leave_out("pipeline_model_parallel_layout", "embedding first and loss last are counted")
+        whole = re.fullmatch(r"Et*", stages[0]) and re.fullmatch(r"t*m*L", stages[-1])
+        if not whole or "m" in "".join(stages[:-1]):
+            keys.leave_out("pipeline_model_parallel_layout", "embedding first, prediction and loss last are counted")
         return {"layers_per_stage": [stage.count("t") for stage in stages]}
     if "|" in (pattern := hybrid_pattern(keys)):
         return {"layers_per_stage": [len(stage) for stage in pattern.split("|")]}

@@ -1,0 +1,107 @@
+"""Multi-token prediction: parameters and FLOPs as published, and where its modules lie, in numbers worked out by hand."""
+
+import pytest
+
+from steptime import Job, estimate
+from steptime.model.hf import read_hf_config
+
+SMALL = {"n_layers": 4, "hidden_sz": 1024, "inter_sz": 4096, "n_q_heads": 8, "vocab_sz": 51200}
+
+
+def job(model, performance=None, **parallelism):
+    return Job(
+        model=model,
+        parallelism={"tp": 1, "pp": 1, "dp": 64} | parallelism,
+        performance=performance or {},
+        data={"gbs": 128, "seqlen": 4096, "microbatch_sz": 1},
+        hardware="hgx-h800",
+    )
+
+
+def small(mtp, performance=None, **parallelism):
+    return estimate(job(SMALL | {"mtp": mtp}, performance, dp=2, **parallelism))
+
+
+def deepseek(mtp):
+    return estimate(job({"preset": "deepseek-v3", "mtp": mtp}, ep=64))
+
+
+def test_parameters_of_deepseek_v3():
+    """11.6 B unique ones (published: 11.5 B), by hand, with h = 7168, 128 heads, ranks 1536 and 512, widths 128 + 64 and 128:
+
+    attention 1536 h + 1536 + 128 * 192 * 1536 + 576 h + 512 + 128 * 256 * 512 + h * 128 * 128 = 187,107,328;
+    experts 257 * 3 * 2048 h = 11,318,329,344, their router 256 h = 1,835,008; two norms of the layer, three more, 2 h^2.
+    (deepseek-ai/DeepSeek-V3 README_WEIGHTS.md)
+    """
+    h = 7168
+    layer = 187_107_328 + 11_318_329_344 + 1_835_008 + 2 * h
+    more = deepseek(1).params.total - deepseek(0).params.total
+    assert more == layer + 3 * h + 2 * h * h
+    assert more == pytest.approx(11.5e9, rel=0.01)
+
+
+def test_parameters_of_glm_4_5():
+    """355 B with the layer of prediction and without both ends (arXiv 2508.06471, table 1)."""
+    found = estimate(job({"preset": "glm-4.5", "mtp": 1}, ep=32)).params.total - 2 * 151_552 * 5120
+    assert round(found / 1e9) == 355
+
+
+@pytest.mark.parametrize(("mtp", "gflops"), [(0, 249.81), (1, 259.99)])
+def test_flops_of_deepseek_v3_are_those_that_megatron_counts(mtp, gflops):
+    """GFLOP per token at 4,096 tokens, of Megatron-LM's num_floating_point_operations, without routers: 6 * 256 h each."""
+    per_token = deepseek(mtp).flops.model_per_step / (128 * 4096)
+    routers = 6.0 * 256 * 7168 * (58 + mtp)
+    assert (per_token - routers) / 1e9 == pytest.approx(gflops, abs=0.006)
+
+
+def test_the_last_stage_holds_the_modules_and_a_copy_of_the_embedding():
+    """Of each depth a layer, 4 h^2 + 3 h * 4096 + 2 h, and 2 h^2 + 3 h; once the embedding."""
+    plain, ahead = small(0, pp=2).params, small(2, pp=2).params
+    h, embedding = 1024, 1024 * 51200
+    depth = 4 * h * h + 3 * h * 4096 + 2 * h + 2 * h * h + 3 * h
+    assert ahead.tied_copies == embedding
+    assert ahead.total - plain.total == 2 * depth
+    assert [a - b for a, b in zip(ahead.per_stage, plain.per_stage, strict=True)] == [0, 2 * depth + embedding]
+    assert small(2).params.tied_copies == 0
+
+
+def test_the_copy_is_reduced_between_the_ends():
+    rows = [row for row in small(1, pp=2).collectives if row.axis == "embedding"]
+    assert [(row.kind, row.ranks, row.bytes) for row in rows] == [("all_reduce", 2, 4.0 * 1024 * 51200)]
+    assert not [row for row in small(1).collectives if row.axis == "embedding"]
+
+
+def test_recomputation_runs_the_modules_again():
+    """Selective and full recomputation repeat the module's layer, block does not; its head never runs again."""
+
+    def replayed(**recompute):
+        found = small(1, {"recompute": recompute}, pp=2)
+        rows = [row for row in found.gemms if row.name.startswith("mtp.1.") and row.pass_ == "forward"]
+        plain = min(row.count_per_step for row in rows)
+        return {row.name.removeprefix("mtp.1.") for row in rows if row.count_per_step > plain}
+
+    assert replayed(granularity="selective", modules=["mlp"]) == {"mlp.gate_up", "mlp.down"}
+    whole = replayed(granularity="full", method="uniform", n_layers=1)
+    assert whole == {"eh_proj", "attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"}
+    assert replayed(granularity="full", method="block", n_layers=1) == set()
+
+
+def test_tokens_at_the_ends_of_a_rank_go_to_its_neighbors():
+    """Ids and positions, then labels and mask: 8 sends of 8 bytes a depth and micro-batch."""
+    rows = [
+        row
+        for row in small(1, cp=2).collectives
+        if row.kind == "send_recv" and row.name.startswith("mtp.") and row.bytes < 1e3
+    ]
+    assert [(row.bytes, row.count_per_step) for row in rows] == [(8.0, 64 * 4.0), (8.0, 64 * 4.0)]
+
+
+def test_hugging_face_says_the_depth(tmp_path):
+    config = (
+        '{"model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,'
+        '"num_attention_heads": 4, "n_routed_experts": 8, "moe_intermediate_size": 32, "num_experts_per_tok": 2,'
+        '"q_lora_rank": 24, "kv_lora_rank": 16, "num_nextn_predict_layers": %s}'
+    )
+    for said, depth in (("1", 1), ("0", None), ("null", None)):
+        (tmp_path / "config.json").write_text(config % said)
+        assert read_hf_config(tmp_path).get("mtp") == depth
