@@ -115,6 +115,8 @@ class Estimate:
             )
         if self.job.model.mamba:
             beyond.append("model: no measured run has Mamba layers; the one compared by hand took 18 % longer")
+        if self.job.model.linear_attention:
+            beyond.append("model: no measured run has linear attention; its kernels' times are those of benchmarks")
         basis = Basis(rests.nearest, rests.n, beyond, "extrapolated" if beyond else rests.word)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis

@@ -69,6 +69,13 @@ class Facts(NamedTuple):
     cp_comm_type: str
     window: int | None
     window_pattern: int | None
+    post_norms: bool
+    linear: str | None
+    """Kind of linear attention."""
+    linear_heads: tuple[int, int]
+    """Heads of its queries and keys, and of its values."""
+    linear_listed: int | None
+    """How many layers its list of layers has."""
     mtp: int
     last_kind: str
     """Kind of the last layer."""
