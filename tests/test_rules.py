@@ -19,6 +19,7 @@ BASE = Job(
     hardware="dgx-h100",
 )
 MOE = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2}
+FSDP2_MOE = {"model.moe": MOE, "performance.software": "fsdp2", "parallelism.pp": 1, "parallelism.zero_level": 3}
 
 # rule -> (changes, the lines they give)
 BROKEN = {
@@ -26,8 +27,8 @@ BROKEN = {
         {"model.moe": MOE, "performance.software": "torch", "parallelism.sp": True},
         [
             (
-                "performance.software: a mixture of experts is modeled for Megatron-Core alone (got torch); "
-                "use megatron-core or a profile of its kind"
+                "performance.software: a mixture of experts is modeled for Megatron-Core and FSDP2 alone (got torch); "
+                "use megatron-core, torchtitan or a profile of their kind"
             )
         ],
     ),
@@ -35,14 +36,36 @@ BROKEN = {
         {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
         [
             (
-                "parallelism.zero_level: a mixture of experts is not modeled yet with FSDP or zero_level 2 or 3 (got 2); "
-                "use 0 or 1"
+                "parallelism.zero_level: a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got 2); "
+                "use 0 or 1, or software fsdp2"
             )
         ],
     ),
     "moe with replicas": (
         {"model.moe": MOE, "parallelism.replicas": 2},
-        ["parallelism.replicas: not modeled yet together with a mixture of experts (got 2); use 1"],
+        ["parallelism.replicas: not modeled yet together with a mixture of experts (got 2); use 1, or software fsdp2"],
+    ),
+    "experts of Megatron": (
+        FSDP2_MOE | {"model.moe": MOE | {"capacity_factor": 1.0}},
+        [
+            (
+                "model.moe: capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with "
+                "FSDP2 (got capacity_factor); remove it, or use megatron-core"
+            )
+        ],
+    ),
+    "etp with FSDP2": (
+        FSDP2_MOE | {"parallelism.ep": 2, "parallelism.etp": 2},
+        ["parallelism.etp: FSDP2 splits experts over ep or over tp, not both (got etp 2 with ep 2); remove it"],
+    ),
+    "experts cut by FSDP2": (
+        FSDP2_MOE | {"model.moe": MOE | {"expert_inter_sz": 1000}},
+        [
+            (
+                "parallelism.ep: where a stage has more ranks (512) than experts (8) FSDP2 cuts their weights by rows, and the "
+                "ranks of one expert must divide expert_inter_sz 1000 and hidden_sz 8192; change ep or dp"
+            )
+        ],
     ),
     "moe without sp": (
         {"model.moe": MOE, "parallelism.sp": False},
@@ -124,8 +147,8 @@ BROKEN = {
         {"model.attention.kind": "mla", "performance.software": "torch", "parallelism.zero_level": 0},
         [
             (
-                "model.attention.kind: mla is modeled for Megatron-Core alone (got software torch); "
-                "use megatron-core or a profile of its kind"
+                "model.attention.kind: mla is modeled for Megatron-Core and FSDP2 alone (got software torch); "
+                "use megatron-core, torchtitan or a profile of their kind"
             )
         ],
     ),

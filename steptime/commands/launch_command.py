@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,15 @@ from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import LEAVE_OUT, to_job
+from steptime.launch.write.written import write
+from steptime.search.changes import word, words
+
+QUOTE = "'"
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from steptime.commands.console import Printer
     from steptime.job.job import Job
     from steptime.launch.reading import Reading
 
@@ -49,3 +55,22 @@ def save(path: str, job: Job) -> None:
         raise ConfigError(f"--save {path}: file exists; remove it or use another name") from None
     except OSError as error:
         raise ConfigError(f"--save {path}: cannot be written ({error.strerror})") from None
+
+
+def export(job: Job, kind: str, out: Printer) -> int:
+    """Print a plan as a framework's launch file, with what it has no words for.
+
+    That stands in comments at its top, or, as JSON has none, on standard error.
+    """
+    written = write(job, kind)
+    lines = [
+        f"{kind}, of a plan for {job.parallelism.devices:,} devices of {job.machine.name}",
+        *(f"no equivalent: {path} = {word(value).strip(QUOTE)}" for path, value in written.left_out.items()),
+        f"read back by: 3dtrn --from {written.reader} --allow-unmodelled FILE {words(written.left_out)}",
+    ]
+    if kind == "deepspeed":
+        out.text(written.text)
+        sys.stderr.writelines(f"{line}\n" for line in lines)
+    else:
+        out.text("".join(f"# {line}\n" for line in lines) + written.text)
+    return 0

@@ -29,3 +29,10 @@ def add(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
     )
+    made.add_argument(
+        "--export",
+        metavar="KIND",
+        choices=("megatron", "bridge", "nemo", "torchtitan", "deepspeed"),
+        help="print the plan as a launch script or config of megatron, bridge (Megatron-Bridge), nemo, torchtitan or deepspeed, "
+        "with what it cannot say listed",
+    )

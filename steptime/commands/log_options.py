@@ -39,5 +39,8 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in all"
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
+    made.add_argument(
+        "--html", metavar="FILE", help="the plans side by side as a page: one file, opened in any browser"
+    )
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
     made.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)

@@ -37,6 +37,10 @@ def report(options: Namespace, out: Printer) -> int:
         from steptime.validation.calibrate import calibrated
 
         job = calibrated(job, options.calibrate)
+    if options.export is not None:
+        from steptime.commands.launch_command import export
+
+        return export(job, options.export, out)
     found = estimate(job)
     view_options.write(options, found)
     refusals = []
@@ -129,58 +133,10 @@ def scale(options: Namespace, out: Printer) -> int:
 
 
 def diff(options: Namespace, out: Printer) -> int:
-    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
-    from steptime.answer.result import estimate
-    from steptime.commands import log_command
-    from steptime.report import section_json
-    from steptime.report.diff_tables import diff as compare
-    from steptime.validation.kind import is_log
+    """Plans or training logs side by side."""
+    from steptime.commands.diff_command import diff as run
 
-    if options.more:
-        return _diff_many(options, out)
-    if is_log(options.a) or is_log(options.b):
-        return log_command.diff(options, out, _labels(options.a, options.b))
-    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
-    a, b = (load(path, options.sets) for path in (options.a, options.b))
-    labels = _labels(options.a, options.b)
-    notes = [
-        f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
-    ]
-    sections = list(compare(estimate(a), estimate(b), labels, notes))
-    if options.json:
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
-    return 0
-
-
-def _diff_many(options: Namespace, out: Printer) -> int:
-    """Three plans or more, a column each."""
-    from steptime.answer.result import estimate
-    from steptime.report.diff_many import diff_many
-    from steptime.validation.kind import is_log
-
-    paths = [options.a, options.b, *options.more]
-    if logs := [path for path in paths if is_log(path)]:
-        raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
-    if options.kind is not None or options.allow_unmodelled:
-        raise ConfigError("--from and --allow-unmodelled go with a training log")
-    sections = diff_many([estimate(load(path, options.sets)) for path in paths], paths)
-    if options.json:
-        from steptime.report import section_json
-
-        out.json(section_json.document(sections))
-    else:
-        out.sections(sections)
-    return 0
-
-
-def _labels(a: str, b: str) -> tuple[str, str]:
-    """Short names for two paths: their file names where these differ and are short, else A and B."""
-    names = tuple(path.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml") for path in (a, b))
-    if names[0] == names[1] or max(map(len, names)) > 20:
-        return "A", "B"
-    return names[0], names[1]
+    return run(options, out)
 
 
 def explain(options: Namespace, out: Printer) -> int:

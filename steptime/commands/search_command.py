@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse, parse_mapping, read_source
+from steptime.commands import view_options
 from steptime.commands.console import Printer, load
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
@@ -40,6 +41,8 @@ def search(options: Namespace, out: Printer) -> int:
         from steptime.report import plot_style
 
         plot_style.check(options.plot)
+    if options.html is not None:
+        view_options.check_html(options.html)
     plan = plan_of(options.config, options.sets)
     asked = asked_of(options, plan)
     with ProgressLine(sys.stderr, "searched") as line:
@@ -69,6 +72,10 @@ def _print(found: Search, options: Namespace, out: Printer) -> None:
         from steptime.report import search_plot
 
         search_plot.draw(found, options.plot)
+    if options.html is not None:
+        from steptime.report.page import search_page
+
+        search_page.write(found, options.top, options.html)
 
 
 class Plan(NamedTuple):

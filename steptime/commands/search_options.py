@@ -58,4 +58,5 @@ def add(made: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="layouts with their configs, raw, in SI units")
     form.add_argument("--csv", action="store_true", help="the best layouts, one a line")
     made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
+    made.add_argument("--html", metavar="FILE", help="the answer as a page: each point of the front is a plan")
     made.add_argument("--save", metavar="BEST.yaml", help="write the best plan")

@@ -59,15 +59,24 @@ def check(options: Namespace) -> None:
 
         plot_style.check(options.plot)
     if options.html is not None:
-        from steptime.report.page import document
-        from steptime.report.written import check_path
-
-        check_path("--html", options.html, document.SUFFIXES)
+        check_html(options.html)
     if options.trace is not None:
         from steptime.report import trace
         from steptime.report.written import check_path
 
         check_path("--trace", options.trace, trace.SUFFIXES)
+
+
+def check_html(path: str) -> None:
+    """Whether a page can be written there.
+
+    Raises:
+        ConfigError: a suffix of no page, or no such folder.
+    """
+    from steptime.report.page import document
+    from steptime.report.written import check_path
+
+    check_path("--html", path, document.SUFFIXES)
 
 
 def write(options: Namespace, estimate: Estimate) -> None:

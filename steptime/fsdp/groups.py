@@ -1,7 +1,8 @@
 """FSDP2's parameter groups and the buffers each of them makes.
 
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per
-block and the root with the embedding, final norm and head; with wrap "model" all is one group.
+block and the root with the embedding, final norm and head; with wrap "model" all is one group. Experts on ranks of their own
+are a second group of their block (pytorch/torchtitan@b5bcd76c torchtitan/distributed/fsdp.py, apply_fsdp_to_decoder).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from steptime.base.num import Num
-from steptime.job.assembly import Assembly
+from steptime.base.num import Num, where
+from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
 from steptime.memory.states import States, shard_ranks, state_bytes
@@ -37,6 +38,22 @@ class ParamGroup:
     """Elements of its last parameter."""
     quantized: Num = 0.0
     """Weights that a recipe quantizes."""
+    turned: Num = 0.0
+    """Elements of parameters that are cut along dimension 1."""
+    kind: str = "dense"
+    """Whose ranks share it (`Param.group`)."""
+    experts: ParamGroup | None = None
+    """A second group, of the experts, which is gathered after this one and reduced before it."""
+
+    @property
+    def all(self) -> list[ParamGroup]:
+        """This group, and the experts' where there is one."""
+        return [self] if self.experts is None else [self, self.experts]
+
+    @property
+    def shard(self) -> Num:
+        """Padded elements on one rank, the experts' included."""
+        return sum([of.padded / of.ranks for of in self.all])
 
 
 class Buffers(NamedTuple):
@@ -50,6 +67,8 @@ class Buffers(NamedTuple):
     reduced: Num
     """What takes the gradients' place once they are copied in: the output, its copy in the stored dtype where that differs, and
     the last parameter's gradient, which a loop still names (_fsdp_collectives.py, foreach_reduce)."""
+    turned: Num
+    """Copies of gathered parameters whose dimension 1 is cut, made while they are put together (foreach_all_gather_copy_out)."""
 
 
 class Groups(NamedTuple):
@@ -67,17 +86,38 @@ def options(assembly: Assembly) -> Fsdp:
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
 
 
-def group_of(params: list[Param], tp: Num, ranks: Num) -> ParamGroup:
-    """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows."""
+def group_of(params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1)) -> ParamGroup:
+    """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows.
+
+    `experts`: ep and etp. Where there are more ranks than experts, dimension 1 of their weights is cut (torchtitan, as above).
+    """
+    ep, etp = experts
     padded: Num = 0
     elements: Num = 0
     local: Num = 0
+    turned: Num = 0.0
     for p in params:
         rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
-        local = p.local(tp)
+        local = p.local(tp, ep * etp)
+        if p.n_experts:
+            across = where(ranks * ep > p.n_experts, 1.0, 0.0)
+            rows = where(across > 0.0, p.shape[1] / (etp if p.split_dim == 1 else 1), p.n_experts / ep)
+            turned = turned + across * local
         elements = elements + local
         padded = padded + -(-rows // ranks) * ranks * (local // rows)
-    return ParamGroup(padded, elements, ranks, local)
+    return ParamGroup(padded, elements, ranks, local, turned=turned)
+
+
+def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
+    """The group of one layer; of experts that lie on ranks of their own, the second one beside it."""
+    p, job = assembly.job.parallelism, assembly.job
+    found = {
+        group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp))
+        for group in ("dense", "expert")
+        if (mine := [of for of in part.params if of.group == group])
+    }
+    experts = replace(found["expert"], kind="expert") if "expert" in found else None
+    return replace(found["dense"], quantized=part.n_quantized, experts=experts)
 
 
 def groups(assembly: Assembly) -> Groups:
@@ -88,14 +128,14 @@ def groups(assembly: Assembly) -> Groups:
         every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
         nothing = ParamGroup(0, 0, ranks, 0)
         return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
-    kinds = {part: replace(group_of(part.params, tp, ranks), quantized=part.n_quantized) for part in assembly.kinds}
+    kinds = {part: layer_group(assembly, part) for part in assembly.kinds}
     return Groups(
         group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
     )
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
-    """Buffer sizes of one group."""
+    """Buffer sizes of one group, the experts' beside it left out."""
     job = assembly.job
     stored, used = state_bytes(job).gradients, job.software.itemsize
     reduce = ITEMSIZE[options(assembly).reduce_dtype]
@@ -109,6 +149,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
         reduce_input=of.padded * reduce,
         reduce_output=shard * reduce,
         reduced=shard * (reduce + copied) + of.last * used,
+        turned=of.turned * used,
     )
 
 
@@ -123,7 +164,7 @@ def quantized_saving(job: Job) -> float:
 def sharded_elements(assembly: Assembly) -> Num:
     """Parameters on the fullest rank."""
     root, layers = groups(assembly)
-    return root.padded / root.ranks + sum([of.padded / of.ranks for of in layers])
+    return root.shard + sum([of.shard for of in layers])
 
 
 def states(assembly: Assembly) -> list[States]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from steptime.base.num import Num, maximum
+from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import PartMemory
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
-from steptime.memory.states import shard_ranks, state_bytes
+from steptime.memory.states import state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
@@ -19,11 +19,25 @@ class Wrapped(NamedTuple):
     """A layer, or the layers that are checkpointed together, with the buffers of its parameter group."""
 
     memory: PartMemory
-    buffers: Buffers
-    gradients: Num
-    """Bytes of its sharded gradients."""
+    each: list[Buffers]
+    """Of its group, and of its experts' where these are a second one."""
+    gradients: list[Num]
+    """Bytes of the sharded gradients of each."""
     waits: Num
     """Bytes that its backward leaves until the whole backward ends."""
+
+    @property
+    def buffers(self) -> Buffers:
+        """Of all its groups together."""
+        return Buffers(*(sum(sizes) for sizes in zip(*self.each, strict=True)))
+
+    @property
+    def copying(self) -> Num:
+        """The most that gathered buffers hold beside the unsharded parameters: groups copy out one after the other."""
+        most: Num = 0.0
+        for one in self.each:
+            most = maximum(most, one.gathered + one.turned)
+        return most
 
 
 class Moments:
@@ -63,18 +77,25 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
 def wrapped(assembly: Assembly, memories: PartMemories) -> list[Wrapped]:
     """The layers in depth order. Layers checkpointed together count as one, with the group of the first."""
     job, found = assembly.job, groups(assembly)
-    size, ranks = state_bytes(job).gradients, shard_ranks(job)
+    size = state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.layers(assembly.chunks[0]):
         for _ in range(times):
-            of = found.layers[at]
-            sizes = buffers(assembly, of)
-            made.append(
-                Wrapped(memory, sizes, of.padded / ranks * size, left_behind(assembly, layers[0][0].params, sizes))
-            )
+            of = found.layers[at].all
+            each = [buffers(assembly, one) for one in of]
+            waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
+            made.append(Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits))
             at += sum(count for _, count in layers)
     return made
+
+
+def prefetches(assembly: Assembly) -> bool:
+    """Whether each layer's forward gathers the next layer: torchtitan says so where experts are spread.
+
+    torchtitan/distributed/fsdp.py, set_modules_to_forward_prefetch; else a gather starts when its own layer does.
+    """
+    return bool(same(assembly.job.parallelism.ep != 1))
 
 
 def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]) -> None:
@@ -82,18 +103,25 @@ def forward(assembly: Assembly, memories: PartMemories, moments: Moments, root: 
     reshard = options(assembly).reshard_after_forward
     below = memories.embedding.saved
     embedding = memories.embedding.forward
-    moments.mark(0.0, root.unsharded + root.gathered + embedding.bytes, f"forward of {embedding.op}")
+    ahead = [layer.buffers.gathered if prefetches(assembly) else 0.0 for layer in layers] + [0.0]
+    moments.mark(0.0, root.unsharded + root.gathered + ahead[0] + embedding.bytes, f"forward of {embedding.op}")
     x = 1.0 * assembly.head.x.bytes
     previous, kept = root.gathered, 0.0
-    for memory, block, _, _ in layers:
-        arriving = root.unsharded + previous + block.gathered + kept
-        moments.mark(below, arriving + x + block.unsharded, "forward of an all-gather")
-        newest = root.gathered if options(assembly).wrap == "model" else block.gathered
+    for i, layer in enumerate(layers):
+        memory, block = layer.memory, layer.buffers
+        arrived: Num = 0.0
+        coming = ahead[i]
+        for one in layer.each:
+            coming = maximum(coming, one.gathered)
+            arrived = arrived + one.unsharded
+            arriving = root.unsharded + previous + coming + kept
+            moments.mark(below, arriving + x + arrived + one.turned, "forward of an all-gather")
+            coming, previous = coming - one.gathered, one.gathered
+        previous = root.gathered if options(assembly).wrap == "model" else previous
         extra = memory.forward.bytes - memory.saved
-        held = root.unsharded + block.unsharded + newest + kept
+        held = root.unsharded + block.unsharded + previous + kept + ahead[i + 1]
         moments.mark(below + memory.saved, held + extra, f"forward of {memory.forward.op}")
         below = below + memory.saved
-        previous = newest
         kept = kept + (0.0 if reshard else block.unsharded)
     head = memories.head
     extra = head.forward.bytes - head.saved
@@ -110,7 +138,7 @@ def backward(
     """
     reshard = options(assembly).reshard_after_forward
     head, embedding = memories.head, memories.embedding
-    below = embedding.saved + sum([memory.saved for memory, _, _, _ in layers])
+    below = embedding.saved + sum([layer.memory.saved for layer in layers])
     arriving = layers[-1].buffers.gathered if reshard and layers else 0.0
     unsharded = 0.0 if reshard else sum([layer.buffers.unsharded for layer in layers])
     held = root.unsharded + arriving + unsharded + head.backward.bytes - head.saved
@@ -118,21 +146,25 @@ def backward(
     head_grad = group_of(assembly.head_params, assembly.head.tp, 1).elements * assembly.job.software.itemsize
     x, reducing, waiting = 1.0 * assembly.head.x.bytes, 0.0, 0.0
     for i in range(len(layers) - 1, -1, -1):
-        memory, block, gradients, waits = layers[i]
+        memory, block, waits = layers[i].memory, layers[i].buffers, layers[i].waits
         base = root.unsharded + head_grad + waiting
         mine = block.unsharded if reshard else unsharded
         following = layers[i - 1].buffers.gathered if reshard and i else 0.0
-        copying = block.gathered if reshard else 0.0
+        copying = layers[i].copying if reshard else 0.0
         moments.mark(below, base + mine + copying + reducing + x, "backward of an all-gather")
         extra = memory.backward.bytes - memory.saved
         moments.mark(below, base + mine + following + reducing + extra, f"backward of {memory.backward.op}")
         below = below - memory.saved
         unsharded = unsharded - (0.0 if reshard else block.unsharded)
         rest = following if reshard else unsharded
-        mine = maximum(block.gradients, block.reduced)
-        moments.mark(below, base + rest + mine + block.reduce_input + x, "backward of a reduce-scatter")
-        reducing = block.reduce_input
-        moments.to_come = maximum(0.0, moments.to_come - gradients)
+        reducing, left = 0.0, block.gradients
+        for j in range(len(layers[i].each) - 1, -1, -1):
+            one = layers[i].each[j]
+            left = left - one.gradients
+            mine = maximum(one.gradients, one.reduced) + left + sum([of.unsharded for of in layers[i].each[:j]])
+            reducing = reducing + one.reduce_input
+            moments.mark(below, base + rest + mine + reducing + x, "backward of a reduce-scatter")
+            moments.to_come = maximum(0.0, moments.to_come - layers[i].gradients[j])
         waiting = waiting + waits
     held = root.unsharded + reducing + embedding.backward.bytes - embedding.saved + head_grad + waiting
     moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from steptime.base.num import Num
 from steptime.base.rows import CollectiveRow
-from steptime.cost.comm import collective
+from steptime.cost.comm import CommCost, collective
 from steptime.cost.overlap import Stream, contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
@@ -14,7 +15,8 @@ from steptime.fsdp.groups import ParamGroup, buffers, groups, options
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
-from steptime.job.mesh import Group, group
+from steptime.job.mesh import Group, GroupAxis, group
+from steptime.model.ops import Kind
 
 
 class CommSeconds(NamedTuple):
@@ -68,9 +70,10 @@ def micro_batch_exposed(
     return copies + max(network, outlasts) - float(hidden_s(network, at_once, share, slowed))
 
 
-def shard_group(job: Job) -> Group:
-    """The ranks that share one copy of the model."""
-    return group(job.parallelism, "shards", n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
+def shard_group(job: Job, kind: str = "dense") -> Group:
+    """The ranks that share one copy of the model, or of its experts."""
+    axis: GroupAxis = "expert_shards" if kind == "expert" else "shards"
+    return group(job.parallelism, axis, n_dcs=job.cross_dc.n_dcs if job.cross_dc else 1)
 
 
 def copy_group(job: Job) -> Group:
@@ -87,14 +90,19 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     if not of.padded:
         return CommSeconds(0.0, 0.0)
     sizes, job = buffers(assembly, of), assembly.job
-    reduce_s = collective("reduce_scatter", sizes.reduce_input, shard_group(job), tiers).time_s
+    over = shard_group(job, of.kind)
+    reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
     reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
-    return CommSeconds(
-        collective("all_gather", sizes.gathered, shard_group(job), tiers).time_s,
-        (sizes.gradients + sizes.reduce_input) / rates.bytes_per_s,
+    found = CommSeconds(
+        collective("all_gather", sizes.gathered, over, tiers).time_s,
+        (sizes.gradients + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
         reduce_s,
-        (sizes.gathered + sizes.unsharded) / rates.bytes_per_s,
+        (sizes.gathered + sizes.unsharded + 2.0 * sizes.turned) / rates.bytes_per_s,
     )
+    if of.experts is None:
+        return found
+    beside = price(assembly, tiers, of.experts, rates)
+    return CommSeconds(*(mine + theirs for mine, theirs in zip(found, beside, strict=True)))
 
 
 def group_seconds(
@@ -134,33 +142,36 @@ def rows(
 ) -> list[CollectiveRow]:
     """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
     job = assembly.job
-    over, copies = shard_group(job), copy_group(job)
+    copies = copy_group(job)
     found, m = groups(assembly), float(job.microbatches)
     gathers_each = 2.0 if options(assembly).reshard_after_forward else 1.0
-    made = []
+    made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
     each = {of: float(found.layers.count(of)) for of in found.layers}
     named = [("block" if len(each) == 1 else f"block {i}", of, each[of], gathers_each) for i, of in enumerate(each)]
+    named += [(f"{name} experts", of.experts, n, times) for name, of, n, times in named if of.experts is not None]
     for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
-        sizes = buffers(assembly, of)
+        sizes, over = buffers(assembly, of), shard_group(job, of.kind)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)
             reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sizes.gathered, m * count * gathers, gather))
-            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, m * count, reduce))
+            made.append((f"{name} parameters", "all_gather", sizes.gathered, m * count * gathers, gather, over))
+            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, m * count, reduce, over))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
-                made.append((f"{name} gradients, replicas", "all_reduce", sizes.reduce_output, m * count, between))
-    total = sum(count * cost.time_s for _, _, _, count, cost in made)
+                made.append(
+                    (f"{name} gradients, replicas", "all_reduce", sizes.reduce_output, m * count, between, copies)
+                )
+    total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
     return [
         row(
             name,
             kind,
             "dp",
-            (copies if kind == "all_reduce" else over).ranks,
+            ranks.ranks,
             bytes_,
             count,
             cost,
             exposed * count * cost.time_s / total if total else 0.0,
         )
-        for name, kind, bytes_, count, cost in made
+        for name, kind, bytes_, count, cost, ranks in made
     ]

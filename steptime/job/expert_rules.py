@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.num import maximum
 from steptime.job.limits import Rule
 from steptime.model.model import Moe
 
 if TYPE_CHECKING:
+    from steptime.job.facts import Facts
     from steptime.model.model import Model
     from steptime.software.performance import Software
 
@@ -28,7 +30,26 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
+        "megatron_only": next((key for key, said in megatron_only(moe, model).items() if said), ""),
     }
+
+
+def megatron_only(moe: Moe, model: Model) -> dict[str, bool]:
+    """What torchtitan's layers with experts have not, and whether a model says it."""
+    return {
+        "capacity_factor": moe.capacity_factor is not None,
+        "load_balancing": moe.load_balancing != "none",
+        "z_loss": moe.z_loss,
+        "shared_expert_gate": moe.shared_expert_gate,
+        "post_norms": model.post_norms and model.moe is not None,
+    }
+
+
+def rows_cut_evenly(f: Facts) -> Any:
+    """Whether the ranks that share each expert's weights can cut them where they do so by rows."""
+    shards = maximum(f.stage_ranks // (f.expert_ranks * f.replicas), 1)
+    whole = (f.expert_inter_sz % (shards * f.etp) == 0) & (f.hidden_sz % shards == 0)
+    return (shards * f.ep <= f.n_experts) | whole
 
 
 EXPERT_RULES = [
@@ -72,6 +93,21 @@ EXPERT_RULES = [
         "parallelism.etp",
         "must be tp {f.tp} where ep is 1 (got {f.etp}): Megatron-Core reduces such experts over dp alone; remove it, or raise ep",
         lambda f: (not f.moe) | (f.ep > 1) | (f.etp == f.tp),
+    ),
+    # torchtitan/distributed/parallel_dims.py: ep takes the ranks of tp, and experts are not split further
+    Rule(
+        "etp with FSDP2",
+        "parallelism.etp",
+        "FSDP2 splits experts over ep or over tp, not both (got etp {f.etp} with ep {f.ep}); remove it",
+        lambda f: (not f.moe) | (f.family != "fsdp2") | (f.ep == 1) | (f.etp == 1),
+    ),
+    # torch/distributed/fsdp/_fully_shard/_fsdp_param.py: "FSDP does not support uneven sharding on dim 1"
+    Rule(
+        "experts cut by FSDP2",
+        "parallelism.ep",
+        "where a stage has more ranks ({f.stage_ranks}) than experts ({f.n_experts}) FSDP2 cuts their weights by rows, and the "
+        "ranks of one expert must divide expert_inter_sz {f.expert_inter_sz} and hidden_sz {f.hidden_sz}; change ep or dp",
+        lambda f: (not f.moe) | (f.family != "fsdp2") | rows_cut_evenly(f),
     ),
     # token_dispatcher.py, MoEFlexTokenDispatcher: "Flex token dispatcher requires TPxEP > 1"
     Rule(

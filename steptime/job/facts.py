@@ -51,6 +51,8 @@ class Facts(NamedTuple):
     padded: bool
     """They take as many always."""
     dispatcher: str
+    megatron_only: str
+    """A key of model.moe that only Megatron's experts have."""
     kinds: frozenset[str]
     """Kinds of layer that model.layers or model.hybrid_pattern lists."""
     layers_listed: int | None

@@ -86,7 +86,7 @@ HYBRID_RULES = [
         "mamba framework",
         "performance.software",
         "Mamba layers are modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
-        lambda f: (f.mamba_heads == 0) | f.framework.experts,
+        lambda f: (f.mamba_heads == 0) | (f.family == "megatron-core"),
     ),
     Rule(
         "mamba with ZeRO",

@@ -83,20 +83,28 @@ MODELLED = [
     Rule(
         "moe framework",
         "performance.software",
-        "a mixture of experts is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its kind",
+        "a mixture of experts is modeled for Megatron-Core and FSDP2 alone (got {f.software}); use megatron-core, torchtitan "
+        "or a profile of their kind",
         lambda f: (not f.moe) | f.framework.experts,
     ),
     Rule(
         "moe with ZeRO",
         "parallelism.zero_level",
-        "a mixture of experts is not modeled yet with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
-        lambda f: (not f.moe) | (f.zero_level < 2),
+        "a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got {f.zero_level}); use 0 or 1, or software fsdp2",
+        lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
         "moe with replicas",
         "parallelism.replicas",
-        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1",
-        lambda f: (not f.moe) | (f.replicas == 1),
+        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1, or software fsdp2",
+        lambda f: (not f.moe) | (f.replicas == 1) | (f.family == "fsdp2"),
+    ),
+    Rule(
+        "experts of Megatron",
+        "model.moe",
+        "capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with FSDP2 "
+        "(got {f.megatron_only}); remove it, or use megatron-core",
+        lambda f: (f.family != "fsdp2") | (not f.megatron_only),
     ),
     Rule(
         "flex with capacity",
@@ -107,7 +115,8 @@ MODELLED = [
     Rule(
         "mla framework",
         "model.attention.kind",
-        "mla is modeled for Megatron-Core alone (got software {f.software}); use megatron-core or a profile of its kind",
+        "mla is modeled for Megatron-Core and FSDP2 alone (got software {f.software}); use megatron-core, torchtitan or "
+        "a profile of their kind",
         lambda f: (f.attention == "gqa") | f.framework.experts,
     ),
     Rule(
@@ -126,7 +135,7 @@ MODELLED = [
         "linear attention framework",
         "performance.software",
         "linear attention is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
-        lambda f: (f.linear is None) | f.framework.experts,
+        lambda f: (f.linear is None) | (f.family == "megatron-core"),
     ),
     Rule(
         "linear attention with ZeRO",
@@ -163,7 +172,7 @@ MODELLED = [
         "performance.software",
         "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); "
         "use megatron-core or a profile of its family",
-        lambda f: (f.mtp == 0) | f.framework.experts,
+        lambda f: (f.mtp == 0) | (f.family == "megatron-core"),
     ),
     Rule(
         "mtp with ZeRO",

@@ -15,7 +15,20 @@ from steptime.base.config import Config, Section
 from steptime.base.num import Num, ceil, maximum, minimum, where
 
 GroupAxis: TypeAlias = Literal[
-    "tp", "cp", "dp", "dp_cp", "pp", "embedding", "shards", "replicas", "ep", "etp", "ep_etp", "edp", "tp_cp"
+    "tp",
+    "cp",
+    "dp",
+    "dp_cp",
+    "pp",
+    "embedding",
+    "shards",
+    "replicas",
+    "ep",
+    "etp",
+    "ep_etp",
+    "edp",
+    "expert_shards",
+    "tp_cp",
 ]
 
 
@@ -84,7 +97,7 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
     - dp_cp: dp with cp folded in: the ranks over which gradients are reduced and a distributed optimizer is sharded.
     - pp: the two neighbors of one stage boundary, sender and receiver.
     - embedding: first and last stage, which both hold a tied embedding; one rank where pp is 1.
-    - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards.
+    - shards, replicas: hybrid sharding (HSDP) cuts dp_cp into `replicas` copies of adjacent shards; expert_shards, edp so.
     - etp, ep, edp: a stage's devices dealt to experts, etp innermost (megatron/core/parallel_state.py,
       expert_decoder_rank_generator); ep_etp, tp_cp: two adjacent axes at once.
 
@@ -115,11 +128,21 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
             return Group(axis, p.ep * p.etp, 1)
         case "edp":
             return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centres=n_dcs)
+        case "expert_shards":
+            return expert_shards(p, n_dcs)
         case "tp_cp":
             return Group(axis, p.tp * p.cp, 1)
         case "replicas":
             return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")
+
+
+def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
+    """The ranks that share one copy of the same experts' weights."""
+    inner = p.ep * p.etp
+    return Group(
+        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centres=maximum(n_dcs / p.replicas, 1.0)
+    )
 
 
 def members_per_domain(group: Group, tier_size: Num) -> Num:

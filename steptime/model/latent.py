@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast, cast_norm
-from steptime.model.sublayers import Sublayer, casts, enter_tp, linear, linear_params, norm
+from steptime.model.sublayers import EAGER_ROPE, Sublayer, casts, enter_tp, linear, linear_params, norm
+from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.model.model import Model
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str, str, str]]:
     """From the norm's output to query, key and value of all heads of this rank."""
+    if shard.software.family in EAGER_TORCH:
+        return torch_latent_ops(model, shard, x)
     of, hidden, rows = model.attention, model.hidden_sz, shard.sequence_tokens
     kv_rank, nope, rope_width, value = of.latent_widths
     ops, operand = cast("attn.latent", x, rows * hidden, shard)
@@ -40,6 +43,89 @@ def latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str,
     made, kv = up(model, shard, kv_from, "kv", kv_rank, nope + value)
     ops += made
     return [*ops, heads_of(model, shard, (q, kv, rope))], ("attn.q", "attn.k", "attn.v")
+
+
+def torch_latent_ops(model: Model, shard: Shard, x: str) -> tuple[list[Op], tuple[str, str, str]]:
+    """The same of plain torch modules: the query first, and the value a view of the projection that makes keys and values.
+
+    pytorch/torchtitan@b5bcd76c torchtitan/models/deepseek_v3/model.py, Attention.forward. Under tensor parallelism the input is
+    gathered once; down projections and norms are alike on all ranks, so gradients of the latents are partial sums.
+    """
+    of, hidden = model.attention, model.hidden_sz
+    kv_rank, nope, rope, value = of.latent_widths
+    d_qk, _ = model.head_widths
+    ops, operand = enter_tp("attn", Operand(x, x), hidden, shard, shard.software.recipe)
+    whole = replace(shard, sp=False)
+    q_from, rank = operand, of.q_lora_rank or hidden
+    if of.q_lora_rank is not None:
+        made, q_from = latent(model, whole, operand, "q", rank, rank)
+        ops += made
+    made, q = up(model, whole, q_from, "q", rank, d_qk) if of.q_lora_rank else straight(model, whole, q_from, d_qk)
+    ops += made
+    made, kv_from = latent(model, whole, operand, "kv", kv_rank, kv_rank + rope)
+    ops += made
+    made, kv = up(model, whole, kv_from, "kv", kv_rank, nope + value)
+    ops += made
+    return [*ops, *torch_heads(model, shard, (q, kv))], ("attn.q", "attn.k", kv)
+
+
+def straight(model: Model, shard: Shard, x: Operand, width: int) -> Sublayer:
+    """The query's projection without a latent, on an input that tensor parallelism has gathered."""
+    n = model.n_q_heads * width / shard.tp
+    weights = linear_params("attn.q_up", (model.n_q_heads * width, model.hidden_sz), bias=False)
+    return [
+        linear(
+            "attn.q_up",
+            x,
+            "attn.q_up",
+            model.hidden_sz,
+            n,
+            shard,
+            weights,
+            casts(shard, n, model.hidden_sz),
+            "mla_up_proj",
+        )
+    ], "attn.q_up"
+
+
+def torch_heads(model: Model, shard: Shard, inputs: tuple[str, str]) -> list[Op]:
+    """Rope parts of query and key rotated, query and key put together; the key's rope part is one head for all."""
+    q_up, kv_up = inputs
+    size, kernels, n = shard.itemsize, shard.software.kernels, model.n_q_heads / shard.tp
+    _, nope, rope, _ = model.attention.latent_widths
+    q, k = (Tensor(f"attn.{part}", shard.tokens * n * (nope + rope), size) for part in ("q", "k"))
+    turned = shard.tokens * (n + 1.0) * rope * size
+    accesses = {"fused": 0.0, "eager": EAGER_ROPE}.get(kernels.rope_impl, 9.0)
+    moved = 2.0 * (q.bytes + k.bytes) + accesses * turned
+    if kernels.rope_impl == "fused":
+        return [
+            Move("attn.rope", (q_up, "attn.kv_down", kv_up), (q, k), (), (), (), moved, moved, 2.0, role="mla_up_proj")
+        ]
+    rotated = Tensor("attn.rope.out", turned / size, size)
+    turn = Move(
+        "attn.rope",
+        (q_up, "attn.kv_down"),
+        (rotated,),
+        (),
+        (),
+        (),
+        accesses * turned,
+        accesses * turned,
+        12.0,
+        role="mla_up_proj",
+    )
+    join = Move(
+        "attn.join",
+        (q_up, kv_up, rotated.name),
+        (q, k),
+        (),
+        (),
+        (),
+        moved - accesses * turned,
+        kernels=4.0,
+        role="mla_up_proj",
+    )
+    return [turn, join]
 
 
 def latent(model: Model, shard: Shard, x: Operand, name: str, rank: int, width: int) -> tuple[list[Op], Operand]:

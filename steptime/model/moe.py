@@ -13,6 +13,8 @@ from steptime.model.ops import Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast
 from steptime.model.routing import Rows, router_ops
 from steptime.model.sublayers import Sublayer, dropout, norm, residual
+from steptime.model.torch_experts import torch_moe_ops
+from steptime.software.performance import EAGER_TORCH
 
 if TYPE_CHECKING:
     from steptime.base.num import Num
@@ -41,6 +43,8 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
     rows = Rows(moe, hidden, shard)
     elements = rows.tokens * hidden
     normed, normal = norm("mlp.norm", x, rows.tokens, hidden, model, shard)
+    if shard.software.family in EAGER_TORCH:
+        return [*normed, *torch_moe_ops(model, moe, shard, x, normal)]
     shared, extra = shared_experts(model, moe, shard, normal) if moe.shared_expert_inter_sz else ([], "")
     routed, probs = router_ops(model, rows, normal)
     out, sent = dispatch(rows, normal, probs)

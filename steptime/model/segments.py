@@ -78,15 +78,18 @@ def find_segments(ops: list[Op], modules: AbstractSet[str | float], *, compiled:
 def per_op(ops: list[Op], *, compiled: bool) -> Segment:
     """Selective checkpointing per op: a layer is replayed from its input, but for ops whose outputs are kept.
 
-    Kept are attention, reduce-scatters, and every other matrix product, the first one of the layer included
-    (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2). Eager torch keeps
-    the last product's output too, which nothing reads again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled,
-    it is not kept.
+    Kept are attention, reduce-scatters, all-to-alls, the choice of experts, and every other matrix product, the first one of the
+    layer included (pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py, _get_custom_policy: mm_count % 2); the
+    router's and the grouped products of experts run again. Eager torch keeps the last product's output too, which nothing reads
+    again (torch/utils/checkpoint.py, _CachingTorchDispatchMode); compiled, it is not kept.
     """
-    products = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params]
+    products = [
+        i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.params and op.role != "router" and not op.grouped
+    ]
     skips = set(products[::2])
     skips |= {i for i, op in enumerate(ops) if isinstance(op, Attention)}
-    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind == "reduce_scatter"}
+    skips |= {i for i, op in enumerate(ops) if isinstance(op, Comm) and op.kind in {"reduce_scatter", "all_to_all"}}
+    skips |= {i for i, op in enumerate(ops) if op.name == "moe.top_k"}
     if compiled and products:
         skips -= {i for i in skips if i >= products[-1]}
     keeps = tuple(t.name for i in sorted(skips) for t in ops[i].allocates)

@@ -23,7 +23,7 @@ _CELL = 11
 
 def diff_many(estimates: Sequence[Estimate], paths: Sequence[str]) -> list[ReportSection]:
     """Which plan is which, the settings that differ from the first one's, the answers, parts and memory of each."""
-    labels = [_label(i) for i in range(len(paths))]
+    labels = [letter(i) for i in range(len(paths))]
     shown: list[ReportSection] = [
         FactList("plans", [Fact(label, [path]) for label, path in zip(labels, paths, strict=True)])
     ]
@@ -38,9 +38,9 @@ def diff_many(estimates: Sequence[Estimate], paths: Sequence[str]) -> list[Repor
     return shown
 
 
-def _label(i: int) -> str:
+def letter(i: int) -> str:
     """A, B ... Z, AA."""
-    return chr(ord("A") + i) if i < 26 else _label(i // 26 - 1) + _label(i % 26)
+    return chr(ord("A") + i) if i < 26 else letter(i // 26 - 1) + letter(i % 26)
 
 
 def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str]) -> Table:

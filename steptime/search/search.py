@@ -203,7 +203,7 @@ class Search:
             steps = np.linspace(0, corners.size - 1, FRONT).round().astype(int)
             corners = corners[steps]
         walked = [layout for i in corners if (layout := self.walked(places[i])) is not None]
-        return _front(walked)
+        return _front([*walked, *self.top(1)])
 
     def best_of(self, name: str, most: int = 100) -> list[tuple[Any, Layout]]:
         """The best layout for each value of an axis, the others free: of the `most` best values, by value."""

@@ -17,6 +17,7 @@ from steptime.job.mesh import Group, group, members_per_domain
 from steptime.schedule import default_group
 from steptime.search.pipeline import Flavor, Stages, sums
 from steptime.search.states import Sent
+from steptime.search.walk_columns import makespans, unlike
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import exposed
 from steptime.timing.part_times import Pricing
@@ -39,6 +40,8 @@ class Pipe(NamedTuple):
 class Sends(NamedTuple):
     """Seconds of the sends of one micro-batch between stages, by row."""
 
+    each: list[Num]
+    """From every stage to the next."""
     once: Num
     """All boundaries one after the other."""
     longest: Num
@@ -48,7 +51,7 @@ class Sends(NamedTuple):
     """Of each kind of stage, what its own sends of one micro-batch take at most, forward and backward."""
 
 
-NO_SENDS = Sends(0.0, 0.0, 0.0, [0.0])
+NO_SENDS = Sends([], 0.0, 0.0, 0.0, [0.0])
 
 
 def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: Any) -> Sends:
@@ -76,7 +79,7 @@ def sends(stages: Stages, whole: Job, priced: Pricing, sent: Any, tp: Any, sp: A
         for pair_s in {(id(around[s]), id(around[s + 1])): (around[s], around[s + 1]) for s in mine}.values():
             most = maximum(most, pair_s[0] + pair_s[1])
         held.append(most)
-    return Sends(total, longest, wrap, held)
+    return Sends(each, total, longest, wrap, held)
 
 
 def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) -> Num:
@@ -108,8 +111,11 @@ def pipe(
         worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
         total = total + times * seconds
     around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
-    if blocking:
-        makespan = microbatches * worst + maximum(0.0, total + around - worst) / stages.vpp
+    if unlike(stages) or (blocking and stages.vpp > 1):
+        boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
+        makespan = makespans(stages, flavors, microbatches, boundaries, blocking=blocking)
+    elif blocking:
+        makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
     groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)} if stages.vpp > 1 else {}

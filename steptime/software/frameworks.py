@@ -54,6 +54,7 @@ FRAMEWORKS = {
         context=("p2p", "all_gather"),
         rounds=True,
         recipes=TORCHAO,
+        experts=True,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone

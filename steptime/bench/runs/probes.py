@@ -111,7 +111,7 @@ def collective(func: Any, args: Any, out: Any) -> IssuedCollective | None:
     sizes = [t.numel() * t.element_size() for t in tensors]
     kind, dtype = _KINDS[name], str(tensors[0].dtype).removeprefix("torch.")
     ranks = max(sizes) // min(sizes)
-    if kind in {"all_reduce", "broadcast", "send_recv"}:
+    if kind in {"all_reduce", "all_to_all", "broadcast", "send_recv"}:
         ranks = 2 if kind == "send_recv" else group_size(args)
     return IssuedCollective(kind, dtype, ranks, max(sizes))
 

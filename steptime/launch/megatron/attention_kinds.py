@@ -7,7 +7,7 @@ from typing import Any
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.expert_layers import listed
 
-_LATENT = {
+LATENT = {
     "q_lora_rank": "q_lora_rank",
     "kv_lora_rank": "kv_lora_rank",
     "qk_head_dim": "qk_nope_head_dim",
@@ -34,7 +34,7 @@ def attention_section(keys: JobKeys) -> dict[str, Any]:
     """The `attention` part of the `model` section; empty for plain attention."""
     found: dict[str, Any] = {}
     if latent(keys):
-        sizes = {ours: keys.whole(name) for name, ours in _LATENT.items()}
+        sizes = {ours: keys.whole(name) for name, ours in LATENT.items()}
         found = {"kind": "mla"} | {key: size for key, size in sizes.items() if size is not None}
         if not keys.on("qk_layernorm"):
             keys.approximate("qk_layernorm", "norms of the latents, which are counted, are off")

@@ -7,7 +7,7 @@ from typing import Any
 
 from steptime.launch.job_keys import JobKeys
 
-_SIZES = {
+SIZES = {
     "mamba_num_heads": "n_heads",
     "mamba_head_dim": "head_dim",
     "mamba_state_dim": "state_dim",
@@ -35,6 +35,6 @@ def hybrid_section(keys: JobKeys) -> dict[str, Any]:
     letters, said = pattern.replace("|", ""), keys.whole("num_layers")
     if said not in {None, len(letters)}:
         keys.problem(f"the hybrid pattern has {len(letters)} layers, num_layers is {said}")
-    sizes = {ours: keys.whole(name) for name, ours in _SIZES.items()}
+    sizes = {ours: keys.whole(name) for name, ours in SIZES.items()}
     mamba = {"mamba": {key: size for key, size in sizes.items() if size is not None}} if "M" in letters else {}
     return {"n_layers": len(letters), "hybrid_pattern": letters, **mamba}

@@ -11,6 +11,8 @@ from steptime.launch.megatron.expert_layers import expert_performance, has_exper
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
+MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
+"""All that Megatron can run again."""
 
 
 def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
         keys.fail("recompute_granularity", f"expected full or selective (got {granularity!r})")
         return {}
     modules = keys.words("recompute_modules") or ["core_attn"]
-    if strange := [name for name in modules if name not in _MODULES | _OF_EXPERTS | _OF_LATENTS]:
+    if strange := [name for name in modules if name not in MODULES]:
         keys.fail("recompute_modules", f"unknown module (got {strange[0]!r})")
     there = _MODULES | (_OF_EXPERTS if has_experts(keys) else set()) | (_OF_LATENTS if latent(keys) else set())
     modules += ["moe"] if keys.on("moe_layer_recompute") else []

@@ -51,7 +51,7 @@ def stage_bars(estimate: Estimate) -> Html:
             el(
                 "tr",
                 el("th", _stage_name(estimate, row.stage), scope="row"),
-                el("td", _bar(parts_of(row, overhead), memory.capacity_bytes, scale), class_="bar"),
+                el("td", memory_bar(parts_of(row, overhead), memory.capacity_bytes, scale), class_="bar"),
                 el("td", gib(need), class_="n"),
                 el("td", gib(left) if left >= 0 else f"-{gib(-left)}", class_="n"),
                 el("td", row.peak_op),
@@ -69,7 +69,7 @@ def _stage_name(estimate: Estimate, stage: int) -> str:
     return f"stage {stage}" if len(estimate.memory.stages) > 1 else "device"
 
 
-def _bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
+def memory_bar(parts: dict[str, float], capacity: float, scale: float) -> Html:
     """One stage; every part tells its GiB when pointed at."""
     pieces, at = [], 0.0
     for key, held in parts.items():

@@ -213,6 +213,10 @@ const page = (() => {
     if (kept && kept.theme) theme(kept.theme); else { delete document.documentElement.dataset.theme; redraw(); }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  const unfold = () => { const of = location.hash && document.getElementById(location.hash.slice(1)); if (of && of.tagName === "DETAILS") { of.open = true; of.scrollIntoView(); } };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+  document.addEventListener("click", (e) => { const link = e.target.closest && e.target.closest("a[href^='#']"); if (link) setTimeout(unfold, 0); });
   return { mount, redraw };
 })();
 page.mount(document, JSON.parse(document.getElementById("data").textContent));

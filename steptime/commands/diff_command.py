@@ -1,0 +1,82 @@
+"""`3dtrn diff A B ...`: plans or training logs side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steptime.answer.result import estimate
+from steptime.base.config import ConfigError
+from steptime.commands import log_command, view_options
+from steptime.commands.console import Printer, load
+from steptime.report import section_json
+from steptime.report.diff_many import diff_many, letter
+from steptime.report.diff_tables import diff as compare
+from steptime.validation.kind import is_log
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from steptime.answer.result import Estimate
+    from steptime.report.table import ReportSection
+
+
+def diff(options: Namespace, out: Printer) -> int:
+    """Two configs side by side; --set changes both. A training log stands for its job, and for what it measured."""
+    if options.html is not None:
+        view_options.check_html(options.html)
+    if options.more:
+        return _many(options, out)
+    if options.html is not None and (is_log(options.a) or is_log(options.b)):
+        raise ConfigError("--html: not of a training log")
+    if is_log(options.a) or is_log(options.b):
+        return log_command.diff(options, out, _labels(options.a, options.b))
+    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
+    a, b = (load(path, options.sets) for path in (options.a, options.b))
+    labels = _labels(options.a, options.b)
+    notes = [
+        f"{label}: {path}" for label, path in zip(labels, (options.a, options.b), strict=True) if label in {"A", "B"}
+    ]
+    both = estimate(a), estimate(b)
+    sections = list(compare(*both, labels, notes))
+    _page(options, both, labels, sections)
+    if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
+    return 0
+
+
+def _page(
+    options: Namespace, found: Sequence[Estimate], labels: Sequence[str], sections: Sequence[ReportSection]
+) -> None:
+    """The page of `--html`."""
+    if options.html is not None:
+        from steptime.report.page import diff_page
+
+        diff_page.write(found, labels, sections, options.html)
+
+
+def _many(options: Namespace, out: Printer) -> int:
+    """Three plans or more, a column each."""
+    paths = [options.a, options.b, *options.more]
+    if logs := [path for path in paths if is_log(path)]:
+        raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
+    if options.kind is not None or options.allow_unmodelled:
+        raise ConfigError("--from and --allow-unmodelled go with a training log")
+    found = [estimate(load(path, options.sets)) for path in paths]
+    sections = diff_many(found, paths)
+    _page(options, found, [f"{letter(i)}: {path}" for i, path in enumerate(paths)], sections)
+    if options.json:
+        out.json(section_json.document(sections))
+    else:
+        out.sections(sections)
+    return 0
+
+
+def _labels(a: str, b: str) -> tuple[str, str]:
+    """Short names for two paths: their file names where these differ and are short, else A and B."""
+    names = tuple(path.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml") for path in (a, b))
+    if names[0] == names[1] or max(map(len, names)) > 20:
+        return "A", "B"
+    return names[0], names[1]

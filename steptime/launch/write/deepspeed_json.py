@@ -1,0 +1,49 @@
+"""A plan as DeepSpeed's ds_config.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from steptime.job.job import Job
+from steptime.launch.keys import load_table
+from steptime.launch.write.plain_keys import word_for
+
+_OF_PRECISION = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
+
+
+def ds_config(job: Job) -> str:
+    """The file: batch, precision, ZeRO; the model and what runs it are the program's."""
+    table, p, states = load_table("deepspeed"), job.parallelism, job.software.states
+    said: dict[str, Any] = {
+        "train_batch_size": job.data.gbs,
+        "train_micro_batch_size_per_gpu": job.data.microbatch_sz,
+        "gradient_accumulation_steps": job.microbatches,
+        "bf16.enabled": job.software.compute_dtype == "bf16",
+        "fp16.enabled": job.software.compute_dtype == "fp16",
+        "optimizer.type": "AdamW",
+        "zero_optimization.stage": job.zero_level,
+    }
+    if states.main_grad_dtype != job.software.compute_dtype:
+        said["data_types.grad_accum_dtype"] = word_for(table, "data_types.grad_accum_dtype", states.main_grad_dtype)
+    if job.zero_level:
+        said["zero_optimization.overlap_comm"] = job.software.overlap.dp is not False
+        if p.bucket_size_mb is not None:
+            elements = p.bucket_size_mb * 1e6 / (4 if states.main_grad_dtype == "fp32" else 2)
+            said["zero_optimization.reduce_bucket_size"] = int(elements)
+    if p.cp > 1:
+        said["sequence_parallel_size"] = p.cp
+    if p.tp > 1:
+        said["tensor_parallel.autotp_size"] = p.tp
+    return json.dumps(_nested(said), indent=2) + "\n"
+
+
+def _nested(said: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in said.items():
+        node = tree
+        *parents, last = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree

@@ -1,0 +1,181 @@
+"""A resolved plan as Megatron-LM's arguments and the fields of its config objects: `megatron.translation` turned round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from steptime.job.job import Job
+from steptime.launch.keys import KeyTable
+from steptime.launch.megatron.performance_section import MODULES
+from steptime.launch.write.megatron_kinds import kinds
+from steptime.launch.write.plain_keys import plain_keys, word_for
+from steptime.software.precision import RECIPES
+
+Keys = dict[str, Any]
+_OTHERWISE = {
+    "deepspeed", "use_rotary_position_embeddings", "add_position_embedding", "recompute_modules", "recompute_method",
+    "recompute_num_layers", "moe_z_loss_coeff", "moe_layer_recompute", "multi_latent_attention", "window_size",
+}  # fmt: skip
+"""Said with others, by other words, and of another framework."""
+_NO_FLAGS = {"deallocate_pipeline_outputs"}
+"""Fields of config objects alone."""
+NO_LIMIT = 10**6
+"""Deferred weight gradients of the head without a limit."""
+
+
+def arguments(job: Job, table: KeyTable, *, objects: bool) -> Keys:
+    """Argument -> value, defaults included. `objects`: the names of config objects, where they differ from the parser's."""
+    config = job.to_config()
+    skipped = _OTHERWISE if objects else {*_OTHERWISE, *_NO_FLAGS}
+    found = {key: value for key, value in plain_keys(config, table).items() if key not in skipped}
+    if found.get("moe_router_dtype") == "compute":
+        del found["moe_router_dtype"]
+    found |= _model(job, config["model"], table, objects=objects)
+    found |= _layout(job, config["parallelism"], table)
+    found |= _performance(config, table, objects=objects)
+    return found
+
+
+def _model(job: Job, model: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
+    heads, groups, glu, activation = (model.get(k) for k in ("n_q_heads", "n_kv_heads", "glu", "activation"))
+    found: Keys = {
+        "normalization": word_for(table, "normalization", model["norm"]),
+        "group_query_attention": groups != heads,
+        "num_query_groups": groups if groups != heads else None,
+        "position_embedding_type": _positions(model),
+        "hidden_dropout": model["dropout"],
+        "attention_dropout": model["dropout"],
+    }
+    if objects:
+        found |= {"gated_linear_unit": glu, "activation_func": word_for(table, "activation_func", activation)}
+        found |= {"share_embeddings_and_output_weights": model["tie_embeddings"], "vocab_size": model["vocab_sz"]}
+        found.pop("group_query_attention")
+    else:
+        found |= {"swiglu": bool(glu and activation == "silu"), "quick_geglu": bool(glu and activation == "gelu")}
+        found |= {"squared_relu": bool(not glu and activation == "relu2")}
+        found |= {"untie_embeddings_and_output_weights": not model["tie_embeddings"]}
+        # the tokenizer counts one more, for the end of a document
+        found |= {"tokenizer_type": "NullTokenizer", "vocab_size": model["vocab_sz"] - 1}
+    return found | kinds(job, model, table)
+
+
+def _positions(model: Mapping[str, Any]) -> str:
+    return "rope" if model["rotary_embeds"] else "learned_absolute" if model["learned_positions"] else "none"
+
+
+def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
+    """Degrees beside the plain ones, the spread of layers and of states."""
+    p, level = job.parallelism, job.zero_level
+    ends = p.embedding_and_loss_count_as_layers
+    found: Keys = {
+        "context_parallel_size": p.cp,
+        "virtual_pipeline_model_parallel_size": p.vpp if p.vpp > 1 else None,
+        "account_for_embedding_in_pipeline_split": ends,
+        "account_for_loss_in_pipeline_split": ends,
+        "use_distributed_optimizer": level >= 1,
+        "cp_comm_type": word_for(table, "cp_comm_type", layout["cp_comm_type"]) if p.cp > 1 else None,
+    }
+    if p.layers_per_stage is not None and p.pp > 1:
+        found["pipeline_model_parallel_layout"] = layout_text(job.layers_per_chunk)
+    if level >= 2:
+        strategy = word_for(table, "data_parallel_sharding_strategy", level)
+        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
+    if p.bucket_size_mb is not None:
+        elements = p.bucket_size_mb * 1e6 / (4 if job.software.states.main_grad_dtype == "fp32" else 2)
+        found["ddp_bucket_size"] = int(elements) if elements.is_integer() else None
+    return found
+
+
+def layout_text(counts: list[int]) -> str:
+    """Layers of each chunk as Megatron's pipeline layout.
+
+    >>> layout_text([3, 4, 4, 3])
+    'Et*3|(t*4|)*2t*3L'
+    """
+    first, *middle = [f"t*{count}" if count else "" for count in counts[:-1]]
+    parts = [f"E{first}|"]
+    for word, same in groupby(middle):
+        times = len(list(same))
+        parts.append(f"({word}|)*{times}" if times > 1 else f"{word}|")
+    return "".join(parts) + (f"t*{counts[-1]}L" if counts[-1] else "L")
+
+
+def _performance(config: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
+    performance = config["performance"]
+    found = _precision(performance, table) | _states(performance, table) | _recompute(performance)
+    found |= _attention(performance) | _kernels(config, objects=objects)
+    share = performance["overlap"].get("dp")
+    sharded = config["parallelism"]["zero_level"] >= 1
+    reduce, gather = share is True, share is True and sharded
+    if sharded and isinstance(share, float):  # one of the two hides its share of their bytes
+        gradient = 4.0 if performance["main_grad_dtype"] == "fp32" else 2.0
+        reduce = share == round(gradient / (gradient + (4.0 if performance["precision"] == "fp32" else 2.0)), 3)
+        gather = not reduce
+    return found | {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}
+
+
+def _precision(performance: Mapping[str, Any], table: KeyTable) -> Keys:
+    precision = performance["precision"]
+    recipe = precision in RECIPES
+    found: Keys = {"bf16": precision == "bf16" or recipe, "fp16": precision == "fp16"}
+    if precision == "nvfp4":
+        return found | {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": performance["fp8_params"]}
+    if recipe and (word := word_for(table, "fp8_recipe", precision)):
+        found |= {"fp8": "e4m3" if word in {"mxfp8", "blockwise"} else "hybrid", "fp8_recipe": word}
+        found["fp8_param_gather"] = performance["fp8_params"]
+    return found
+
+
+def _states(performance: Mapping[str, Any], table: KeyTable) -> Keys:
+    """Dtypes of main gradients, master weights and moments."""
+    gradients, moments, half = performance["main_grad_dtype"], performance["moment_dtype"], performance["precision"]
+    found: Keys = {"accumulate_allreduce_grads_in_fp32": gradients == "fp32" and half != "fp32"}
+    if gradients == "bf16":
+        found["grad_reduce_in_bf16"] = True
+    if performance["master_dtype"] == "remainder" or moments != "fp32":
+        found["use_precision_aware_optimizer"] = True
+        if performance["master_dtype"] == "fp32":
+            found["store_param_remainders"] = False
+        word = word_for(table, "exp_avg_dtype", moments)
+        found |= {"exp_avg_dtype": word, "exp_avg_sq_dtype": word}
+    return found
+
+
+def _recompute(performance: Mapping[str, Any]) -> Keys:
+    said = performance.get("recompute") or {}
+    if said.get("granularity") == "selective" and MODULES.issuperset(said.get("modules", [""])):
+        return {"recompute_granularity": "selective", "recompute_modules": " ".join(said["modules"])}
+    if said.get("granularity") == "full" and isinstance(said["n_layers"], int) and said["method"] != "every":
+        layers = {"recompute_method": said["method"], "recompute_num_layers": said["n_layers"]}
+        return {"recompute_granularity": "full", **layers}
+    return {}
+
+
+def _attention(performance: Mapping[str, Any]) -> Keys:
+    backend, flash = performance["attention_backend"], performance["attention_impl"] == "flash"
+    if backend == "direct" and performance["scores_in_buffer"] and not performance["te_workspaces"]:
+        return {"transformer_impl": "local", "use_flash_attn": flash}
+    word = {"flash": "flash", "cudnn": "fused"}.get(backend, "auto")
+    return {"attention_backend": word if flash else "unfused"}
+
+
+def _kernels(config: Mapping[str, Any], *, objects: bool) -> Keys:
+    performance, model = config["performance"], config["model"]
+    fused = performance["activation_impl"] == "fused"
+    loss, waiting = performance["loss_impl"], performance["deferred_head_wgrads"]
+    found: Keys = {
+        "masked_softmax_fusion": performance["softmax_impl"] == "fused",
+        "apply_rope_fusion": performance["rope_impl"] == "fused",
+        "cross_entropy_loss_fusion": loss in {"native", "fused"},
+        "cross_entropy_fusion_impl": "te" if loss == "fused" else "native",
+        "cuda_graph_impl": "local" if performance["cuda_graphs"] else "none",
+        "defer_embedding_wgrad_compute": waiting > 0,
+        "wgrad_deferral_limit": waiting % NO_LIMIT,
+    }
+    if objects:
+        return found | {"bias_activation_fusion": fused}
+    return found | {
+        "bias_swiglu_fusion" if model["glu"] and model["activation"] == "silu" else "bias_gelu_fusion": fused
+    }

@@ -1,0 +1,99 @@
+"""A plan as a launch file, with what the framework has no words for: found by reading the file back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from steptime.base.config import ConfigError
+from steptime.job.job import Job
+from steptime.launch.read import read_as
+from steptime.launch.reading import to_job
+from steptime.launch.write.torchtitan_toml import flavor
+
+KINDS = {
+    "megatron": ("megatron", "steptime.launch.write.megatron_script", "script"),
+    "bridge": ("nemo", "steptime.launch.write.config_objects", "bridge"),
+    "nemo": ("nemo", "steptime.launch.write.config_objects", "nemo"),
+    "torchtitan": ("torchtitan", "steptime.launch.write.torchtitan_toml", "toml"),
+    "deepspeed": ("deepspeed", "steptime.launch.write.deepspeed_json", "ds_config"),
+}
+"""Kind of file -> the kind that reads it (`launch.read.KINDS`), and the function that writes it."""
+_LABELS = {"model": ("name", "source")}
+"""What only labels a plan."""
+RECOMPUTE, WORD = "performance.recompute", "performance.activation_checkpointing_type"
+_SECTIONS = ("hardware", "cross_dc", "run")
+"""What no launch file says."""
+
+
+class Written(NamedTuple):
+    """A launch file."""
+
+    text: str
+    left_out: dict[str, Any]
+    """Dotted key of the plan -> value: what the file does not say; with these over it, it is the plan."""
+    reader: str
+    """The kind that reads it."""
+
+
+def write(job: Job, kind: str) -> Written:
+    """The launch file of a plan for a framework, one of `KINDS`.
+
+    Every key of the resolved plan is in the file or in `left_out`: the file is read back, and what differs is left out.
+    """
+    reader, module, function = KINDS[kind]
+    text: str = getattr(import_module(module), function)(job)
+    whole = plain(job)
+    sets = {section: whole[section] for section in _SECTIONS if section in whole}
+    if kind == "deepspeed":  # a program of one's own says these
+        sets |= {"model": whole["model"], "data.seqlen": job.data.seqlen}
+    if kind == "torchtitan" and not flavor(job.model):
+        sets["model"] = whole["model"]
+    if kind == "bridge":  # the launcher says it
+        sets["parallelism.dp"] = job.parallelism.dp
+    for key in ("parallelism.dp", "model", "performance", "parallelism", "data"):
+        for _ in range(4):
+            try:
+                missing = differences(whole, plain(read_back(text, reader, sets)))
+            except ConfigError:
+                break
+            if not missing:
+                return Written(text, sets, reader)
+            sets |= missing
+        section, _, name = key.partition(".")
+        sets = {path: value for path, value in sets.items() if not path.startswith(f"{key}.")}
+        sets[key] = whole[section][name] if name else whole[section]
+    raise AssertionError(f"{kind}: the file is not read back")  # a fault of ours: all sections are set
+
+
+def read_back(text: str, reader: str, sets: Mapping[str, Any]) -> Job:
+    """The plan of a written file with settings over it."""
+    sets = deepcopy(dict(sets))
+    return to_job(read_as(reader, "the written file", text, {}, sets), sets, allow_unmodelled=True)
+
+
+def plain(job: Job) -> dict[str, Any]:
+    """The resolved plan as plain data, without what only labels it."""
+    config = job.to_config()
+    config.pop("notes", None)
+    for section, keys in _LABELS.items():
+        config[section] = {key: value for key, value in config[section].items() if key not in keys}
+    return config
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> our value, None where there is none, of all that is not the same."""
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys([*ours, *theirs]):
+        mine, other = ours.get(key), theirs.get(key)
+        if isinstance(mine, Mapping) and isinstance(other, Mapping) and key != "recompute":
+            found |= differences(mine, other, f"{prefix}{key}.")
+        elif mine != other:
+            found[f"{prefix}{key}"] = mine
+    if found.get(RECOMPUTE):  # either key of the two takes the other away
+        found.pop(WORD, None)
+    elif found.get(WORD):
+        found.pop(RECOMPUTE, None)
+    return found

@@ -1,0 +1,180 @@
+"""How rows reach experts of plain torch modules and come back: torchtitan's token dispatchers as ops.
+
+Source: pytorch/torchtitan@b5bcd76c torchtitan/models/common/token_dispatcher.py and torchtitan/distributed/deepep/deepep.py.
+Letters: T tokens that this device routes, k experts per token, N = T k rows sent, R rows in this device's experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from steptime.model.ops import Comm, Move, Op, Tensor
+from steptime.model.routing import FP32, INT64, Rows
+from steptime.model.sublayers import Sublayer
+
+if TYPE_CHECKING:
+    from steptime.base.num import Num
+
+SORT_KERNELS = 6.0
+"""Radix sort of the chosen experts, and the index operations around it (assumed: launches of torch.argsort)."""
+
+
+def dispatch(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
+    """From tokens to the rows of this device's experts, in their order: ops, and the tensor of rows.
+
+    Tokens are sorted by expert; over ep the rows of each rank go to it, and are put in the order of its experts. A flexible
+    dispatcher (DeepEP, HybridEP) sends each token once to every rank that wants it.
+    """
+    if exchanges(rows):
+        return _exchanged(rows, x, probs)
+    order, tokens = Tensor("moe.order", rows.sent, INT64), Tensor("moe.tokens", rows.sent, INT64)
+    ops: list[Op] = [
+        Move(
+            "moe.sort",
+            (probs,),
+            (Tensor("moe.ranked", rows.sent, FP32),),
+            (order.name,),
+            (order, tokens),
+            forward_temp_bytes=INT64 * rows.sent,
+            kernels=SORT_KERNELS,
+            role="moe",
+        )
+    ]
+    h, size = rows.hidden, rows.shard.itemsize
+    routed = Tensor("moe.routed", rows.sent * h, size)
+    ops.append(Move("moe.permute", (x,), (routed,), (tokens.name,), **_moved(routed), kernels=2.0, role="moe"))
+    if not rows.spread:
+        return ops, routed.name
+    arrived, here = Tensor("moe.arrived", rows.received * h, size), Tensor("moe.rows", rows.here * h, size)
+    places = Tensor("moe.places", rows.here, INT64)
+    counts = INT64 * rows.moe.n_experts
+    return [
+        *ops,
+        Comm("moe.counts", kind="all_to_all", axis="ep", bytes=counts, role="moe"),
+        _to_all("moe.dispatch", routed.name, arrived, arrived.bytes),
+        Move(
+            "moe.local_permute",
+            (arrived.name,),
+            (here,),
+            (places.name,),
+            (places,),
+            **_moved(here),
+            kernels=SORT_KERNELS,
+            role="moe",
+        ),
+    ], here.name
+
+
+def _moved(rows: Tensor) -> dict[str, Num]:
+    """Bytes of a gather of rows, and of its backward: gradients added into zeros by index."""
+    return {"forward_bytes": 2.0 * rows.bytes, "backward_bytes": 3.0 * rows.bytes}
+
+
+def _to_all(name: str, x: str, out: Tensor, bytes_: Num) -> Comm:
+    """Rows to their ranks and back."""
+    return Comm(name, (x,), (out,), kind="all_to_all", backward="all_to_all", axis="ep", bytes=bytes_, role="moe")
+
+
+def exchanges(rows: Rows) -> bool:
+    """Whether DeepEP or HybridEP carries the rows, one copy of a token to each rank that wants it."""
+    return rows.shard.software.moe.dispatcher == "flex" and rows.spread
+
+
+def arriving(rows: Rows) -> Num:
+    """Tokens that any of this device's experts want, from all ranks."""
+    return rows.tokens * rows.routing.distinct(1.0 * rows.shard.ep) * rows.load
+
+
+def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], str]:
+    """Tokens and scores that arrive, and their rows in the order of the experts (torchtitan/distributed/deepep/deepep.py)."""
+    size, k = rows.shard.itemsize, rows.moe.experts_per_token
+    arrived = Tensor("moe.arrived", arriving(rows) * rows.hidden, size)
+    scores = Tensor("moe.arrived.probs", arriving(rows) * k, FP32)
+    here, ranked = Tensor("moe.rows", rows.here * rows.hidden, size), Tensor("moe.ranked", rows.here, FP32)
+    places = Tensor("moe.places", rows.here, INT64)
+    get = replace(_to_all("moe.dispatch", x, arrived, arrived.bytes), routing=rows.routing)
+    get = replace(get, inputs=(x, probs), outputs=(arrived, scores))
+    put = Move(
+        "moe.local_permute",
+        (arrived.name, scores.name),
+        (here, ranked),
+        (places.name,),
+        (places,),
+        **_moved(here),
+        kernels=SORT_KERNELS,
+        role="moe",
+    )
+    return [get, put], here.name
+
+
+def combine(rows: Rows, x: str) -> Sublayer:
+    """The experts' rows back at their tokens, times their scores, summed (LocalTokenDispatcher.combine)."""
+    if exchanges(rows):
+        return _returned(rows, x)
+    h, size = rows.hidden, rows.shard.itemsize
+    ops: list[Op] = []
+    if rows.spread:
+        back, home = Tensor("moe.unpermuted", rows.here * h, size), Tensor("moe.returned", rows.sent * h, size)
+        ops.append(Move("moe.local_unpermute", (x,), (back,), ("moe.places",), **_moved(back), kernels=2.0, role="moe"))
+        ops.append(_to_all("moe.combine", back.name, home, rows.received * h * size))
+        x = home.name
+    made, weighed = weigh(rows, x, rows.sent * h)
+    return [*ops, made, scatter(rows, weighed, rows.tokens, ("moe.tokens",))], "moe.out"
+
+
+def weigh(rows: Rows, x: str, elements: Num) -> tuple[Op, Tensor]:
+    """Rows times scores. Eager torch upcasts the rows for the product and keeps the copy; compiled, it keeps the rows."""
+    shard, size = rows.shard, rows.shard.itemsize
+    out, both = Tensor("moe.weighed", elements, size), (x, "moe.ranked")
+    if shard.software.kernels.compile != "none" or size == FP32:
+        return Move("moe.weigh", both, (out,), both, role="moe"), out
+    wide = Tensor("moe.wide", elements, FP32)
+    # forward: upcast, product, downcast; backward: upcast, both products and a sum, downcast
+    forward_bytes, backward_bytes = (2.0 * size + 4.0 * FP32) * elements, (2.0 * size + 8.0 * FP32) * elements
+    op = Move(
+        "moe.weigh",
+        both,
+        (out,),
+        (wide.name, "moe.ranked"),
+        (wide,),
+        (),
+        forward_bytes,
+        backward_bytes,
+        3.0,
+        forward_temp_bytes=FP32 * elements,
+        backward_temp_bytes=(3.0 * FP32 - 2.0 * size) * elements,
+        role="moe",
+    )
+    return op, out
+
+
+def scatter(rows: Rows, x: Tensor, tokens: Num, saves: tuple[str, ...]) -> Op:
+    """Rows added into zeros at their tokens, a copy of which takes the sum."""
+    out = Tensor("moe.out", tokens * rows.hidden, x.itemsize)
+    moved = x.bytes + 3.0 * out.bytes
+    return Move(
+        "moe.scatter",
+        (x.name,),
+        (out,),
+        saves,
+        (),
+        (),
+        moved,
+        2.0 * x.bytes,
+        3.0,
+        forward_temp_bytes=out.bytes,
+        role="moe",
+    )
+
+
+def _returned(rows: Rows, x: str) -> Sublayer:
+    """DeepEP's combine: rows of one token are weighed and summed where they are, and sent once."""
+    elements, size = rows.here * rows.hidden, rows.shard.itemsize
+    out, both = Tensor("moe.weighed", elements, size), (x, "moe.ranked")
+    weighed = Move("moe.weigh", both, (out,), both, kernels=2.0, role="moe")
+    summed = scatter(rows, out, arriving(rows), ("moe.places",))
+    home = Tensor("moe.home", rows.tokens * rows.hidden, size)
+    bytes_ = arriving(rows) * rows.hidden * size
+    back = replace(_to_all("moe.combine", "moe.out", home, bytes_), routing=rows.routing)
+    return [weighed, summed, back], home.name

@@ -1,0 +1,162 @@
+"""The page of `3dtrn search PLAN --html FILE`: the front of memory against step time, each point a plan."""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING, Any
+
+from steptime import __version__
+from steptime.report import search_tables
+from steptime.report.format import GIB, seconds
+from steptime.report.page.diff_page import plan_text, tools
+from steptime.report.page.document import document, facts, section
+from steptime.report.page.markup import Html, el, join
+from steptime.report.page.side_by_side import Plan, memories, steps
+from steptime.report.page.tables import plain_table
+from steptime.report.table import FactList
+from steptime.report.written import write_file
+from steptime.search.changes import words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.report.table import ReportSection
+    from steptime.search.search import Layout, Search
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 760.0, 380.0, 56.0, 40.0
+CELL = 3.0
+"""Layouts closer than this are one dot."""
+TICKS = 5
+
+
+def write(found: Search, top: int, path: str) -> None:
+    """Write the page.
+
+    Raises:
+        ConfigError: the path cannot be written.
+    """
+    write_file("--html", path, page(found, top).encode("utf-8"))
+
+
+def page(found: Search, top: int) -> str:
+    """The whole document."""
+    best = found.best
+    name = search_tables.title(found)
+    if best is None:
+        sections = [_section(table) for table in (search_tables.nothing_fits(found), *search_tables.refused(found))]
+        body = join(*sections)
+    else:
+        body = join(*_sections(found, best, top))
+    header = el("header", tools(), el("h1", name), id="answer")
+    return document(
+        name,
+        el("main", header, body, el("footer", f"steptime {__version__}: an analytical model, each plan estimated")),
+    )
+
+
+def _sections(found: Search, best: Layout, top: int) -> list[Html]:
+    """The answer, the front, its plans, the best layouts, what each choice allows, what was refused."""
+    layouts = found.pareto()
+    plans = [Plan(f"{i + 1}", layout.estimate, f"plan-{i + 1}") for i, layout in enumerate(layouts)]
+    shown = [*plans, Plan("the plan", found.given)] if found.given is not None else plans
+    details = [
+        plan_text(
+            plan._replace(name=f"{plan.name}: {search_tables.figures(layout)}, {search_tables.shape(layout)}"),
+            el("p", el("code", words(layout.changes) or "nothing changes: it is the plan")),
+        )
+        for plan, layout in zip(plans, layouts, strict=True)
+    ]
+    tables = [search_tables.layouts_table(found, "by the objective", found.top(top)), search_tables.choices(found)]
+    answer = search_tables.answer(found, best)
+    return [
+        section("best", "The best", facts(answer)),
+        section("front", "Memory against step time", scatter(found, layouts)),
+        section("step", "Where their steps go", steps(shown)),
+        section("memory", "Memory of their worst stages", memories(shown)),
+        section("plans", "Their plans", join(*details)),
+        section("layouts", "Best layouts", join(*map(plain_table, tables))),
+        *map(_section, search_tables.refused(found)),
+    ]
+
+
+def _section(of: ReportSection) -> Html:
+    if isinstance(of, FactList):
+        return section("nothing", "Nothing fits", facts(of))
+    return section(of.title.split(",", 1)[0].replace(" ", "-"), of.title, plain_table(of._replace(title="")))
+
+
+def scatter(found: Search, layouts: Sequence[Layout]) -> Html:
+    """Every layout that fits as a dot, the front as a line of numbered points that lead to their plans."""
+    capacity = max(layout.estimate.memory.capacity_bytes for layout in layouts)
+    steps_s = [layout.step_s for layout in layouts]
+    given = [] if found.given is None else [found.given]
+    ends = [*steps_s, *(e.step_s for e in given)]
+    low, high = 0.97 * min(ends), 1.06 * max(ends)
+    top = 1.04 * max([capacity, *(_held(e) for e in given)])
+
+    def at(step_s: Any, held: Any, ln: Any = log) -> tuple[Any, Any]:
+        x = LEFT + (WIDTH - LEFT - 10.0) * (ln(step_s) - log(low)) / (log(high) - log(low))
+        return x, 8.0 + (HEIGHT - BOTTOM - 8.0) * (1.0 - held / top)
+
+    spots = [at(layout.step_s, layout.held_bytes) for layout in layouts]
+    line = el("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(spots)), class_="line")
+    marks = [_point(i + 1, layout, *spot) for i, (layout, spot) in enumerate(zip(layouts, spots, strict=True))]
+    full = at(low, capacity)[1]
+    roof = [
+        el("line", x1=LEFT, x2=WIDTH, y1=full, y2=full, class_="cap"),
+        el("text", f"{capacity / GIB:.1f} GiB usable", x=WIDTH - 4, y=full + 14, text_anchor="end"),
+    ]
+    for estimate in given:
+        x, y = at(estimate.step_s, _held(estimate))
+        title = el("title", f"the plan: {seconds(estimate.step_s)}, {_held(estimate) / GIB:.1f} GiB")
+        marks.append(el("path", title, d=f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z", class_="here"))
+        marks.append(el("text", "the plan", x=x + 10, y=y + 14))
+    cloud = _cloud(found, low, high, at)
+    chart = el("svg", *_axes(low, high, top, at), cloud, *roof, line, *marks, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+               role="group", aria_label="memory against step time", class_="chart")  # fmt: skip
+    note = (
+        "each numbered point is a plan: no layout that fits is better in both. Small dots: all other layouts that fit."
+    )
+    return join(chart, el("p", note, class_="note"))
+
+
+def _held(estimate: Any) -> float:
+    return float(estimate.memory.peak_reserved_bytes + sum(estimate.memory.overhead_bytes))
+
+
+def _point(number: int, layout: Layout, x: float, y: float) -> Html:
+    """A point of the front: a link to its plan."""
+    title = f"{number}: {search_tables.figures(layout)}; {search_tables.shape(layout)}"
+    dot = el("circle", el("title", title), cx=x, cy=y, r=6.0, class_="dot")
+    label = el("text", str(number), x=x + 9, y=y - 5)
+    return el("a", dot, label, href=f"#plan-{number}", aria_label=title)
+
+
+def _cloud(found: Search, low: float, high: float, at: Any) -> Html:
+    """The layouts within the picture, those that lie on each other once."""
+    import numpy as np
+
+    step, held = found.columns["step_s"], found.columns["held_bytes"]
+    inside = (step >= low) & (step <= high)
+    x, y = at(step[inside], held[inside], np.log)
+    cells = np.unique(np.stack([np.rint(x / CELL), np.rint(y / CELL)], axis=-1).astype(int), axis=0)
+    path = "".join(f"M{CELL * column:g} {CELL * row:g}h2v2h-2z" for column, row in cells.tolist())
+    return el("path", d=path, class_="cloud")
+
+
+def _axes(low: float, high: float, top: float, at: Any) -> list[Html]:
+    """Seconds below, on a scale of ratios; GiB on the left."""
+    base = HEIGHT - BOTTOM
+    found = [el("line", x1=LEFT, x2=WIDTH, y1=base, y2=base, class_="axis-line")]
+    for i in range(TICKS):
+        step_s = low * (high / low) ** (i / (TICKS - 1))
+        x = at(step_s, 0.0)[0]
+        end = "start" if i == 0 else "end" if i == TICKS - 1 else "middle"
+        found.append(el("text", seconds(step_s), x=x, y=base + 16, text_anchor=end))
+        held = top * i / (TICKS - 1)
+        found.append(el("text", f"{held / GIB:.0f}", x=LEFT - 8, y=at(low, held)[1] + 4, text_anchor="end"))
+    return [
+        *found,
+        el("text", "seconds a step (ratio scale)", x=WIDTH, y=base + 34, text_anchor="end"),
+        el("text", "GiB", x=4, y=14),
+    ]

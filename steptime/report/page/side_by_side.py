@@ -1,0 +1,104 @@
+"""Plans side by side: a bar of the step and a bar of the worst stage's memory for each, on one scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from steptime.report.breakdown import part_name
+from steptime.report.format import gib, percent, seconds
+from steptime.report.headline import VERDICTS
+from steptime.report.page.markup import Html, el, join
+from steptime.report.page.memory_charts import PARTS, legend, memory_bar, parts_of
+from steptime.report.palette import TIME as COLORS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steptime.answer.result import Estimate
+
+WIDTH = 1000.0
+
+
+class Plan(NamedTuple):
+    """One of the plans, by the name that the page calls it."""
+
+    name: str
+    estimate: Estimate
+    target: str | None = None
+    """What on the page tells of it."""
+
+    @property
+    def head(self) -> Html:
+        """Its name at the start of a row."""
+        label = el("a", self.name, href=f"#{self.target}") if self.target else self.name
+        return el("th", label, scope="row")
+
+
+def steps(plans: Sequence[Plan]) -> Html:
+    """Where each step goes, widest parts first; of unlike batches a bar is the time of all devices for a token."""
+    alike = len({(plan.estimate.job.data.gbs, plan.estimate.job.data.seqlen) for plan in plans}) == 1
+    lengths = [_length(plan.estimate, alike=alike) for plan in plans]
+    names = sorted(
+        {name for plan in plans for name, s in plan.estimate.time.parts_s.items() if s > 0.0},
+        key=lambda name: -max(plan.estimate.time.parts_s.get(name, 0.0) for plan in plans),
+    )
+    rows = []
+    for plan, length in zip(plans, lengths, strict=True):
+        time = plan.estimate.time
+        share = length / max(lengths) / time.step_s
+        cells = [
+            el("td", _step_bar(plan.estimate, names, WIDTH * share), class_="bar"),
+            el("td", seconds(time.step_s), class_="n"),
+            el("td", f"{seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}", class_="n"),
+            el("td", percent(plan.estimate.throughput.mfu), class_="n"),
+            el("td", f"{plan.estimate.throughput.tokens_per_s_per_device:,.1f}", class_="n"),
+        ]
+        rows.append(el("tr", plan.head, *cells))
+    told = "the step" if alike else "device-seconds of a token"
+    head = [("plan", ""), (told, "bar"), ("step", "n"), ("80 % interval", "n"), ("MFU", "n"), ("tokens/s/device", "n")]
+    colors = {name: f"t-{name}" if name in COLORS else "t-other" for name in names}
+    return join(legend(colors, {name: part_name(name) for name in names}), _table(head, rows, "bars"))
+
+
+def _length(estimate: Estimate, *, alike: bool) -> float:
+    return estimate.step_s if alike else 1.0 / estimate.throughput.tokens_per_s_per_device
+
+
+def _step_bar(estimate: Estimate, names: Sequence[str], width_of_s: float) -> Html:
+    """The exposed parts of one step."""
+    pieces, at = [], 0.0
+    for name in names:
+        took = max(0.0, estimate.time.parts_s.get(name, 0.0))
+        if took > 0.0:
+            css = f"t-{name}" if name in COLORS else "t-other"
+            title = el("title", f"{part_name(name)}: {seconds(took)}, {percent(took / estimate.step_s)}")
+            pieces.append(el("rect", title, x=at, y=0, width=took * width_of_s, height=16, class_=f"{css} edge"))
+            at += took * width_of_s
+    words = f"step {seconds(estimate.step_s)}"
+    return el("svg", *pieces, viewBox="0 -2 1000 20", preserveAspectRatio="none", role="img", aria_label=words)
+
+
+def memories(plans: Sequence[Plan]) -> Html:
+    """The worst stage of each, with a line where its device is full."""
+    worst = [plan.estimate.memory.stages[plan.estimate.memory.worst_stage] for plan in plans]
+    over = [float(sum(plan.estimate.memory.overhead_bytes)) for plan in plans]
+    needs = [max(row.reserved_bytes, row.allocated_bytes) + more for row, more in zip(worst, over, strict=True)]
+    scale = 1.02 * max([*needs, *(plan.estimate.memory.capacity_bytes for plan in plans)])
+    rows = []
+    for plan, row, more, need in zip(plans, worst, over, needs, strict=True):
+        memory = plan.estimate.memory
+        cells = [
+            el("td", memory_bar(parts_of(row, more), memory.capacity_bytes, scale), class_="bar"),
+            el("td", gib(need), class_="n"),
+            el("td", gib(memory.capacity_bytes), class_="n"),
+            el("td", VERDICTS[memory.verdict][0]),
+            el("td", f"stage {row.stage}, {row.peak_op}"),
+        ]
+        rows.append(el("tr", plan.head, *cells))
+    head = [("plan", ""), ("its worst stage", "bar"), ("GiB needed", "n"), ("usable", "n"), ("", ""), ("peak at", "")]
+    return join(legend({key: f"m-{key}" for key in PARTS}, PARTS), _table(head, rows, "bars memory"))
+
+
+def _table(head: Sequence[tuple[str, str]], rows: Sequence[Html], css: str) -> Html:
+    columns = [el("th", text, scope="col", class_=kind or None) if text else el("td") for text, kind in head]
+    return el("div", el("table", el("thead", el("tr", *columns)), el("tbody", *rows), class_=css), class_="scroll")

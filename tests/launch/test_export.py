@@ -1,0 +1,178 @@
+"""Plans written as launch files: the readers read them back to the same plan, and what they cannot say is listed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+
+import pytest
+import yaml
+from drawn import job as drawn_job
+from drawn import plans
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from steptime import Job, estimate
+from steptime.base.config import ConfigError
+from steptime.commands.cli import main
+from steptime.launch.write.plain_keys import value_at
+from steptime.launch.write.written import KINDS, plain, read_back, write
+
+MOE = {"n_experts": 8, "expert_inter_sz": 512, "experts_per_token": 2}
+MLA = {"kind": "mla", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+
+
+@st.composite
+def of_megatron(draw):
+    """Plans of Megatron-Core of which every key has a flag."""
+    norm, glu = draw(st.sampled_from(["rmsnorm", "layernorm"])), draw(st.booleans())
+    tp, pp, vpp = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2]))
+    vpp = vpp if pp > 1 else 1
+    precision = draw(st.sampled_from(["bf16", "bf16", "fp16", "fp32", "fp8_delayed", "fp8_current", "mxfp8"]))
+    model = {
+        "n_layers": 4, "hidden_sz": 512, "inter_sz": 1024, "n_q_heads": 8, "n_kv_heads": draw(st.sampled_from([2, 8])),
+        "vocab_sz": draw(st.sampled_from([1000, 32000])), "norm": norm, "norm_bias": norm == "layernorm", "glu": glu,
+        "activation": draw(st.sampled_from(["silu", "gelu"] if glu else ["gelu", "relu2"])),
+        "tie_embeddings": draw(st.booleans()), "qk_norm": draw(st.booleans()), "dropout": draw(st.sampled_from([0.0, 0.1])),
+    }  # fmt: skip
+    bias = draw(st.booleans())
+    model |= {"bias": bias, "qkv_bias": bias or draw(st.booleans())}
+    layout = {"tp": tp, "pp": pp, "vpp": vpp, "dp": 2, "sp": draw(st.booleans()) and tp > 1}
+    layout["zero_level"] = draw(st.sampled_from([0, 1] if pp > 1 else [0, 1, 2, 3]))
+    if draw(st.booleans()):
+        layout |= {"cp": 2, "cp_comm_type": draw(st.sampled_from(["p2p", "all_gather", "a2a"]))}
+    kind = draw(st.sampled_from(["dense", "dense", "experts", "latent", "window", "hybrid"]))
+    if kind == "experts":
+        shared = {"n_shared_experts": 1, "shared_expert_inter_sz": 512}
+        model["moe"] = MOE | draw(st.sampled_from([{}, {"n_dense_layers": 1}, shared, {"load_balancing": "aux_loss"}]))
+        layout |= {"ep": 2, "etp": draw(st.sampled_from([1, tp]))}
+    model |= {"attention": MLA | {"q_lora_rank": 96}, "n_kv_heads": 8, "qk_norm": False} if kind == "latent" else {}
+    model |= {"attention": {"window": 128}} if kind == "window" else {}
+    model |= (
+        {"hybrid_pattern": "M-M*", "mamba": {"n_heads": 16, "head_dim": 32, "state_dim": 64, "n_groups": 4}}
+        if kind == "hybrid"
+        else {}
+    )
+    performance = {
+        "precision": precision,
+        "recompute": draw(st.sampled_from([
+            None, {"granularity": "selective", "modules": ["core_attn", "layernorm"]},
+            {"granularity": "full", "method": "uniform", "n_layers": 1},
+            {"granularity": "full", "method": "block", "n_layers": 1},
+        ])),
+        "loss_impl": draw(st.sampled_from(["composite", "native", "fused"])),
+        "rope_impl": draw(st.sampled_from(["fused", "own_tables"])),
+        "attention_backend": draw(st.sampled_from(["auto", "flash", "cudnn"])),
+        "overlap": {"dp": draw(st.booleans())},
+    }  # fmt: skip
+    data = {"gbs": 8 * pp, "seqlen": 512, "microbatch_sz": draw(st.sampled_from([1, 2]))}
+    return {"model": model, "parallelism": layout, "performance": performance, "data": data, "hardware": "gb200-nvl72"}
+
+
+SAID = {
+    "performance.activation_impl",
+    "performance.attention_backend",
+    "performance.rope_impl",
+    "performance.softmax_impl",
+}
+"""Keys that mean nothing in some of these plans, so that no flag says them."""
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plan=of_megatron())
+def test_megatron_says_all_of_its_own_plans(plan):
+    try:
+        job = Job(**plan)
+    except ConfigError:
+        assume(False)
+        raise
+    written = write(job, "megatron")
+    assert written.left_out.keys() <= {"hardware", *SAID}
+    back = read_back(written.text, written.reader, written.left_out)
+    assert plain(back) == plain(job)
+    assert estimate(back).step_s == estimate(job).step_s
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plan=plans(), kind=st.sampled_from(sorted(KINDS)))
+def test_any_plan_is_read_back(plan, kind):
+    """Whatever the plan and the framework: what the file says and what is listed are the plan, key by key."""
+    job = drawn_job(plan)
+    written = write(job, kind)
+    back = read_back(written.text, written.reader, written.left_out)
+    assert plain(back) == plain(job)
+    said = plain(job)
+    assert all(value_at(said, path) == value for path, value in written.left_out.items())
+
+
+@pytest.mark.parametrize("kind", ["bridge", "nemo"])
+@pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b", "deepseek_v2_lite", "qwen25_32b"])
+def test_config_objects_say_what_flags_say(kind, name):
+    """Of a Megatron plan they leave open the profile's own name, and where the launcher decides, the number of ranks."""
+    written = write(Job.load(f"configs/{name}.yaml"), kind)
+    usual = {"hardware", "parallelism.dp", "performance.software", "model.attention.q_lora_rank"}
+    assert written.left_out.keys() <= usual
+    tree = yaml.safe_load(written.text)
+    assert tree["_target_"].endswith("ConfigContainer" if kind == "bridge" else "pretrain")
+
+
+def test_flags_of_llama_by_hand():
+    """Llama-3 70B as Megatron-LM's arguments (arguments.py of megatron-core 0.16.1) say it."""
+    text = write(Job.load("configs/llama3_70b.yaml"), "megatron").text
+    words = shlex.split(text.replace("\\\n", " "))
+    assert words[:6] == ["torchrun", "--nnodes", "128", "--nproc-per-node", "8", "pretrain_gpt.py"]
+    pairs = {
+        "--num-layers": "80", "--hidden-size": "8192", "--ffn-hidden-size": "28672", "--num-attention-heads": "64",
+        "--num-query-groups": "8", "--seq-length": "8192", "--tensor-model-parallel-size": "8",
+        "--pipeline-model-parallel-size": "4", "--num-virtual-stages-per-pipeline-rank": "5",
+        "--global-batch-size": "2048", "--micro-batch-size": "1", "--normalization": "RMSNorm",
+        "--position-embedding-type": "rope",
+    }  # fmt: skip
+    assert {flag: words[words.index(flag) + 1] for flag in pairs} == pairs
+    switches = {"--swiglu", "--bf16", "--sequence-parallel", "--use-distributed-optimizer", "--overlap-grad-reduce"}
+    switches |= {"--disable-bias-linear", "--untie-embeddings-and-output-weights", "--group-query-attention"}
+    assert switches <= set(words)
+
+
+def test_layers_that_are_not_dealt_evenly():
+    """126 layers with the ends counted are said by switches, a list by a layout that the reader takes apart again."""
+    job = Job.load("configs/llama3_70b.yaml", ["parallelism.vpp=1", "parallelism.layers_per_stage=[19, 21, 21, 19]"])
+    written = write(job, "megatron")
+    assert "--pipeline-model-parallel-layout 'Et*19|(t*21|)*2t*19L'" in written.text
+    assert written.left_out.keys() == {"hardware"}
+
+
+def test_torchtitan_and_deepspeed_by_hand():
+    toml = tomllib.loads(write(Job.load("configs/llama2_7b_hsdp.yaml"), "torchtitan").text)
+    assert toml["model"] == {"name": "llama2", "flavor": "7B"}
+    assert toml["parallelism"] == {"data_parallel_replicate_degree": 12, "data_parallel_shard_degree": 8}
+    assert toml["training"]["mixed_precision_reduce"] == "bfloat16"
+    job = Job.load("configs/llama3_8b.yaml", ["performance.software=deepspeed", "parallelism.zero_level=2"])
+    found = json.loads(write(job, "deepspeed").text)
+    assert found["zero_optimization"]["stage"] == 2
+    assert found["train_batch_size"] == job.data.gbs
+    assert found["gradient_accumulation_steps"] == job.microbatches
+
+
+@pytest.mark.parametrize("kind", ["megatron", "nemo", "torchtitan"])
+def test_the_command_it_prints_reads_it_back(tmp_path, capsys, kind):
+    assert main(["configs/llama3_8b_fsdp.yaml", "--export", kind]) == 0
+    text = capsys.readouterr().out
+    file = tmp_path / "exported"
+    file.write_text(text)
+    command = next(line for line in text.splitlines() if "read back by: 3dtrn" in line).partition("3dtrn ")[2]
+    words = [str(file) if word == "FILE" else word for word in shlex.split(command)]
+    assert main([*words, "--json"]) == 0
+    back = json.loads(capsys.readouterr().out)
+    assert main(["configs/llama3_8b_fsdp.yaml", "--json"]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert back["time"]["step_s"] == ours["time"]["step_s"]
+    assert back["memory"]["peak_reserved_bytes"] == ours["memory"]["peak_reserved_bytes"]
+
+
+def test_what_json_cannot_list_goes_to_standard_error(capsys):
+    assert main(["configs/llama3_8b.yaml", "--export", "deepspeed"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["train_micro_batch_size_per_gpu"] == 1
+    assert "no equivalent: data.seqlen = 8192" in err
