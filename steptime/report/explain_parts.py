@@ -45,10 +45,10 @@ def attention(estimate: Estimate) -> FactList:
                 f"{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {rates.attention_ramp_tokens:g}): short sequences waste diagonal blocks"
             )
         elif row.name in chunked:
-            op, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
+            rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
             lines.append(
-                f"forward: {op.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
-                f"{whole(op.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {op.backward_times:g} times that "
+                f"forward: {rule.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
+                f"{whole(rule.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {rule.backward_times:g} times that "
                 "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))
