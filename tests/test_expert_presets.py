@@ -206,6 +206,12 @@ def test_qwen3_next_with_its_layer_of_prediction():
     assert round((n_params(plain) - 2 * plain.vocab_sz * plain.hidden_sz) / 1e9) == 79
 
 
+def test_minimax_in_the_words_of_transformers(tmp_path):
+    kinds = (["linear_attention"] * 7 + ["full_attention"]) * 10
+    theirs = read(tmp_path, "minimax-text-01", model_type="minimax", attn_type_list=None, layer_types=kinds)
+    assert build(Model, theirs).linear_attention == load_model("minimax-text-01").linear_attention
+
+
 def test_what_is_wrong_with_experts_is_told(tmp_path):
     with pytest.raises(ConfigError) as error:
         read(tmp_path, "qwen3-30b-a3b", num_experts="many", mlp_only_layers=[3])
