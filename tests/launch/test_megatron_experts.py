@@ -34,7 +34,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
     }  # fmt: skip
     assert plan["performance"]["moe"] == {
         "dispatcher": "allgather", "permute_fusion": False, "router_dtype": "compute", "grouped_gemm": False,
-        "shared_expert_overlap": False,
+        "shared_expert_overlap": False, "deterministic": False,
     }  # fmt: skip
     assert (plan["parallelism"]["ep"], plan["parallelism"]["etp"]) == (1, 2)
     assert to_job(reading("--num-experts 8"), HARDWARE).model.moe is not None

@@ -139,6 +139,7 @@ def shard(c, tp, ep=1, etp=None):
         router_dtype=said.get("moe_router_dtype") or "compute",
         grouped_gemm=c.get("grouped", True),
         shared_expert_overlap=said.get("moe_shared_expert_overlap", False),
+        deterministic=c.get("deterministic", False),
     )
     software = software.model_copy(update={"moe": how})
     spread = {"ep": float(ep), "etp": float(etp or tp)}

@@ -177,6 +177,7 @@ def forward(model, core, c, world):
 def run(c, world):
     """One forward and backward of a model: its parameters, saved storages, collectives, and Megatron's shared buffer."""
     mode = patches.CudaIsCpu if "moe" in c else contextlib.nullcontext  # fused permutation keeps its indices on "cuda"
+    torch.use_deterministic_algorithms(c.get("deterministic", False))
     mcore_moe.Buffer.sent.clear()
     with mode():
         return pass_through(model_of(c, world), c, world)
