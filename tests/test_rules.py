@@ -186,10 +186,6 @@ BROKEN = {
         {"model.linear_attention": {}, "model.attention.window": 4096},
         ["model.attention.window: not modeled yet together with model.linear_attention (got 4096); remove it"],
     ),
-    "linear attention with post_norms": (
-        {"model.linear_attention": {}, "model.post_norms": True},
-        ["model.post_norms: not modeled yet together with model.linear_attention; use false"],
-    ),
     "linear attention with tp": (
         {"model.linear_attention": {"kind": "kda"}},
         [

@@ -9,6 +9,7 @@ from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 
 if TYPE_CHECKING:
+    from steptime.model.model import LinearAttention
     from steptime.software.performance import Recompute
 
 
@@ -71,16 +72,9 @@ class Facts(NamedTuple):
     cp_comm_type: str
     window: int | None
     window_pattern: int | None
-    post_norms: bool
-    linear: str | None
-    """Kind of linear attention."""
-    linear_heads: tuple[int, int]
-    """Heads of its queries and keys, and of its values."""
-    linear_listed: int | None
-    """How many layers its list of layers has."""
+    linear: LinearAttention | None
     mtp: int
     last_kind: str
-    """Kind of the last layer."""
     sp: bool
     schedule_said: str | None
     microbatch_group_sz: int | None
@@ -180,7 +174,7 @@ class Facts(NamedTuple):
 
     @property
     def head_ranks(self) -> Num:
-        """Ranks over which an all-to-all spreads heads: tp * cp."""
+        """Ranks over which an all-to-all spreads heads."""
         return self.tp * self.cp
 
     @property
@@ -205,7 +199,6 @@ class Facts(NamedTuple):
         return () if said is None else tuple(said) if isinstance(said, list) else (said,)
 
     # words for the messages of one config
-
     @property
     def tp_choices(self) -> str:
         """Powers of two that tensor parallelism can take."""

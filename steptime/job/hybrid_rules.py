@@ -8,7 +8,7 @@ from steptime.job.limits import Rule
 from steptime.model.blocks import HYBRID
 
 if TYPE_CHECKING:
-    from steptime.model.model import LinearAttention, Model
+    from steptime.model.model import Model
 
 
 def layer_facts(model: Model) -> dict[str, Any]:
@@ -22,23 +22,13 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "layers_listed": len(pattern) if layers is None and pattern is not None else layers,
         "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
         "patterned": pattern is not None,
-        "post_norms": model.post_norms,
-        **linear_facts(model.linear_attention),
+        "linear": model.linear_attention,
         "mtp": model.mtp,
         "last_kind": last_kind(model),
         "window_pattern": model.attention.window_pattern,
         "mamba_heads": mamba.heads(model.hidden_sz) if mamba else 0,
         "mamba_groups": mamba.n_groups if mamba else 0,
     }
-
-
-def linear_facts(linear: LinearAttention | None) -> dict[str, Any]:
-    """The facts of linear attention."""
-    if linear is None:
-        return {"linear": None, "linear_heads": (1, 1), "linear_listed": None}
-    listed = len(linear.freq) if isinstance(linear.freq, list) else None
-    heads = (linear.n_key_heads, linear.n_value_heads)
-    return {"linear": linear.kind, "linear_heads": heads, "linear_listed": listed}
 
 
 def last_kind(model: Model) -> str:

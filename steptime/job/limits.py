@@ -156,16 +156,10 @@ MODELLED = [
         lambda f: (f.linear is None) | (f.window is None),
     ),
     Rule(
-        "linear attention with post_norms",
-        "model.post_norms",
-        "not modeled yet together with model.linear_attention; use false",
-        lambda f: (f.linear is None) | (not f.post_norms),
-    ),
-    Rule(
         "linear attention with tp",
         "parallelism.tp",
-        "is modeled for gated_delta_net alone among model.linear_attention's kinds (got {f.tp} with {f.linear}); use 1",
-        lambda f: (f.linear in {None, "gated_delta_net"}) | (f.tp == 1),
+        "is modeled for gated_delta_net alone among model.linear_attention's kinds (got {f.tp} with {f.linear.kind}); use 1",
+        lambda f: (f.tp == 1) | (f.linear is None or f.linear.kind == "gated_delta_net"),
     ),
     Rule(
         "mtp framework",

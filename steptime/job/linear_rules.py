@@ -8,8 +8,8 @@ LINEAR_RULES = [
     Rule(
         "linear layers listed",
         "model.linear_attention.freq",
-        "lists {f.linear_listed} layers, model.n_layers is {f.n_layers}; list each layer once",
-        lambda f: (f.linear_listed is None) | (f.linear_listed == f.n_layers),
+        "lists {f.linear.listed} layers, model.n_layers is {f.n_layers}; list each layer once",
+        lambda f: f.linear is None or f.linear.listed in {0, f.n_layers},
     ),
     Rule(
         "linear attention with a pattern",
@@ -21,19 +21,21 @@ LINEAR_RULES = [
     Rule(
         "key heads divide value heads",
         "model.linear_attention.n_key_heads",
-        "must divide n_value_heads {f.linear_heads[1]} (got {f.linear_heads[0]})",
-        lambda f: f.linear_heads[1] % f.linear_heads[0] == 0,
+        "must divide n_value_heads {f.linear.n_value_heads} (got {f.linear.n_key_heads})",
+        lambda f: f.linear is None or f.linear.n_value_heads % f.linear.n_key_heads == 0,
     ),
     Rule(
         "as many keys as values",
         "model.linear_attention.n_key_heads",
-        "must equal n_value_heads {f.linear_heads[1]} with kind {f.linear} (got {f.linear_heads[0]})",
-        lambda f: (f.linear in {None, "gated_delta_net"}) | (f.linear_heads[0] == f.linear_heads[1]),
+        "must equal n_value_heads {f.linear.n_value_heads} with kind {f.linear.kind} (got {f.linear.n_key_heads})",
+        lambda f: (
+            f.linear is None or f.linear.kind == "gated_delta_net" or f.linear.n_key_heads == f.linear.n_value_heads
+        ),
     ),
     Rule(
         "tp divides linear key heads",
         "parallelism.tp",
-        "must divide model.linear_attention.n_key_heads {f.linear_heads[0]} (got {f.tp})",
-        lambda f: (f.linear is None) | (f.linear_heads[0] % f.tp == 0),
+        "must divide model.linear_attention.n_key_heads {f.linear.n_key_heads} (got {f.tp})",
+        lambda f: True if f.linear is None else f.linear.n_key_heads % f.tp == 0,
     ),
 ]

@@ -1,8 +1,7 @@
 """Activation memory by walking a part's ops forward and backward, the way autograd allocates and frees.
 
 A part is a list of ops from one input tensor to one output (a layer, the embedding, the head). Its walk gives what it keeps for
-backward and the most it holds at once in either direction; `chunk_peaks` strings parts together. Bytes may be numpy columns, one
-value per candidate layout: then peaks name no op.
+backward and the most it holds at once in either direction; `chunk_peaks` strings parts together. Peaks of columns name no op.
 """
 
 from __future__ import annotations

@@ -45,6 +45,9 @@ def linear_attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op
     weight = (Param("attn.proj.weight", (hidden, whole), 1),)
     project = linear("attn.proj", read, "attn.proj.out", width, hidden, shard, weight, back)
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
+    if model.post_norms:
+        made, branch = norm("attn.post_norm", branch, rows, hidden, model, shard, "")
+        left += made
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
     last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
     return [*normed, *entered, *mixed, *quantized, project, *left, *dropped, last]

@@ -166,6 +166,11 @@ class LinearAttention(Config):
         """Width of all queries, or keys, and of all values."""
         return self.n_key_heads * self.key_head_dim, self.n_value_heads * self.value_head_dim
 
+    @property
+    def listed(self) -> int:
+        """How many layers `freq` lists; 0 where it is a number."""
+        return 0 if isinstance(self.freq, int) else len(self.freq)
+
     def at(self, layer: int) -> bool:
         """Whether a layer has linear attention."""
         if isinstance(self.freq, int):
