@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.cost.comm import tree_depth
-from steptime.cost.compute import RATED_LENGTH
+from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.memory.states import local_groups, shard_ranks, state_bytes
 from steptime.model.ops import Attention
+from steptime.model.scans import Chunked
 from steptime.report.format import BINARY, GIB, SI, number, percent, quantity, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
@@ -29,6 +30,7 @@ def attention(estimate: Estimate) -> FactList:
     rows = [row for row in op_times(estimate) if row.part == "attention"]
     facts = []
     ops = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Attention)}
+    chunked = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Chunked)}
     for row in rows:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
         if row.name in ops:
@@ -41,6 +43,13 @@ def attention(estimate: Estimate) -> FactList:
             lines.append(
                 f"both times {whole(op.kv_len)} / ({whole(op.kv_len)} + {rates.attention_ramp_tokens:g}) over "
                 f"{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {rates.attention_ramp_tokens:g}): short sequences waste diagonal blocks"
+            )
+        elif row.name in chunked:
+            rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
+            lines.append(
+                f"forward: {rule.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
+                f"{whole(rule.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {rule.backward_times:g} times that "
+                "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):

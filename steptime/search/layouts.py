@@ -232,7 +232,7 @@ class Pipelines:
         """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
         software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
         chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
-        staying = sum(item.bytes for item in workspaces(software)) + kept + whole.buffer_bytes[rows.part]
+        staying = sum(item.bytes for item in workspaces(self.job)) + kept + whole.buffer_bytes[rows.part]
         staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
         moving: Num = 0.0
         between: Num = 0.0

@@ -64,8 +64,7 @@ class Recompute(Config):
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
     memory_budget: float | None = Field(default=None, ge=0.7, le=1)
-    """torch.compile's activation_memory_budget of a block: the share of what it would save, its input apart. Below 0.7 matrix
-    products would run again, which is not modeled."""
+    """activation_memory_budget: the share of what a block would save, its input apart; below 0.7 matrix products run again."""
 
 
 class Options(Config):
@@ -103,6 +102,7 @@ class Options(Config):
     deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
+    grouped_workspaces: int | None = Field(default=None, ge=0)
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
 
 

@@ -142,6 +142,8 @@ class BufferSettings(Config):
     """The size of each: CUBLAS_WORKSPACE_CONFIG, such as ":4096:8", or "default", torch's own by architecture."""
     te_workspaces: int
     """Workspaces that TransformerEngine's matrix products keep."""
+    grouped_workspaces: int
+    """The same of its grouped products, one for each stream that they run on."""
     expandable_segments: bool
     """torch's allocator maps pages as it needs them (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): it cuts every block to
     its size, and hardly fragments."""
@@ -204,6 +206,9 @@ class MoeSettings(Config):
     """Dtype of the router's logits and probabilities."""
     grouped_gemm: bool = True
     """One kernel for the products of all local experts (TEGroupedMLP); else one after the other."""
+    deterministic: bool = False
+    """Unfused rows are summed into tokens by index_add_, which keeps them for backward, scores placed by index_put_
+    (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
     shared_expert_overlap: bool = False
     """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
 

@@ -167,8 +167,10 @@ def _attention(keys: JobKeys) -> dict[str, Any]:
     own = local and not keys.on("use_flash_attn") and keys.get("attention_backend") == "auto"
     unfused = keys.word("attention_backend") or own
     section: dict[str, Any] = {"attention_impl": "unfused" if unfused else "flash"}
-    if local:
-        section |= {"te_workspaces": 0, "scores_in_buffer": True, "attention_backend": "direct"}
+    if local:  # experts' routers multiply with TransformerEngine all the same (core transformer/moe/moe_utils.py)
+        experts = has_experts(keys)
+        section |= {"te_workspaces": int(experts), "scores_in_buffer": True, "attention_backend": "direct"}
+        section |= {"grouped_workspaces": 0} if experts else {}
     elif keys.on("tp_comm_overlap") and keys.count("tensor_model_parallel_size") > 1:
         # its own, and one as large as three for userbuffers' streams (TE cpp_extensions/gemm.py, _NUM_MAX_UB_STREAMS)
         section["te_workspaces"] = 4
