@@ -14,6 +14,7 @@ from steptime.base.num import Num, where
 from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
+from steptime.memory.moments import mean_moments
 from steptime.memory.states import States, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
@@ -170,6 +171,9 @@ def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
 
 def states(assembly: Assembly) -> list[States]:
     """Sharded states of every stage's fullest rank; gathered parameters are transients of the walk, not states."""
-    size = state_bytes(assembly.job)
-    shards = [sharded_elements(assembly, chunks) for chunks in assembly.stages]
-    return [States(size.params * n, size.gradients * n, (size.master + size.moments) * n, []) for n in shards]
+    size, found = state_bytes(assembly.job), list[States]()
+    for chunks in assembly.stages:
+        shard = sharded_elements(assembly, chunks)
+        optimizer_bytes = (size.master + mean_moments(assembly, chunks)["dense"]) * shard
+        found.append(States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard))
+    return found

@@ -201,7 +201,7 @@ def walk(
         backward_s: [pp][vpp] seconds of one backward, recomputation included.
         send_s: [pp] exposed seconds from stage r to r + 1; the last, the wrap-around to stage 0, may be left out when vpp is 1.
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
-        weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out. A backward in one piece takes both.
+        weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out; one piece takes both.
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
         around: what FSDP adds to some actions; then only the makespan counts it all.

@@ -120,7 +120,7 @@ def recomputed_per_op(said: str) -> dict[str, Any]:
 
 
 def resharded(said: str, stages: int) -> bool:
-    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`; by torchtitan's default not under a pipeline."""
+    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`; torchtitan's default is not in a pipeline."""
     if re.search(r"\bzero-?2|reshard never", said):
         return False
     return stages == 1 or "reshard always" in said
