@@ -53,9 +53,9 @@ def test_stragglers_by_hand(found):
 def test_optimizer_by_hand(found):
     """Adam: gradient 4, master 2 x 4, moments 2 x 8, parameter 2; clipping reads the gradient twice and writes it: 12."""
     facts = words(found, "optimizer")[1]
-    assert facts["bytes"].startswith("Adam 30 + clipping 12 bytes")
+    assert facts["bytes"].startswith("adamw 30 + clipping 12 bytes")
     zeroed, update = 2.27e9 * 4 / 2.97e12, 7.10e7 * 42 / 2.97e12
-    assert facts["zeroing"].endswith(": 3.058 ms, 8.46 GiB at the same rate")
+    assert facts["beside"].endswith(": 3.058 ms, as 8.46 GiB take at that rate")
     assert zeroed + update == pytest.approx(found.time.parts_s["optimizer"], rel=2e-3)
 
 

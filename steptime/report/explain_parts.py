@@ -6,15 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from steptime.cost.comm import tree_depth
-from steptime.cost.compute import RATED_LENGTH
-from steptime.memory.states import local_groups, shard_ranks
+from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.model.ops import Attention
+from steptime.model.scans import Chunked
 from steptime.report.breakdown import part_name
 from steptime.report.constants import shared_constants
 from steptime.report.format import BINARY, SI, number, percent, quantity, seconds, whole
 from steptime.report.kernel_table import OpTime, op_times
 from steptime.report.table import Fact, FactList
-from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param
+from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def attention(estimate: Estimate) -> FactList:
     rows = [row for row in op_times(estimate) if row.part == "attention"]
     facts = []
     ops = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Attention)}
+    chunked = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Chunked)}
     for row in rows:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
         if row.name in ops:
@@ -43,6 +44,13 @@ def attention(estimate: Estimate) -> FactList:
             lines.append(
                 f"both times {whole(op.kv_len)} / ({whole(op.kv_len)} + {rates.attention_ramp_tokens:g}) over "
                 f"{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {rates.attention_ramp_tokens:g}): short sequences waste diagonal blocks"
+            )
+        elif row.name in chunked:
+            rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
+            lines.append(
+                f"forward: {rule.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
+                f"{whole(rule.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {rule.backward_times:g} times that "
+                "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
@@ -154,20 +162,18 @@ def stragglers(estimate: Estimate) -> FactList:
 def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
-    owned = []
-    for chunks in estimate.assembly.stages:
-        groups = local_groups(estimate.assembly, chunks)
-        owned.append(sum(n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in groups.items()))
-    per, clip, rate = adam_bytes_per_param(job), clip_bytes_per_param(job), timing.rates.bytes_per_s
-    most = max(owned)
+    shares = [updated(estimate.assembly, stage) for stage in range(len(estimate.assembly.stages))]
+    most, moments = max(shares, key=lambda share: share.owned)
+    named = job.software.states.optimizer
+    per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
     update_s = most * (per + clip) / rate
     rest_s = timing.optimizer_s - update_s
     facts = [
         Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"Adam {per:g} + clipping {clip:g} bytes for each"]),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each"]),
         Fact("update", [f"{number(most)} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
-        Fact("zeroing", [(f"gradients that persist, and weights quantized anew: {seconds(rest_s)}, "
-                          f"{quantity(rest_s * rate, BINARY)} at the same rate")]),
+        Fact("beside", [(f"persistent gradients zeroed, weights quantized anew, an optimizer's own matrix products: "
+                         f"{seconds(rest_s)}, as {quantity(rest_s * rate, BINARY)} take at that rate")]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)

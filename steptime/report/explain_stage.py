@@ -10,6 +10,7 @@ from steptime.memory.stages import chunk_bytes
 from steptime.memory.states import local_groups, shard_ranks, state_bytes
 from steptime.report.format import GIB, number, whole
 from steptime.report.table import Fact, FactList
+from steptime.timing.optimizer import updated
 
 if TYPE_CHECKING:
     from steptime.answer.result import Estimate
@@ -45,10 +46,10 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
 
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     """Parameters, gradients and optimizer: bytes of each, over the ranks that share them."""
-    job, size = estimate.job, state_bytes(estimate.job)
+    job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.assembly, row.stage).moments
     groups = local_groups(estimate.assembly, estimate.assembly.stages[row.stage])
     shared = ", ".join(f"{number(n)} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
-    optimizer = f"master {size.master:g} + moments {size.moments:g} B each, shared from zero_level 1"
+    optimizer = f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
     return [
         Fact("held", [f"{number(sum(groups.values()))} parameters on a device: {shared}"]),
         Fact("parameters", [_size(row.params_bytes, f"{size.params:g} B each, shared from zero_level 3")]),

@@ -24,6 +24,14 @@ def ask(configs, **world):
     return json.loads(megatron(WORLD, request))
 
 
+def cases(layouts, variants, whole):
+    """(layout, variant): every variant on the layouts of `whole`, and on a third of the others, another third on each."""
+    others = [layout for layout in layouts if layout not in whole]
+    found = [(layout, variant) for layout in whole for variant in variants]
+    numbered = [(n, layout) for n, layout in enumerate(others)]
+    return found + [(layout, v) for n, layout in numbered for m, v in enumerate(variants) if (n + m) % 3 == 0]
+
+
 def megatron(script, text):
     """What a script says to a text, in a process that has Megatron-Core imported already."""
     done = forked.run(forked.server("mcore_imports"), script, stdin=text)
@@ -63,6 +71,7 @@ def model(c):
         mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
         attention=latent(c["mla"]) if "mla" in c else {},
+        linear_attention=linear(c["linear"]) if "linear" in c else None,
         mtp=c.get("mtp", 0),
     )
 
@@ -77,6 +86,19 @@ def latent(said):
         "v_head_dim": "v_head_dim",
     }
     return {"kind": "mla"} | {ours: said[theirs] for ours, theirs in names.items()}
+
+
+def linear(said):
+    """Megatron's keys of linear attention in ours."""
+    names = {
+        "n_key_heads": "linear_num_key_heads",
+        "n_value_heads": "linear_num_value_heads",
+        "key_head_dim": "linear_key_head_dim",
+        "value_head_dim": "linear_value_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
+        "freq": "linear_attention_freq",
+    }
+    return {ours: said[theirs] for ours, theirs in names.items()}
 
 
 def mamba(said):
