@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from steptime.answer.result import estimate
+from steptime.commands.cli import main
 from steptime.job.job import Job
 from steptime.report.breakdown import part_name
 from steptime.report.explain import explain, names
@@ -95,3 +96,14 @@ def test_every_part_of_the_step_is_explained_by_the_name_of_the_report(found):
     for name, value in found.time.parts_s.items():
         if value and name != "embedding_comm":
             assert explain(found, part_name(name))[0].facts
+
+
+def test_a_name_may_follow_an_option(capsys):
+    """`3dtrn explain PLAN --set A.B=C NAME` as `3dtrn explain PLAN NAME --set A.B=C`."""
+    plan, change = str(PLAN), ["--set", "data.gbs=1024"]
+    shown = []
+    for args in (["explain", plan, *change, "tokens"], ["explain", plan, "tokens", *change]):
+        assert main(args) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "1,024 x 8,192" in shown[0]
