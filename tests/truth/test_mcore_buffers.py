@@ -160,7 +160,7 @@ def test_buffers_and_states(layout, variant):
         padding = 4 * 3 * (sum(theirs["buckets"]) - elements)
         assert 0 <= ours.optimizer_bytes - held <= padding
     else:
-        assert ours.optimizer_bytes == held
+        assert round(ours.optimizer_bytes, 6) == held
 
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)
