@@ -154,7 +154,7 @@ def _orthogonalized(estimate: Estimate) -> list[Fact]:
     assembly, states = estimate.assembly, estimate.job.software.states
     if "muon" not in states.optimizer:
         return []
-    took = max(orthogonalize_s(assembly, chunks, estimate.timing.priced.context) for chunks in assembly.stages)
+    took = max(orthogonalize_s(assembly, chunks, estimate.timing.pricing.context) for chunks in assembly.stages)
     how = f"{STEPS:g} iterations of 4 m^2 n + 2 m^3 FLOPs on each m x n matrix: {seconds(took)}"
     return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
 
