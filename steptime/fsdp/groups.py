@@ -14,6 +14,7 @@ from steptime.base.num import Num, where
 from steptime.job.assembly import Assembly, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
+from steptime.memory.moments import mean_moments
 from steptime.memory.states import States, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
@@ -170,4 +171,5 @@ def sharded_elements(assembly: Assembly) -> Num:
 def states(assembly: Assembly) -> list[States]:
     """Sharded states of the fullest rank; without resharding the gathered parameters are transients of the walk, not states."""
     size, shard = state_bytes(assembly.job), sharded_elements(assembly)
-    return [States(size.params * shard, size.gradients * shard, (size.master + size.moments) * shard, [])]
+    optimizer_bytes = (size.master + mean_moments(assembly, assembly.stages[0])["dense"]) * shard
+    return [States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard)]

@@ -9,8 +9,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.states import Bucket, States, chunk_buckets, state_bytes
-from steptime.software.performance import Software
+from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, pieces_of, state_bytes
 
 KIB = 1024.0
 """Bytes of a KiB."""
@@ -25,6 +24,7 @@ TORCH_DEFAULT = ":4096:2:16:8"
 TORCH_HOPPER = ":4096:8"
 TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
 TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
+STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py, get_multi_stream_cublas_workspace"
 MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
 INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
 SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
@@ -39,7 +39,7 @@ COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
     """Every buffer of one stage, which holds such states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
-    found = [*workspaces(job.software), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
+    found = [*workspaces(job), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
     deferred = deferred_wgrad_bytes(assembly, chunks)
     found.append(
         HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
@@ -57,11 +57,12 @@ def at_peak(buffers: list[HeldBuffer]) -> Num:
     return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
 
 
-def workspaces(software: Software) -> list[HeldBuffer]:
+def workspaces(job: Job) -> list[HeldBuffer]:
     """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
-    held, chip = software.buffers, software.compute_capability
+    held, chip = job.software.buffers, job.software.compute_capability
     if chip == 0.0:
         return []
+    streams = held.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
     count, ours = held.cublas_handles, cublas_workspace_bytes(held.cublas_workspace, chip)
     return [
         HeldBuffer(f"cuBLAS workspaces of torch, {count}", count * ours, stays=True, at_peak=True, source=TORCH),
@@ -71,6 +72,13 @@ def workspaces(software: Software) -> list[HeldBuffer]:
             stays=True,
             at_peak=True,
             source=TE,
+        ),
+        HeldBuffer(
+            "workspaces of grouped products",
+            streams * te_workspace_bytes(chip),
+            stays=True,
+            at_peak=True,
+            source=STREAMS,
         ),
     ]
 
@@ -132,8 +140,8 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
 def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:
     """What is counted of states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
 
-    Flat buffers of each chunk's gradients, and of its parameters under the distributed optimizer; else each parameter, its master
-    copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
+    Flat buffers of each chunk's gradients by parameter group, and of its parameters under the distributed optimizer; else each
+    parameter, its master copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
     """
     job, software = assembly.job, assembly.job.software
     if software.buffers.expandable_segments or software.compute_capability == 0.0:
@@ -145,14 +153,16 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
     for virtual, chunk in enumerate(chunks):
         if job.zero_level:
             cut = buckets[virtual] if buckets else chunk_buckets(assembly, chunk)
-            flat = sum([bucket.elements for bucket in cut])
-            rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
+            for group in dict.fromkeys(bucket.group for bucket in cut):
+                flat = sum([bucket.elements for bucket in cut if bucket.group == group])
+                rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
-        rest = rest + block_rest(size.gradients * assembly.local_params(chunk))
-        counted = assembly.counted_params([chunk])
-        for elements, count in ((p.local(assembly.head.tp), count) for own, count in counted for p in own):
+        for elements in local_groups(assembly, [chunk]).values():
+            rest = rest + block_rest(size.gradients * elements)
+        for p, count in ((p, count) for own, count in assembly.chunk_params(chunk) for p in own):
+            elements, times, _ = pieces_of(assembly, p)
             tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
-            rest = rest + count * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
+            rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest
 
 
@@ -186,5 +196,4 @@ def gradient_copy_bytes(job: Job, states: States) -> Num:
         return 0.0
     if software.bytes_of(software.states.main_grad_dtype) == FP32:
         return 0.0
-    size = state_bytes(job)
-    return FP32 * states.optimizer_bytes / (size.master + size.moments)
+    return FP32 * states.owned

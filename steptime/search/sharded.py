@@ -71,7 +71,7 @@ def figures(job: Job) -> tuple[Num, tuple[Num, Num], Num]:
     parts = part_times(assembly, priced)
     chunk = chunk_times(assembly, parts)[0][0]
     inside = job.microbatches * (chunk.forward_s + chunk.backward_s) + fsdp_seconds(assembly, priced, parts).exposed_s
-    update, partial = optimizer_s(assembly, priced.context.rates.bytes_per_s), norm_reduce(assembly, priced, 0)
+    update, partial = optimizer_s(assembly, priced.context), norm_reduce(assembly, priced, 0)
     step = inside + partial.calls * partial.cost.time_s + update + straggler_s(job, inside)
     (row,) = stage_rows(assembly, fsdp.states(assembly))
     return step, (row.allocated_bytes, row.reserved_bytes), sum(overhead(job))

@@ -141,7 +141,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
         fsdp_time,
         embedding_reduce(assembly, priced),
         norm_reduce(assembly, priced, busiest(walked)),
-        optimizer_s(assembly, priced.context.rates.bytes_per_s),
+        optimizer_s(assembly, priced.context),
         straggler_s(job, inside_s),
     )
 

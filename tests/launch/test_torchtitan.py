@@ -83,7 +83,7 @@ def test_what_changes_cost_and_is_not_modelled_is_an_error_until_it_is_allowed()
     with pytest.raises(ConfigError, match=r"model\.converters float8: .*--allow-unmodelled"):
         to_job(found, HARDWARE)
     job = to_job(found, HARDWARE, allow_unmodelled=True)
-    assert len(job.notes) == 2
+    assert len(job.notes) == 1
     assert found.config["performance"]["overlap"] == {"tp": True}
 
 
@@ -176,7 +176,7 @@ def test_the_environment_and_the_user_tell_the_devices():
         ),
         (
             [("[model]", 'name = "deepseek_v3"')],
-            "job: model.name: deepseek_v3 is a mixture of experts, which is not modeled; only dense models are",
+            "job: model.flavor: unknown flavor of deepseek_v3 (got '8B'); valid: 16B, 236B, 671B, debugmodel" + OR,
         ),
         (
             [
@@ -195,6 +195,30 @@ def test_the_environment_and_the_user_tell_the_devices():
 )
 def test_bad_settings_are_one_line(changes, line):
     assert one_line(read_torchtitan, minimal(*changes)) == line
+
+
+def experts(*changes):
+    """The 16B DeepSeek model on 8 ranks, with lines replaced."""
+    return config(("[model]", 'name = "deepseek_v3"'), ('"8B"', '"16B"'), *changes)
+
+
+def test_experts_lie_on_ranks_of_their_own():
+    """expert_parallel_degree 8 of 8 ranks; DeepEP is the flexible dispatcher."""
+    deepep = 'expert_parallel_degree = 8\nexpert_parallel_comm_backend = "deepep"'
+    found = experts(("[parallelism]", deepep))
+    assert found["parallelism"]["ep"] == 8
+    assert found["performance"]["moe"] == {"dispatcher": "flex"}
+    assert experts()["parallelism"]["ep"] == 1
+
+
+@pytest.mark.parametrize(
+    ("components", "parts"), [("", "all"), ("components = ['model']", "blocks"), ("components = ['loss']", None)]
+)
+def test_what_is_compiled(components, parts):
+    """compile.components: blocks and loss unless the file says less."""
+    text = MINIMAL + f"[compile]\nenable = true\n{components}\n"
+    found = read_torchtitan("job.toml", text, {}, None)
+    assert found.config["performance"].get("compile") == parts
 
 
 def test_devices_that_contradict_the_degrees():

@@ -29,30 +29,25 @@ def models() -> dict[str, Any]:
 
 
 def known_models() -> set[str]:
-    """Names of models, modeled or not."""
+    """Names of models."""
     table = models()
-    return {*table, *table["aliases"], *table["not_modelled"]["mixture of experts"]}
+    return {*table, *table["aliases"]}
 
 
 def flavor_of(keys: JobKeys) -> dict[str, Any]:
     """The model section of model.name and model.flavor; what a flavor has that is not modeled is left out.
 
     Raises:
-        ConfigError: unknown, or a mixture of experts.
+        ConfigError: unknown.
     """
     table = models()
     name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
-    experts = table["not_modelled"]
-    if family in experts["mixture of experts"]:
-        raise keys.error("model.name", f"{name} is a mixture of experts, which is not modeled; only dense models are")
-    if family == "qwen3" and flavor in experts["mixture of experts of qwen3"]:
-        raise keys.error("model.flavor", f"{name} {flavor} is a mixture of experts, which is not modeled")
     families = [key for key in table if key not in {"source", "aliases", "not_modelled"}]
     if family not in families:
         raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
     base = flavor
-    for word, why in experts["flavors"].items():
+    for word, why in table["not_modelled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; taken as {base}")

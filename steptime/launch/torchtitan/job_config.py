@@ -26,6 +26,7 @@ _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^]]*)\], \[([\d, ]+)\]")
 _PRESET = re.compile(r"#.*\bpreset for (\d+) \w+ GPUs", re.IGNORECASE)
+_SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor")
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
 
@@ -64,7 +65,9 @@ def read_torchtitan(
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
-    reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices))
+    reading = keys.reading(
+        config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, "" if later else "@0.2")
+    )
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
     framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
     return reading._replace(framework=framework)
@@ -113,7 +116,9 @@ def as_toml(tree: Tree) -> Tree:
     given = list(converters.get("converters") or []) if isinstance(converters, dict) else []
     if isinstance(spec, dict):
         spec = {"flavor": (spec.get("_args_") or [None])[0], **spec}
-        tree["model"] = {key: spec[key] for key in ("name", "flavor", "attn_backend") if spec.get(key) is not None}
+        tree["model"] = {key: spec[key] for key in _SPEC if spec.get(key) is not None}
+        if spec.get("moe_comm_backend") is not None:
+            tree.setdefault("parallelism", {})["expert_parallel_comm_backend"] = spec["moe_comm_backend"]
         given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
     if given:
         names = [
@@ -141,7 +146,18 @@ def as_toml(tree: Tree) -> Tree:
         == "default_adamw"
     ):
         tree["optimizer"] = {"name": "AdamW"} | tree["optimizer"]
+    if isinstance(tree.get("training"), dict):
+        tree["training"] = _in_sequences(tree["training"])
     return {key: _bare(value) for key, value in tree.items() if value is not None}
+
+
+def _in_sequences(training: Tree) -> Tree:
+    """A local batch that is told in tokens (since 2026-07), as sequences of the longest context."""
+    tokens, longest = (training.get(key) for key in ("num_tokens_per_microbatch_per_dp_rank", "max_context_length"))
+    if not (isinstance(tokens, int) and isinstance(longest, int) and longest > 0 and tokens % longest == 0):
+        return training
+    rest = {key: value for key, value in training.items() if key != "num_tokens_per_microbatch_per_dp_rank"}
+    return rest | {"local_batch_size": tokens // longest}
 
 
 def _bare(value: Any) -> Any:

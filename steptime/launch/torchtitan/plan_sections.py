@@ -31,14 +31,16 @@ class Degrees(NamedTuple):
         return self.dp // self.replicate * self.cp > 1
 
 
-def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
+def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> dict[str, Any]:
     """The config of settings by their TOML names, with the model section and, where told, the number of devices.
+
+    `release`: of the profile torchtitan, "" for today's; TOML files are of 0.2 and before.
 
     Raises:
         ConfigError: a value that torchtitan does not take, or degrees and batch sizes that contradict each other.
     """
     degrees = degrees_of(keys, devices)
-    n_layers = _n_layers(model)
+    n_layers = int(_field(model, "n_layers"))
     parallelism: dict[str, Any] = {"tp": degrees.tp, "pp": degrees.pp}
     if "parallelism.dp" not in keys.left_open:
         parallelism["dp"] = degrees.dp
@@ -47,17 +49,35 @@ def config_of(keys: JobKeys, model: Any, devices: int | None) -> dict[str, Any]:
     if degrees.tp > 1:
         parallelism["sp"] = keys.on(f"{_P}enable_sequence_parallel", default=True)
     parallelism |= fsdp_of(keys, degrees)
+    experts = experts_of(keys, model)
+    parallelism |= experts.get("parallelism", {})
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
-    performance = {"software": "fsdp2" if degrees.fsdp else "torch"}
+    performance = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
     performance |= dtypes_of(keys, degrees) | kernels_of(keys, degrees) | checkpointing_of(keys, n_layers)
+    performance |= experts.get("performance", {})
     return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
 
 
-def _n_layers(section: Any) -> int:
-    """Blocks of a model section."""
+def _field(section: Any, name: str) -> Any:
+    """A field of a model section; None where it does not say it."""
     model = read_model(section)
-    return int(model["n_layers"] if isinstance(model, Mapping) else model.n_layers)
+    return model.get(name) if isinstance(model, Mapping) else getattr(model, name)
+
+
+def experts_of(keys: JobKeys, model: Any) -> dict[str, Any]:
+    """The ranks that share the experts, and how tokens reach them (torchtitan/distributed/parallel_dims.py)."""
+    degree = f"{_P}expert_parallel_degree"
+    ep = keys.count(degree)
+    if _field(model, "moe") is None:
+        keys.without_effect(degree, "the model has no experts")
+        return {}
+    found: dict[str, Any] = {"parallelism": {"ep": ep}}
+    if ep > 1:
+        etp = keys.count(f"{_P}expert_tensor_parallel_degree")
+        found["parallelism"] |= {"etp": etp} if etp > 1 else {}
+        found["performance"] = {"moe": {"dispatcher": keys.word(f"{_P}expert_parallel_comm_backend")}}
+    return found
 
 
 def degrees_of(keys: JobKeys, devices: int | None) -> Degrees:
@@ -138,7 +158,20 @@ def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
     hidden = keys.on(f"{_P}enable_async_tensor_parallel") and keys.on("compile.enable") and degrees.tp > 1
     if not hidden:
         keys.without_effect(f"{_P}enable_async_tensor_parallel", "only with compile.enable and tensor parallelism")
-    return {"overlap": {"tp": True}} if hidden else {}
+    loss = {"loss_chunks": 1} if degrees.fsdp and keys.get("loss.class") == "CrossEntropyLoss" else {}
+    attention = {"attention_kernel": "flex"} if keys.get("model.attn_backend") == "flex" else {}
+    return loss | attention | compiled_of(keys) | ({"overlap": {"tp": True}} if hidden else {})
+
+
+def compiled_of(keys: JobKeys) -> dict[str, Any]:
+    """What torch.compile makes kernels of: blocks, or the loss too; of the loss alone nothing is counted."""
+    if not keys.on("compile.enable"):
+        return {}
+    parts = keys.get("compile.components")
+    if "model" in parts:
+        return {"compile": "all" if "loss" in parts else "blocks"}
+    keys.approximate("compile.components", "the loss alone: its eager kernels are counted")
+    return {}
 
 
 def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
@@ -160,9 +193,7 @@ def recomputed_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:
         # _apply_layer_sac: every n-th block is checkpointed whole
         return {"recompute": {"granularity": "full", "method": "block", "n_layers": n_layers // int(option)}}
     if mode == "selective" and option == "op":
-        why = "keeps products, attention and reduce-scatters by op; taken as recomputing norms and activations"
-        keys.approximate(which, why)
-        return {"recompute": {"granularity": "selective", "modules": ["layernorm", "act"]}}
+        return {"activation_checkpointing_type": "per-op"}
     if mode == "selective":
         keys.fail(which, f"expected op or a whole number (got {option!r})")
         return none
