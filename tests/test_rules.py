@@ -261,9 +261,35 @@ BROKEN = {
             )
         ],
     ),
-    "fsdp with pipeline": (
-        {"parallelism.fsdp": {}},
-        ["parallelism.pp: not modeled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
+    "resharded parameters of split backwards": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {"reshard_after_forward": True},
+            "parallelism.zero_level": None,
+            "parallelism.schedule": "zero_bubble",
+            "performance.activation_checkpointing_type": "none",
+            "performance.recompute": None,
+        },
+        [
+            (
+                "parallelism.fsdp.reshard_after_forward: not modeled yet with schedule zero_bubble; "
+                "use false, torchtitan's default with pp > 1"
+            )
+        ],
+    ),
+    "tied embeddings of FSDP stages": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {},
+            "parallelism.zero_level": None,
+            "model.tie_embeddings": True,
+        },
+        [
+            (
+                "model.tie_embeddings: torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp 2); "
+                "use false"
+            )
+        ],
     ),
     "too many devices": (
         {"parallelism.dp": 1_000_000, "data.gbs": 1_000_000},

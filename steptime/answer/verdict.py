@@ -41,7 +41,7 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
 def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
-    walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
+    walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     return [
         stage_row(job, stage, state, stage_buffers(assembly, stage, state), moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))

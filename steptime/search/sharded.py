@@ -21,7 +21,7 @@ from steptime.search.rows import Rows, legal_rows, rows_of
 from steptime.search.space import Grid, Split
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import chunk_times, part_times, pricing
-from steptime.timing.step_time import fsdp_seconds, norm_reduce, straggler_s
+from steptime.timing.step_time import layer_replays_s, norm_reduce, straggler_s
 
 
 def blocks(
@@ -70,7 +70,10 @@ def figures(job: Job) -> tuple[Num, tuple[Num, Num], Num]:
     priced = pricing(job)
     parts = part_times(assembly, priced)
     chunk = chunk_times(assembly, parts)[0][0]
-    inside = job.microbatches * (chunk.forward_s + chunk.backward_s) + fsdp_seconds(assembly, priced, parts).exposed_s
+    replays, tiers = layer_replays_s(parts, assembly.chunks[0]), priced.dp_tiers
+    directions = fsdp.group_seconds(assembly, tiers, parts.of, replays, priced.context.rates)
+    exposed = fsdp.micro_batch_exposed(assembly, tiers, directions)
+    inside = job.microbatches * (chunk.forward_s + chunk.backward_s + exposed)
     update, partial = optimizer_s(assembly, priced.context), norm_reduce(assembly, priced, 0)
     step = inside + partial.calls * partial.cost.time_s + update + straggler_s(job, inside)
     (row,) = stage_rows(assembly, fsdp.states(assembly))
