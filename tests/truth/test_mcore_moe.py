@@ -69,6 +69,8 @@ ROUTERS = {
     "fused": {"moe_permute_fusion": True},
     "fused, fp32": {"moe_permute_fusion": True, "moe_router_dtype": "fp32"},
     "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
+    "bias": {"bias": True},
+    "bias, fp32 router": {"bias": True, "moe_router_dtype": "fp32"},
     "unfused": {"fused_activation": False},
     "unfused, fp32": {"fused_activation": False, "moe_router_dtype": "fp32"},
 }
@@ -118,7 +120,7 @@ def variants():
 
 
 VARIANTS = variants()
-PLAIN = ("grouped", "glu", "activation", "fused_activation", "stride")
+PLAIN = ("bias", "grouped", "glu", "activation", "fused_activation", "stride")
 
 
 def config(layout, variant):
@@ -177,6 +179,7 @@ CASES = [
     for layout in LAYOUTS
     for variant in VARIANTS
     if not (layout == "ep1" and variant.startswith("flex"))  # flex wants more than one rank
+    and not (LAYOUTS[layout].get("etp", 1) > 1 and variant.startswith("bias"))  # "only supported when ETP==1"
 ]
 
 
