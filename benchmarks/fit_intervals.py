@@ -5,52 +5,70 @@
 Reads rows of the split `fit` only, as `3dtrn validate` judges and counts them, without peaks whose source does not say what it
 read; the same rows, estimates and date give the same file. What is fitted, each on runs that the interval does not know:
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
-
+- `score` and `new_score` of every run: its error over the mean error of its neighbors, its cell left out, and all cells of its
+  series (source, accelerator, hidden size, layers). `Measured.factors` are the scores beyond which a tenth lies on either side:
+  split conformal prediction by groups.
 - `bandwidth` and `machine_step`: the pair of the grid with the least interval score (Gneiting and Raftery 2007, section 6.2),
-  every cell left out in turn;
-- `tails`: the share left out at each end so that 80 % of the left-out cells are inside, by accelerator, where an
-  accelerator's own cells count beside `OTHERS` votes of all cells;
+  every cell left out in turn, the narrowest bandwidth of those within 1 %;
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
-  family, or end of an axis is left out; one vote for each. Memory has none for machine and scale: what a job holds does not
-  depend on the accelerator, and on more devices through shards only, which are counted.
+  family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
+  has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
+  which are counted.
+
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import accumulate
 from math import log, sqrt
 from typing import Any
 
 from steptime.answer.evidence import projected
-from steptime.answer.interval import beyond, interval, quantile, weigh
-from steptime.answer.measured import AXES, INTERVALS_FILE, REACH, FitRun, Measured, RunKind, distances, place_of, scaled
+from steptime.answer.interval import beyond, ends, interval, mean_errors, weigh
+from steptime.answer.measured import (
+    AXES,
+    COVERED,
+    INTERVALS_FILE,
+    REACH,
+    FitRun,
+    Measured,
+    RunKind,
+    distances,
+    place_of,
+    scaled,
+    upper,
+)
 from steptime.validation.error_summary import headline
 from steptime.validation.judgement import Judgement, judge
 from steptime.validation.measurements import shipped
 from steptime.validation.row_plan import to_config, to_job
 
-COLUMNS = ("id", "cell", "metric", *RunKind._fields, *AXES, "vote", "log_ratio")
+COLUMNS = ("id", "cell", "series", "metric", *RunKind._fields, *AXES, "vote", "log_ratio", "score", "new_score")
 BANDWIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 MACHINE_STEPS = (0.5, 1.0, 2.0)
 """Not 0, which scores alike: a run on another machine is never as near as one on the same."""
-OTHERS = 20.0
-COVERED = 0.8
+TIED = 0.01
+"""Scores so near the least are tied; the narrowest bandwidth of these is taken: where runs are near, they are what counts."""
+SMALLEST = 1e-3
+"""Least mean error that a run's own is divided by."""
 FLOOR = 0.02
 """Least margin per step or doubling: assumed, so that farther is always wider."""
-ASSUMED = {"bubble": 0.1, "pace": 0.1, "gap": 0.05}
+MARGINS = ("machine", "software", "layers", "model", "sequence", "scale", "layout", "batch", "gap")
+ASSUMED = {"bubble": 0.1, "pace": 0.1}
 """Margins that no group of runs can be left out for: per doubling of a pipeline's makespan over its work, and of an accelerator's
-pace, and per unit of distance of the nearest run. Assumed."""
+pace. Assumed."""
+STEPS = {"machine": 0.5, "software": 0.5, "layers": 0.5, "gap": 0.25}
+"""Least amount that a left-out run says something about a margin from; others 1 doubling."""
 Constants = dict[str, Any]
+Group = list[tuple[float, float]]
 
 
 def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
-    """Runs with a measured step time or peak memory, cells numbered in the order of their keys."""
+    """Runs with a measured step time or peak memory, cells and series numbered in the order of their keys."""
     pairs: list[tuple[Judgement, float]] = []
     for j in judged:
         measured, predicted = (j.measured_step_s, j.predicted_step_s)
@@ -63,146 +81,143 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
         if measured and predicted:
             pairs.append((j, round(log(measured / predicted), 4)))
     sizes = Counter(j.cell for j, _ in pairs)
-    number = {cell: i for i, cell in enumerate(sorted(sizes))}
+    cells = {cell: i for i, cell in enumerate(sorted(sizes))}
+    series = {one: i for i, one in enumerate(sorted({series_of(j) for j, _ in pairs}))}
     runs = []
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
-        vote = round(1.0 / sizes[j.cell], 4)
-        runs.append(FitRun(j.row.id, number[j.cell], metric, place, scaled(place.at), vote, ratio))
+        own, vote = series[series_of(j)], round(1.0 / sizes[j.cell], 4)
+        runs.append(FitRun(j.row.id, cells[j.cell], own, metric, place, scaled(place.at), vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 
-def left_out(runs: list[FitRun], constants: Constants) -> list[tuple[FitRun, Measured, list[float]]]:
-    """Every run with the runs of other cells, and its distances to them."""
-    others = {cell: Measured((run for run in runs if run.cell != cell), constants) for cell in {r.cell for r in runs}}
-    return [(run, others[run.cell], distances(run.place, others[run.cell])) for run in runs]
+def series_of(j: Judgement) -> tuple[str, ...]:
+    """Source, accelerator and model."""
+    return (j.row.group, j.accelerator, *(j.row.text(name) for name in ("family", "hidden", "n_layers")))
 
 
-def rank(values: list[float], weights: list[float], value: float) -> float:
-    """The share at which `quantile` gives `value`; 0 or 1 outside of all."""
-    i = bisect_left(values, value)
-    if i == 0 or value >= values[-1]:
-        return 0.0 if i == 0 else 1.0
-    sums = list(accumulate(weights))
-    low, high = sums[i - 1] - weights[i - 1] / 2.0, sums[i] - weights[i] / 2.0
-    return (low + (high - low) * (value - values[i - 1]) / (values[i] - values[i - 1])) / sums[-1]
+Kept = list[tuple[FitRun, Measured, list[float]]]
 
 
-def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
-    """The least value that `share` of the votes do not exceed, of (value, vote) pairs."""
-    ordered = sorted(pairs)
-    total, running = sum(vote for _, vote in ordered), 0.0
-    for value, vote in ordered:
-        running += vote
-        if running >= share * total - 1e-9:
-            return value
-    return 0.0
+def left_out(runs: list[FitRun], constants: Constants, unit: str) -> Kept:
+    """Every run with the runs of other units (cell, series), and its distances to them."""
+    units = {getattr(run, unit) for run in runs}
+    others = {one: Measured((run for run in runs if getattr(run, unit) != one), constants) for one in units}
+    found = [(run, others[getattr(run, unit)]) for run in runs]
+    return [(run, rest, distances(run.place, rest)) for run, rest in found if rest.runs]
 
 
-def tails_of(ranks: list[tuple[FitRun, float]]) -> dict[str, float]:
-    """Tails, for all accelerators ("") and for each that was measured."""
-    depth = [(run, -min(share, 1.0 - share)) for run, share in ranks]
-    found = {"": -upper(((d, run.vote) for run, d in depth), COVERED)}
-    total = sum(run.vote for run, _ in depth)
-    for name in sorted({run.place.kind.accelerator for run, _ in depth}):
-        pairs = [(d, run.vote * ((run.place.kind.accelerator == name) + OTHERS / total)) for run, d in depth]
-        found[name] = -upper(pairs, COVERED)
-    return {name: round(max(value, 0.005), 4) for name, value in found.items()}
+def scores(kept: Kept, constants: Constants) -> dict[str, float]:
+    """How often the mean error of the runs near it holds each run's own, by its id."""
+    found = {}
+    for run, rest, away in kept:
+        rest.constants = constants
+        faster, slower = mean_errors(weigh(run.place, rest, away), rest.ratios)
+        mean = max(faster if run.log_ratio < 0.0 else slower, SMALLEST)
+        found[run.id] = round(abs(run.log_ratio) / mean, 4)
+    return found
 
 
-def fit(runs: list[FitRun]) -> Constants:
-    """All constants of one list."""
-    best: tuple[float, Constants] | None = None
-    margins = dict.fromkeys(("machine", "software", "model", "sequence", "scale", "layout", "batch", *ASSUMED), 0.0)
+def scored(runs: list[FitRun], cells: dict[str, float], series: dict[str, float]) -> list[FitRun]:
+    """The runs with their scores."""
+    return [r._replace(score=cells.get(r.id, r.score), new_score=series.get(r.id, r.new_score)) for r in runs]
+
+
+def interval_score(kept: Kept, known: Measured) -> float:
+    """Mean interval score of left-out runs, one vote per run's vote."""
+    total = 0.0
+    for run, rest, away in kept:
+        rest.constants = known.constants
+        rest.factors = known.factors  # type: ignore[method-assign]  # of all runs: the left-out cell's scores barely move it
+        low, high = ends(run.place, rest, away)
+        miss = max(low - run.log_ratio, run.log_ratio - high, 0.0)
+        total += run.vote * (high - low + 2.0 / (1.0 - COVERED) * miss)
+    return total / sum(run.vote for run, *_ in kept)
+
+
+def fit(runs: list[FitRun]) -> tuple[list[FitRun], Constants]:
+    """The runs with their scores, and all constants of one list."""
+    tried: list[tuple[float, list[FitRun], Constants]] = []
     for step in MACHINE_STEPS:
-        kept = left_out(runs, {"machine_step": step})
+        start = {"machine_step": step}
+        cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
         for bandwidth in BANDWIDTHS:
-            constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "tails": {}, "margins": margins}
-            weights = []
-            for run, others, away in kept:
-                others.constants = constants
-                weights.append(weigh(run.place, others, away))
-            ranks = [(r, rank(o.ratios, w, r.log_ratio)) for (r, o, _), w in zip(kept, weights, strict=True)]
-            constants["tails"] = tails = tails_of(ranks)
-            score = 0.0
-            for (run, others, _), w in zip(kept, weights, strict=True):
-                share = tails[run.place.kind.accelerator]
-                low, high = quantile(others.ratios, w, share), quantile(others.ratios, w, 1.0 - share)
-                miss = max(low - run.log_ratio, run.log_ratio - high, 0.0)
-                score += run.vote * (high - low + 2.0 / (1.0 - COVERED) * miss)
-            if best is None or score < best[0]:
-                best = score, constants
-    assert best is not None
-    constants = best[1]
-    margins = margins_of(runs, constants)
+            constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "margins": {}}
+            known = scored(runs, scores(cells, constants), scores(series, constants))
+            tried.append((interval_score(cells, Measured(known, constants)), known, constants))
+    least = min(score for score, *_ in tried)
+    tied = [one for one in tried if one[0] <= least * (1.0 + TIED)]
+    score, runs, constants = min(tied, key=lambda one: (one[2]["bandwidth"], one[0]))
+    margins = margins_of(runs, constants) | ASSUMED
     if all(run.metric != "step" for run in runs):
         margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
-    return constants | {
-        "margins": margins,
-        "reach": [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))],
-        "score": round(best[0] / sum(run.vote for run in runs), 4),
-    }
+    reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
+    return runs, constants | {"margins": margins, "reach": reach, "score": round(score, 4)}
 
 
 def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     """The margin of every axis."""
-    machine = [
-        needs(runs, "machine", constants, lambda r, n=name: r.place.kind.accelerator == n)
-        for name in accelerators(runs)
-    ]
-    families = sorted({run.place.kind.family for run in runs})
-    software = [needs(runs, "software", constants, lambda r, n=name: r.place.kind.family == n) for name in families]
-    found = {"machine": margin(machine), "software": margin(software)}
+    kinds = {run.place.kind for run in runs}
+    families = sorted({kind.family for kind in kinds})
+    found: dict[str, list[Group]] = {name: [] for name in MARGINS}
+    for name, field in (("machine", "accelerator"), ("software", "family"), ("layers", "layers")):
+        for word in sorted({getattr(kind, field) for kind in kinds}):
+            out = lambda r, f=field, w=word: getattr(r.place.kind, f) == w  # noqa: E731
+            found[name].append(needs(runs, name, constants, out))
+    for number in sorted({run.series for run in runs}):
+        found["gap"].append(needs(runs, "gap", constants, lambda r, n=number: r.series == n))
     for axis, name in ((0, "model"), (2, "sequence"), (3, "scale"), (4, "layout"), (7, "batch")):
-        groups = []
         for family in families:
             own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
             low, high = upper(own, 0.25), upper(own, 0.75)
             for outside in (lambda v, e=low: v <= e, lambda v, e=high: v >= e):
                 out = lambda r, f=family, o=outside, a=axis: r.place.kind.family == f and o(r.place.at[a])  # noqa: E731
                 if any(run.place.kind.family == family and not out(run) for run in runs):
-                    groups.append(needs(runs, name, constants, out))
-        found[name] = margin(groups)
-    return found | ASSUMED
+                    found[name].append(needs(runs, name, constants, out))
+    return {name: margin(groups) for name, groups in found.items()}
 
 
-def accelerators(runs: list[FitRun]) -> list[str]:
-    """Names of the accelerators, sorted."""
-    return sorted({run.place.kind.accelerator for run in runs})
-
-
-def needs(
-    runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool]
-) -> list[tuple[float, float]]:
+def needs(runs: list[FitRun], name: str, constants: Constants, out: Callable[[FitRun], bool]) -> Group:
     """What the interval lacks per step or doubling for each run of a left-out group, and its share of the group's one vote."""
     found = Measured((run for run in runs if not out(run)), constants)
     pairs = []
     for run in filter(out, runs if found.runs else []):
         away = distances(run.place, found)
-        amount = next(
-            (b.amount for b in beyond(run.place, projected(run.place, found, away), found, away) if b.margin == name),
-            0.0,
-        )
-        if amount >= (0.5 if name in {"machine", "software"} else 1.0):
+        lacking = beyond(run.place, projected(run.place, found, away), found, away)
+        amount = next((axis.amount for axis in lacking if axis.margin == name), 0.0)
+        if amount >= STEPS.get(name, 1.0):
             span = interval(run.place, found)
             pairs.append((max(span.low - run.log_ratio, run.log_ratio - span.high, 0.0) / sqrt(amount), run.vote))
     total = sum(vote for _, vote in pairs)
     return [(need, vote / total) for need, vote in pairs]
 
 
-def margin(groups: list[list[tuple[float, float]]]) -> float:
+def margin(groups: list[Group]) -> float:
     """The margin that covers 80 % of the votes of left-out groups."""
     return round(max(FLOOR, upper((pair for group in groups for pair in group), COVERED)), 4)
 
 
 def section(judged: list[Judgement], kind: str) -> str:
     """One list of the file, a run on each line."""
-    runs = runs_of(judged, kind)
-    constants = json.dumps(fit(runs))
+    runs, constants = fit(runs_of(judged, kind))
     lines = ",\n".join(
-        json.dumps([r.id, r.cell, r.metric, *r.place.kind, *map(int, r.place.at), r.vote, r.log_ratio]) for r in runs
+        json.dumps(
+            [
+                r.id,
+                r.cell,
+                r.series,
+                r.metric,
+                *r.place.kind,
+                *map(int, r.place.at),
+                r.vote,
+                r.log_ratio,
+                r.score,
+                r.new_score,
+            ]
+        )
+        for r in runs
     )
-    parts = f'"rows": {len(runs)},\n"constants": {constants},\n"columns": {json.dumps(COLUMNS)}'
+    parts = f'"rows": {len(runs)},\n"constants": {json.dumps(constants)},\n"columns": {json.dumps(COLUMNS)}'
     return f'"{kind}": {{\n{parts},\n"runs": [\n{lines}\n]}}'
 
 

@@ -52,7 +52,7 @@ def nearest(place: RunPlace, found: Measured, away: Sequence[float]) -> list[dic
 
 def differences(place: RunPlace, run: FitRun) -> list[str]:
     """What of a run is not as in the job: "devices 64", "software nemo@24.09"."""
-    fields = ("accelerator", "precision", "software", "recompute")
+    fields = ("accelerator", "precision", "software", "recompute", "layers")
     out = [
         f"{name} {getattr(run.place.kind, name)}"
         for name in fields
@@ -63,7 +63,7 @@ def differences(place: RunPlace, run: FitRun) -> list[str]:
 
 
 def projected(place: RunPlace, found: Measured, away: Sequence[float]) -> RunPlace:
-    """The place with the nearest run's accelerator, precision or software where its own was not measured."""
+    """The place with the nearest run's accelerator, precision, software or kind of layers where its own was not measured."""
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
     kind, kinds = place.kind, found.votes.keys()
     if not any(other.accelerator == kind.accelerator for other in kinds):
@@ -72,4 +72,6 @@ def projected(place: RunPlace, found: Measured, away: Sequence[float]) -> RunPla
         kind = kind._replace(software=near.software, family=near.family)
     if not any(other.accelerator == kind.accelerator and other.width == kind.width for other in kinds):
         kind = kind._replace(precision=near.precision)
+    if not any(other.layers == kind.layers for other in kinds):
+        kind = kind._replace(layers=near.layers)
     return place._replace(kind=kind)

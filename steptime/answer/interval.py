@@ -1,10 +1,12 @@
 """An interval beside the estimate: where the measured value of a job lies in 80 of 100 cases, and what that rests on.
 
-The p10 and p90 of a job are weighted quantiles of measured over predicted, over the measured runs of the split `fit`. Near runs
-weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture, precision and
-software family, of the same family, and of any. So few near runs shrink towards wider groups. Where the job lies outside of
-what was measured, margins are added that grow with how far outside it is; as errors of independent steps and doublings, they
-add in squares.
+The ends are the mean error of measured runs of the split `fit` on either side (slower than estimated, faster than estimated),
+times a factor: split conformal prediction with a local scale (Lei, G'Sell, Rinaldo, Tibshirani and Wasserman 2018, section
+5.2). Near runs weigh most (exp of minus the distance); beneath them lie, with small weights, all runs of the same architecture,
+precision, kind of layers and software family, of the same family, and of any. So few near runs shrink towards wider groups. The
+factor is the one that holds 80 % of the runs of the job's software when their own cells, and their own series (source,
+accelerator, model), are unknown. Where the job lies outside of what was measured, margins are added that grow with how far
+outside it is; as errors of independent steps and doublings, they add in squares.
 
 The estimate itself is not moved, and always inside: where all runs like a job were slower than estimated, the interval starts
 at the estimate.
@@ -12,7 +14,6 @@ at the estimate.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from steptime.answer.evidence import Evidence, evidence, projected
 from steptime.answer.measured import (
     FEW_RUNS,
+    NEAR,
     USUAL_FLOPS,
     Measured,
     RunKind,
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 
 
 GROUPS = (0.3, 0.1, 0.05)
-"""Votes that all cells of a group have together, beside the near runs: same architecture, precision width and software family;
-same family; any. Where these are n, they have n / (n + FEW) of it: a group of two says little. Assumed: half or twice changes
-the score of left-out cells by at most 4 %."""
+"""Votes that all cells of a group have together, beside the near runs: same architecture, precision width, kind of layers and
+software family; same family; any. Where these are n, they have n / (n + `FEW_RUNS`) of it: a group of two says little. Assumed:
+half or twice changes the score of left-out cells by at most 4 %."""
 LEAST = 0.02
 """Half the width of the narrowest interval: the same cell measured twice in one release differs by 1.9 % in the mean
 (`3dtrn validate`, noise floor)."""
@@ -52,7 +54,7 @@ class Beyond(NamedTuple):
     """What was not measured: how far beyond, in the unit of its margin, and in words."""
 
     margin: str
-    """machine, software (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
+    """machine, software, layers (steps), model, sequence, scale, layout, batch, bubble, pace (doublings), gap
     (distance)."""
     amount: float
     text: str
@@ -104,26 +106,32 @@ def interval(place: RunPlace, found: Measured) -> Interval:
     far = beyond(place, base, found, away)
     margins: dict[str, float] = found.constants["margins"]
     margin = hypot(*(margins.get(axis.margin, 0.0) * sqrt(axis.amount) for axis in far))
-    low, high = quantiles(base, found, away if base.kind == place.kind else distances(base, found))
+    low, high = ends(base, found, away if base.kind == place.kind else distances(base, found))
     if base.kind != place.kind:
-        own = quantiles(place, found, away)
+        own = ends(place, found, away)
         low, high = min(low, own[0]), max(high, own[1])
     reach = outside(base._replace(at=place.at, reach=place.reach), found)
     return Interval(low - margin, high + margin, far, found, place, [d + reach for d in away])
 
 
-def quantiles(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
-    """The 10th and 90th percentile of log measured over predicted, weighted at a place; the estimate itself is inside."""
-    weights, share = weigh(place, found, away), tail(place, found)
-    low, high = quantile(found.ratios, weights, share), quantile(found.ratios, weights, 1.0 - share)
+def ends(place: RunPlace, found: Measured, away: Sequence[float]) -> tuple[float, float]:
+    """The 10th and 90th percentile of log measured over predicted at a place; the estimate itself is inside."""
+    faster, slower = mean_errors(weigh(place, found, away), found.ratios)
+    below, above = found.factors(place.kind.profile)
+    low, high = -below * faster, above * slower
     short = max(0.0, LEAST - (high - low) / 2.0)
-    return min(low - short, 0.0), max(high + short, 0.0)
+    return low - short, high + short
 
 
-def tail(place: RunPlace, found: Measured) -> float:
-    """The share left out at each end so that left-out cells are covered at 80 %: fitted, by accelerator where it has runs."""
-    tails: dict[str, float] = found.constants["tails"]
-    return tails.get(place.kind.accelerator, tails[""])
+def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[float, float]:
+    """Weighted mean of how far measured is below, and above, predicted; a run on the other side counts as 0.
+
+    >>> mean_errors([1.0, 3.0], [-0.2, 0.4])
+    (0.05, 0.3)
+    """
+    total = sum(weights)
+    products = [weight * ratio for weight, ratio in zip(weights, ratios, strict=True)]
+    return -sum(p for p in products if p < 0.0) / total, sum(p for p in products if p > 0.0) / total
 
 
 def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float]:
@@ -143,28 +151,9 @@ def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float
 
 def level(a: RunKind, b: RunKind) -> int:
     """The narrowest of `GROUPS` that holds both."""
-    if a.family != b.family:
+    if a.family != b.family or a.layers != b.layers:
         return 2
     return 0 if a.architecture == b.architecture and a.width == b.width else 1
-
-
-def quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
-    """The weighted quantile of sorted values; each stands at the middle of its weight, straight lines between.
-
-    >>> quantile([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], 0.5)
-    2.0
-    """
-    sums = list(accumulate(weights))
-    aim = share * sums[-1]
-    middles = [total - weight / 2.0 for total, weight in zip(sums, weights, strict=True)]
-    i = bisect_left(middles, aim)
-    if i == 0:
-        return values[0]
-    if i == len(values):
-        return values[-1]
-    gap = middles[i] - middles[i - 1]
-    part = (aim - middles[i - 1]) / gap if gap > 0.0 else 0.0
-    return values[i - 1] + part * (values[i] - values[i - 1])
 
 
 def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[float]) -> list[Beyond]:
@@ -172,14 +161,27 @@ def beyond(place: RunPlace, base: RunPlace, found: Measured, away: Sequence[floa
     near = found.runs[min(range(len(away)), key=away.__getitem__)].place.kind
     kinds = found.votes.keys()
     sizes = [*_sizes(place, base, found), *_reach(place, found)]
-    gap = min(away) - GAP
+    gap = min(away) - NEAR
     text = f"no measured run nearby; nearest {near.accelerator}, {near.precision}, {near.software}"
-    named = [*_machine(place.kind, kinds, near), *_software(place.kind, kinds, near), *sizes]
-    return [*named, Beyond("gap", gap, "" if named else text)] if gap > 0.0 else named
+    named = [
+        *_machine(place.kind, kinds, near),
+        *_software(place.kind, kinds, near),
+        *_layers(place.kind, kinds),
+        *sizes,
+    ]
+    return [*named, Beyond("gap", gap, text if gap + NEAR > FAR and not named else "")] if gap > 0.0 else named
 
 
-GAP = 3.0
-"""Distance of the nearest run from which on the interval widens even inside of what was measured."""
+FAR = 3.0
+"""Distance of the nearest run from which on a job is called extrapolated even inside of what was measured."""
+
+
+def _layers(kind: RunKind, kinds: AbstractSet[RunKind]) -> list[Beyond]:
+    """Mamba layers, or experts, where no run had any."""
+    if any(other.layers == kind.layers for other in kinds):
+        return []
+    words = {"hybrid": "with Mamba layers", "moe": "of a mixture of experts", "dense": "of a dense model"}
+    return [Beyond("layers", 1.0, f"no measured run {words[kind.layers]}")]
 
 
 def _machine(kind: RunKind, kinds: AbstractSet[RunKind], near: RunKind) -> list[Beyond]:

@@ -1,8 +1,8 @@
 """The measured runs that intervals rest on, and how near one of them is to a job.
 
 `data/intervals.json` holds one entry per measured run of the split `fit`: what ran, and the log of measured over predicted. It
-is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation)
-and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
+is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (machine, precision, software, recomputation,
+kind of layers) and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ NEAR = 1.0
 FEW_RUNS = 10
 """Fewer runs of a software family have no measured range of their own."""
 RECOMPUTE = {"none": 0.0, "selective": 0.5, "full": 1.0}
+OTHER_LAYERS = 2.0
+"""Distance of a dense model and one with experts, or Mamba layers. Assumed: 0 to 4 change the score of left-out cells by less
+than 1 %, since they are no group of each other either."""
+OTHERS = 10.0
+"""Runs that all runs together count as in `Measured.factors`, beside those of the same profile. Assumed: 5 to 20 change the
+score of left-out cells by less than 2 %."""
+COVERED = 0.8
 ARCHITECTURES = {
     **dict.fromkeys(("v100",), "Volta"),
     **dict.fromkeys(("a100", "a800", "a10g"), "Ampere"),
@@ -58,6 +65,8 @@ class RunKind(NamedTuple):
     family: str
     """The profile that it extends in the end."""
     recompute: str
+    layers: str = "dense"
+    """dense, moe, or hybrid where it has Mamba layers."""
 
     @property
     def chip(self) -> str:
@@ -94,7 +103,8 @@ def place_of(job: Job) -> RunPlace:
     """Where a job stands."""
     p, software = job.parallelism, job.software
     name = job.machine.accelerator.name
-    kind = RunKind(name, software.precision, software.name, software.family, job.recompute.granularity)
+    layers = "hybrid" if job.model.mamba else "moe" if job.model.moe else "dense"
+    kind = RunKind(name, software.precision, software.name, software.family, job.recompute.granularity, layers)
     at = (job.model.hidden_sz, job.model.n_layers, job.data.seqlen, p.devices, p.tp, p.pp, p.cp, job.data.microbatch_sz)
     bubble = 1.0 + (p.pp - 1) / (p.vpp * job.microbatches)
     peaks = job.machine.accelerator.peak_flops
@@ -108,6 +118,8 @@ class FitRun(NamedTuple):
     id: str
     cell: int
     """Runs of one cell (model, accelerator, layout, batch, precision family) share one vote."""
+    series: int
+    """Cells of one source, accelerator and model, which are off alike."""
     metric: str
     """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
     place: RunPlace
@@ -116,6 +128,10 @@ class FitRun(NamedTuple):
     vote: float
     log_ratio: float
     """ln(measured / predicted)."""
+    score: float = 1.0
+    """Its error over the mean error on its side of the runs near it, without its own cell."""
+    new_score: float = 1.0
+    """The same without its own series: how a job of a source, accelerator or model of its own would stand."""
 
 
 def scaled(values: Iterable[float]) -> list[float]:
@@ -135,6 +151,31 @@ class Measured:
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
         self._spans: dict[str, list[tuple[float, float]]] = {}
+        self._factors: dict[str, tuple[float, float]] = {}
+
+    def factors(self, profile: str) -> tuple[float, float]:
+        """How many mean errors hold 80 % of the runs, a tenth beyond them on either side (faster, slower than estimated).
+
+        The runs of this profile, beside `OTHERS` of all; half of a run's vote is its score without its cell, half that without
+        its series, since a job may or may not be one more of a series that was measured.
+        """
+        if profile not in self._factors:
+            rest = OTHERS / (len(self.runs) or 1)
+            votes = [rest + (run.place.kind.profile == profile) for run in self.runs]
+            share = (1.0 + COVERED) / 2.0
+            self._factors[profile] = (
+                upper(self._scores(votes, faster=True), share),
+                upper(self._scores(votes, faster=False), share),
+            )
+        return self._factors[profile]
+
+    def _scores(self, votes: list[float], *, faster: bool) -> list[tuple[float, float]]:
+        """Both scores of every run with their votes; 0 where the run is off to the other side."""
+        pairs: list[tuple[float, float]] = []
+        for run, vote in zip(self.runs, votes, strict=True):
+            side = float((run.log_ratio < 0.0) == faster)
+            pairs += [(side * run.score, vote), (side * run.new_score, vote)]
+        return pairs
 
     def without(self, run_id: str) -> Measured:
         """The runs without the cell of `run_id`; the same where that was no fit row."""
@@ -152,15 +193,30 @@ class Measured:
         return self._spans[family]
 
 
+def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
+    """The least value that `share` of the votes do not exceed, of (value, vote) pairs; 0 without any.
+
+    >>> upper([(3.0, 1.0), (1.0, 1.0), (2.0, 2.0)], 0.75)
+    2.0
+    """
+    ordered = sorted(pairs)
+    total, running = sum(vote for _, vote in ordered), 0.0
+    for value, vote in ordered:
+        running += vote
+        if running >= share * total - 1e-9:
+            return value
+    return 0.0
+
+
 def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     """The runs of one list of the data file; runs of one kind share it."""
     width = len(RunKind._fields)
     kinds: dict[RunKind, RunKind] = {}
     runs: list[FitRun] = []
-    for run_id, cell, metric, *rest in document["runs"]:
+    for run_id, cell, series, metric, *rest in document["runs"]:
         kind = RunKind(*rest[:width])
-        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-2]))
-        runs.append(FitRun(run_id, cell, metric, place, scaled(place.at), *rest[-2:]))
+        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-4]))
+        runs.append(FitRun(run_id, cell, series, metric, place, scaled(place.at), *rest[-4:]))
     return runs
 
 
@@ -197,6 +253,8 @@ def distances(place: RunPlace, found: Measured) -> list[float]:
 def steps_between(a: RunKind, b: RunKind, machine: float) -> float:
     """The distance of two kinds; `machine` scales that of accelerators."""
     d = abs(RECOMPUTE[a.recompute] - RECOMPUTE[b.recompute])
+    if a.layers != b.layers:
+        d += OTHER_LAYERS
     if a.accelerator != b.accelerator:
         d += machine * (0.25 if a.chip == b.chip else 0.5 if a.architecture == b.architecture else 1.5)
     if a.precision != b.precision:

@@ -9,8 +9,8 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.states import Bucket, States, chunk_buckets, state_bytes
-from steptime.software.performance import Software
+from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, pieces_of, state_bytes
+from steptime.software.performance import EAGER_TORCH
 
 KIB = 1024.0
 """Bytes of a KiB."""
@@ -25,8 +25,10 @@ TORCH_DEFAULT = ":4096:2:16:8"
 TORCH_HOPPER = ":4096:8"
 TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
 TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
+STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py, get_multi_stream_cublas_workspace"
 MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
 INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
+RECEIVED = "torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _setup_backward_recv_info"
 SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
 POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
 DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
@@ -39,7 +41,7 @@ COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
     """Every buffer of one stage, which holds such states; empty ones are left out."""
     job, chunks = assembly.job, assembly.stages[stage]
-    found = [*workspaces(job.software), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
+    found = [*workspaces(job), *grow_only(assembly, stage), *of_pipeline(assembly, chunks)]
     deferred = deferred_wgrad_bytes(assembly, chunks)
     found.append(
         HeldBuffer("operands of the head's deferred gradients", deferred, stays=False, at_peak=True, source=DEFERRED)
@@ -57,11 +59,12 @@ def at_peak(buffers: list[HeldBuffer]) -> Num:
     return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
 
 
-def workspaces(software: Software) -> list[HeldBuffer]:
+def workspaces(job: Job) -> list[HeldBuffer]:
     """Workspaces of the libraries that multiply matrices, by architecture; none on a device that is not NVIDIA's."""
-    held, chip = software.buffers, software.compute_capability
+    held, chip = job.software.buffers, job.software.compute_capability
     if chip == 0.0:
         return []
+    streams = held.grouped_workspaces if job.model.moe is not None and job.software.moe.grouped_gemm else 0
     count, ours = held.cublas_handles, cublas_workspace_bytes(held.cublas_workspace, chip)
     return [
         HeldBuffer(f"cuBLAS workspaces of torch, {count}", count * ours, stays=True, at_peak=True, source=TORCH),
@@ -71,6 +74,13 @@ def workspaces(software: Software) -> list[HeldBuffer]:
             stays=True,
             at_peak=True,
             source=TE,
+        ),
+        HeldBuffer(
+            "workspaces of grouped products",
+            streams * te_workspace_bytes(chip),
+            stays=True,
+            at_peak=True,
+            source=STREAMS,
         ),
     ]
 
@@ -104,12 +114,18 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
     the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
-    without virtual stages neither receives inputs nor sends gradients.
+    without virtual stages neither receives inputs nor sends gradients. torch's stages make a buffer for every micro-batch that
+    they receive, and for its gradient, and keep them.
     """
-    job = assembly.job
-    if job.parallelism.pp == 1 or not job.software.buffers.stage_inputs_stay:
+    job, one = assembly.job, assembly.boundary_bytes
+    if job.parallelism.pp == 1:
         return []
-    one = assembly.boundary_bytes
+    if job.software.family in EAGER_TORCH:
+        sides = sum((not chunk.embedding) + (not chunk.head) for chunk in chunks)
+        size = job.microbatches * sides * one
+        return [HeldBuffer("what is received, of all micro-batches", size, stays=True, at_peak=True, source=RECEIVED)]
+    if not job.software.buffers.stage_inputs_stay:
+        return []
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
@@ -132,8 +148,8 @@ def deferred_wgrad_bytes(assembly: Assembly, chunks: list[Chunk]) -> Num:
 def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list[Bucket]]) -> Num:
     """What is counted of states beyond their size: of Megatron's, whose buffers and tensors are known one by one.
 
-    Flat buffers of each chunk's gradients, and of its parameters under the distributed optimizer; else each parameter, its master
-    copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
+    Flat buffers of each chunk's gradients by parameter group, and of its parameters under the distributed optimizer; else each
+    parameter, its master copy and its moments for themselves. `buckets`: by chunk, where they are cut already.
     """
     job, software = assembly.job, assembly.job.software
     if software.buffers.expandable_segments or software.compute_capability == 0.0:
@@ -145,14 +161,16 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
     for virtual, chunk in enumerate(chunks):
         if job.zero_level:
             cut = buckets[virtual] if buckets else chunk_buckets(assembly, chunk)
-            flat = sum([bucket.elements for bucket in cut])
-            rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
+            for group in dict.fromkeys(bucket.group for bucket in cut):
+                flat = sum([bucket.elements for bucket in cut if bucket.group == group])
+                rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
-        rest = rest + block_rest(size.gradients * assembly.local_params(chunk))
-        counted = assembly.counted_params([chunk])
-        for elements, count in ((p.local(assembly.head.tp), count) for own, count in counted for p in own):
-            tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
-            rest = rest + count * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
+        for elements in local_groups(assembly, [chunk]).values():
+            rest = rest + block_rest(size.gradients * elements)
+        for p, count in ((p, count) for own, count in assembly.chunk_params(chunk) for p in own):
+            pieces = pieces_of(assembly, p)
+            tensors = block_rest(size.params * pieces[0]) + block_rest(size.master * pieces[0])
+            rest = rest + count * len(pieces) * (tensors + 2.0 * block_rest(size.moments / 2.0 * pieces[0]))
     return rest
 
 
@@ -186,5 +204,4 @@ def gradient_copy_bytes(job: Job, states: States) -> Num:
         return 0.0
     if software.bytes_of(software.states.main_grad_dtype) == FP32:
         return 0.0
-    size = state_bytes(job)
-    return FP32 * states.optimizer_bytes / (size.master + size.moments)
+    return FP32 * states.owned

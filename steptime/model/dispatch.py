@@ -139,13 +139,19 @@ def _from_all(rows: Rows, x: str) -> tuple[list[Op], str]:
         out = Tensor("moe.returned", rows.sent * h, size)
         op, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep", rows.received * h * size)
         ops.append(op)
-    op, x = unpermute(rows, "moe.unpermute", x, rows.sent, rows.tokens, index_of(rows))
+    op, x = unpermute(rows, "moe.unpermute", x, rows.sent, rows.tokens, kept_by_sum(rows, x))
     return [*ops, op], x
 
 
-def index_of(rows: Rows) -> tuple[str, ...]:
-    """The kept tensor that says where rows came from."""
-    return ("moe.row_map",) if rows.shard.software.moe.permute_fusion else ("moe.sorted",)
+def kept_by_sum(rows: Rows, x: str) -> tuple[str, ...]:
+    """What summing rows back keeps: where they came from, and the rows `x` themselves where torch's index_add_ sums them.
+
+    torch tools/autograd/derivatives.yaml, index_add: expand_as(source).
+    """
+    moe = rows.shard.software.moe
+    if moe.permute_fusion:
+        return ("moe.row_map",)
+    return ("moe.sorted", x) if moe.deterministic else ("moe.sorted",)
 
 
 def reduce_rows(rows: Rows, x: str, count: Num, ranks: Num, axis: Axis) -> tuple[list[Op], str]:
@@ -179,7 +185,7 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
         out = Tensor("moe.every.probs", every * experts, p)
         op, probs = exchange("moe.gather.probs", probs, out, "all_gather", "reduce_scatter", "ep_etp", out.bytes)
         ops.append(op)
-        out = Tensor("moe.every", every * rows.hidden, size)
+        out = Tensor("moe.every", every * rows.hidden, size, pooled=True)
         op, x = exchange("moe.gather", x, out, "all_gather", "reduce_scatter", "ep_etp", out.bytes)
         ops.append(op)
     local = rows.local_experts
@@ -197,7 +203,7 @@ def _gathered(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
 
 def _scattered(rows: Rows, x: str) -> tuple[list[Op], str]:
     every = rows.tokens * rows.ranks
-    op, x = unpermute(rows, "moe.unpermute", x, rows.here, every, index_of(rows))
+    op, x = unpermute(rows, "moe.unpermute", x, rows.here, every, kept_by_sum(rows, x))
     if not rows.spread:
         return [op], x
     made, x = reduce_rows(rows, x, every, rows.ranks, "ep_etp")
@@ -240,7 +246,7 @@ def _exchanged(rows: Rows, x: str, probs: str) -> tuple[list[Op], Sent]:
 
 def _returned(rows: Rows, x: str) -> tuple[list[Op], str]:
     count, size = arriving(rows), rows.shard.itemsize
-    op, x = unpermute(rows, "moe.unpermute", x, rows.here, count, index_of(rows))
+    op, x = unpermute(rows, "moe.unpermute", x, rows.here, count, kept_by_sum(rows, x))
     out = Tensor("moe.returned", rows.tokens * rows.hidden, size)
     bytes_ = count * rows.hidden * size
     back, x = exchange("moe.combine", x, out, "all_to_all", "all_to_all", "ep_etp", bytes_, routing=rows.routing)

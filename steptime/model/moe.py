@@ -103,10 +103,10 @@ def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
 
 
 def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
-    """The second product's bias times the probability, expert by expert, then put together (experts.py, TEGroupedMLP._apply_bias).
+    """The second product's bias times the probability, expert by expert, then put together (TEGroupedMLP._apply_bias).
 
-    With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward: cast,
-    the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
+    With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward:
+    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
     """
     wide, size = max(rows.prob, x.itemsize), x.itemsize
     casts = 0.0 if wide == size else 1.0

@@ -138,6 +138,8 @@ def choice(rows: Rows) -> tuple[Tensor, ...]:
     if moe.load_balancing == "sinkhorn":  # router.py, sinkhorn_load_balancing
         return (Tensor("moe.scores", cells, p if moe.experts_per_token == 1 else FP32), Tensor("moe.map", cells, BOOL))
     kept = [Tensor("moe.indices", chosen, INT64)]
+    if rows.shard.software.moe.deterministic:  # index_put_ takes the tokens' numbers too
+        kept.append(Tensor("moe.tokens", rows.tokens, INT64))
     if moe.score_function == "sigmoid":
         kept.append(Tensor("moe.sigmoid", cells, FP32))
         if moe.experts_per_token > 1:  # the chosen scores and their sum

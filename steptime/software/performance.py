@@ -31,6 +31,8 @@ from steptime.software.settings import (
     LossImpl,
     Master,
     MoeSettings,
+    MuonTpMode,
+    OptimizerName,
     Overlap,
     RopeImpl,
     Share,
@@ -48,18 +50,8 @@ Precision: TypeAlias = Annotated[
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 Module: TypeAlias = Literal[
-    "core_attn",
-    "layernorm",
-    "mlp",
-    "act",
-    "dropout",
-    "after_qkv",
-    "moe_act",
-    "mla_up_proj",
-    "moe",
-    "shared_experts",
-    "per_op",
-]
+    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
+]  # fmt: skip
 
 
 class Recompute(Config):
@@ -72,8 +64,7 @@ class Recompute(Config):
     """Layers of each pipeline stage and virtual chunk: one number for all, or one per stage (pp) or per chunk (pp*vpp)."""
     modules: list[Module] | None = None
     memory_budget: float | None = Field(default=None, ge=0.7, le=1)
-    """torch.compile's activation_memory_budget of a block: the share of what it would save, its input apart. Below 0.7 matrix
-    products would run again, which is not modeled."""
+    """activation_memory_budget: the share of what a block would save, its input apart; below 0.7 matrix products run again."""
 
 
 class Options(Config):
@@ -100,6 +91,8 @@ class Options(Config):
     main_grad_dtype: Dtype | None = None
     master_dtype: Master | None = None
     moment_dtype: Dtype | None = None
+    optimizer: OptimizerName | None = None
+    muon_tp_mode: MuonTpMode | None = None
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None
@@ -109,6 +102,7 @@ class Options(Config):
     deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
+    grouped_workspaces: int | None = Field(default=None, ge=0)
     cublas_workspace: str | None = Field(default=None, pattern=r"^(default|(:\d+:\d+)+)$")
 
 

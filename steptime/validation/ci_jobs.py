@@ -100,7 +100,7 @@ _PLANS: dict[tuple[object, ...], CiPlan | str] = {}
 
 def _plan(key: str, kind: str, devices: int, row: MeasuredRow) -> CiPlan | str:
     """The plan, or the reason why there is none."""
-    place = (key, kind, devices, row.text("gpu"), _image(row)["image"])
+    place = (key, kind, devices, row.text("gpu"), row.text("container"), row.text("first_recorded"))
     if place not in _PLANS:
         try:
             reading = read_ci(key, kind, devices, PER_NODE.get(row.text("gpu"), 8))
@@ -138,7 +138,7 @@ def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
     """
     hardware = machine(hardware_of(row).section["node_type"], ())
     capability = hardware.accelerator.compute_capability or 0.0
-    settings, assumed = _of_image(reading, _image(row), capability)
+    settings, assumed = _of_image(reading, row, capability)
     sets = {f"performance.{name}": value for name, value in settings.items()}
     job = to_job(reading, {"hardware.node_type": hardware.name, **sets}, allow_unmodelled=True)
     return CiPlan(job, tuple(assumed))
@@ -150,14 +150,18 @@ def first_reason(lacking: list[LaunchFlag]) -> str:
     return next((word for word in REASONS for note in notes if note.startswith(word)), notes[0])
 
 
-def _of_image(reading: Reading, image: dict[str, Any], capability: float) -> tuple[dict[str, Any], list[str]]:
-    """What a test's image decides over its command line, and why, a line each."""
-    said = reading.config["performance"]
+def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[dict[str, Any], list[str]]:
+    """What a test's image and Megatron's code of the day decide over its command line, and why, a line each."""
+    said, image = reading.config["performance"], _image(row)
     settings = dict(image["always"])
     if said.get("deterministic") and "attention_backend" not in said and said.get("attention_impl") == "flash":
         settings |= image["deterministic"]
+    if said.get("moe") and said.get("scores_in_buffer"):
+        settings |= image["local_experts"]
     if capability >= 10.0 and "cublas_workspace" not in said:
         settings |= image["blackwell"]
+    for code in _images()["code"] if said.get("moe") else []:
+        settings |= code["experts"] if row.text("first_recorded") < code["until"] else {}
     why = _images()["why"]
     return settings, [f"{name}: {value}, as of image {image['image']} {why[name]}" for name, value in settings.items()]
 

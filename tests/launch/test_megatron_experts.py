@@ -34,7 +34,7 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
     }  # fmt: skip
     assert plan["performance"]["moe"] == {
         "dispatcher": "allgather", "permute_fusion": False, "router_dtype": "compute", "grouped_gemm": False,
-        "shared_expert_overlap": False,
+        "shared_expert_overlap": False, "deterministic": False,
     }  # fmt: skip
     assert (plan["parallelism"]["ep"], plan["parallelism"]["etp"]) == (1, 2)
     assert to_job(reading("--num-experts 8"), HARDWARE).model.moe is not None
@@ -47,6 +47,12 @@ def test_what_is_unsaid_is_as_the_parser_has_it():
         ("--moe-layer-freq '([0]*3+[1]*5)'", ("model", "moe", "n_dense_layers"), 3),
         ("--moe-layer-freq '([0]+[1]*3)*2'", ("model", "layers"),
          [{"kind": "dense", "repeat": 1}, {"kind": "moe", "repeat": 3}] * 2),
+        ("--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 8",
+         ("model", "linear_attention"),
+         {"kind": "gated_delta_net", "n_key_heads": 8, "n_value_heads": 32, "key_head_dim": 128, "value_head_dim": 128,
+          "conv_width": 4, "freq": 4}),
+        ("--experimental-attention-variant gated_delta_net --linear-attention-freq '([1]*3+[0])*2'",
+         ("model", "linear_attention", "freq"), [1, 1, 1, 0, 1, 1, 1, 0]),
         ("--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3", ("model", "mtp"), 1),
         ("--moe-router-topk 4", ("model", "moe", "experts_per_token"), 4),
         ("--moe-router-score-function sigmoid", ("model", "moe", "score_function"), "sigmoid"),

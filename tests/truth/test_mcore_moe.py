@@ -68,6 +68,8 @@ ROUTERS = {
     "shared, overlapped": {**SHARED, "moe_shared_expert_overlap": True},
     "fused": {"moe_permute_fusion": True},
     "fused, fp32": {"moe_permute_fusion": True, "moe_router_dtype": "fp32"},
+    "deterministic": {"deterministic": True},
+    "deterministic, fp32": {"deterministic": True, "moe_router_dtype": "fp32"},
     "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
     "bias": {"bias": True},
     "bias, fp32 router": {"bias": True, "moe_router_dtype": "fp32"},
@@ -85,6 +87,7 @@ GATHERED = (
     "drop half",
     "shared",
     "fused",
+    "deterministic",
     "DeepSeek-V3",
 )
 RECOMPUTED = (
@@ -120,7 +123,7 @@ def variants():
 
 
 VARIANTS = variants()
-PLAIN = ("bias", "grouped", "glu", "activation", "fused_activation", "stride")
+PLAIN = ("bias", "grouped", "glu", "activation", "fused_activation", "stride", "deterministic")
 
 
 def config(layout, variant):
@@ -208,5 +211,7 @@ def test_saved_bytes_collectives_and_parameters(layout, variant, monkeypatch):
     split = seen.ep * seen.etp
     local = [p.local(seen.tp, split) for part in parts for p in params_of(part)]
     assert sum(local) == sum(prod(shape) for _, shape in answer["params"])
+    pooled = [t.bytes for part in parts for op in part for t in op.allocates if t.pooled]
+    assert max(pooled, default=0.0) == answer["buffer_bytes"]
     if c["moe"]["moe_token_dispatcher_type"] != "flex" and "recompute" not in c:
         assert sum(op.stays_bytes for op in ops if isinstance(op, Move)) == answer["held_bytes"]

@@ -74,6 +74,7 @@ def expert_performance(keys: JobKeys) -> dict[str, Any]:
             "router_dtype": "fp32" if dtype in {"fp32", "fp64"} else "compute",
             "grouped_gemm": keys.on("moe_grouped_gemm"),
             "shared_expert_overlap": shared,
+            "deterministic": keys.on("deterministic_mode"),
         }
     }
 
