@@ -15,6 +15,7 @@ from steptime.report.format import BINARY, SI, number, percent, quantity, second
 from steptime.report.kernel_table import OpTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
+from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -172,11 +173,22 @@ def optimizer(estimate: Estimate) -> FactList:
         Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
         Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each"]),
         Fact("update", [f"{number(most)} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
-        Fact("beside", [(f"persistent gradients zeroed, weights quantized anew, an optimizer's own matrix products: "
-                         f"{seconds(rest_s)}, as {quantity(rest_s * rate, BINARY)} take at that rate")]),
+        *_orthogonalized(estimate),
+        Fact("beside", [(f"persistent gradients zeroed, weights quantized anew, Muon's iterations: {seconds(rest_s)}, "
+                         f"as {quantity(rest_s * rate, BINARY)} take at that rate")]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)
+
+
+def _orthogonalized(estimate: Estimate) -> list[Fact]:
+    """Muon's iterations, if it is Muon."""
+    assembly, states = estimate.assembly, estimate.job.software.states
+    if "muon" not in states.optimizer:
+        return []
+    took = max(orthogonalize_s(assembly, chunks, estimate.timing.pricing.context) for chunks in assembly.stages)
+    how = f"{STEPS:g} iterations of 4 m^2 n + 2 m^3 FLOPs on each m x n matrix: {seconds(took)}"
+    return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
 
 
 def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate) -> str:
