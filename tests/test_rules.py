@@ -261,9 +261,35 @@ BROKEN = {
             )
         ],
     ),
-    "fsdp with pipeline": (
-        {"parallelism.fsdp": {}},
-        ["parallelism.pp: not modeled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
+    "resharded parameters of split backwards": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {"reshard_after_forward": True},
+            "parallelism.zero_level": None,
+            "parallelism.schedule": "zero_bubble",
+            "performance.activation_checkpointing_type": "none",
+            "performance.recompute": None,
+        },
+        [
+            (
+                "parallelism.fsdp.reshard_after_forward: not modeled yet with schedule zero_bubble; "
+                "use false, torchtitan's default with pp > 1"
+            )
+        ],
+    ),
+    "tied embeddings of FSDP stages": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {},
+            "parallelism.zero_level": None,
+            "model.tie_embeddings": True,
+        },
+        [
+            (
+                "model.tie_embeddings: torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp 2); "
+                "use false"
+            )
+        ],
     ),
     "too many devices": (
         {"parallelism.dp": 1_000_000, "data.gbs": 1_000_000},
@@ -627,6 +653,38 @@ BROKEN = {
         [
             "performance.master_dtype: remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got fp16)"
         ],
+    ),
+    "framework has the optimizer": (
+        {"performance.optimizer": "adafactor", "parallelism.zero_level": 0},
+        ["performance.optimizer: megatron-core does not run adafactor; use adamw, lion, sgd, muon, dist_muon"],
+    ),
+    "optimizer needs whole tensors": (
+        {"performance.optimizer": "adafactor", "performance.software": "torch", "parallelism.zero_level": 1},
+        [
+            "performance.optimizer: adafactor updates whole tensors, which zero_level 1 cuts; use parallelism.zero_level 0"
+        ],
+    ),
+    "muon is not sharded": (
+        {"performance.optimizer": "muon"},
+        [
+            (
+                "performance.optimizer: muon updates whole matrices, which zero_level 1 cuts; "
+                "use parallelism.zero_level 0, or dist_muon with 1"
+            )
+        ],
+    ),
+    "dist_muon deals out": (
+        {"performance.optimizer": "dist_muon", "parallelism.zero_level": 0},
+        [
+            (
+                "performance.optimizer: dist_muon deals out whole matrices to data-parallel ranks; "
+                "use parallelism.zero_level 1 (got 0), or muon"
+            )
+        ],
+    ),
+    "dist_muon with replicas": (
+        {"performance.optimizer": "dist_muon", "parallelism.replicas": 2},
+        ["parallelism.replicas: dist_muon does not run with replicas (got 2); use 1"],
     ),
     "shares": (
         {"performance.overlap.tp": 1.5},

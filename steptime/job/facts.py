@@ -11,6 +11,7 @@ from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 if TYPE_CHECKING:
     from steptime.model.model import LinearAttention
     from steptime.software.performance import Recompute
+    from steptime.software.settings import StateSettings
 
 
 class Facts(NamedTuple):
@@ -92,9 +93,7 @@ class Facts(NamedTuple):
     vocab_multiple: int
     precision: str
     recipe: bool
-    fp8_params: bool
-    param_dtype: str
-    master_dtype: str
+    states: StateSettings
     machine: str
     machine_dtypes: tuple[str, ...]
     checkpoint_word: str | None

@@ -200,10 +200,16 @@ MODELLED = [
         lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
     ),
     Rule(
-        "fsdp with pipeline",
-        "parallelism.pp",
-        "not modeled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
-        lambda f: (f.family != "fsdp2") | (f.pp == 1),
+        "resharded parameters of split backwards",
+        "parallelism.fsdp.reshard_after_forward",
+        "not modeled yet with schedule {f.schedule_said}; use false, torchtitan's default with pp > 1",
+        lambda f: (f.family != "fsdp2") | (f.zero_level != 3) | (not f.split_backward),
+    ),
+    Rule(
+        "tied embeddings of FSDP stages",
+        "model.tie_embeddings",
+        "torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
+        lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]
 """What is read but not computed yet."""

@@ -12,7 +12,7 @@ from steptime.model.scans import Chunked
 from steptime.report.format import BINARY, GIB, SI, number, percent, quantity, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
-from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param
+from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -130,15 +130,13 @@ def stragglers(estimate: Estimate) -> FactList:
 def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
-    owned = []
-    for chunks in estimate.assembly.stages:
-        groups = local_groups(estimate.assembly, chunks)
-        owned.append(sum(n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in groups.items()))
-    per, clip = adam_bytes_per_param(job), clip_bytes_per_param(job)
-    most = max(owned)
+    shares = [updated(estimate.assembly, stage) for stage in range(len(estimate.assembly.stages))]
+    most, moments = max(shares, key=lambda share: share.owned)
+    named = job.software.states.optimizer
+    per, clip = update_bytes_per_param(job, moments), clip_bytes_per_param(job)
     facts = [
         Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"Adam {per:g} + clipping {clip:g} bytes for each; zeroing persistent gradients beside them"]),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each; zeroing persistent gradients beside them"]),
         Fact(
             "update",
             [(f"{number(most)} x {per + clip:g} B / {quantity(timing.rates.bytes_per_s, SI, 'B/s')} = "
@@ -151,8 +149,8 @@ def optimizer(estimate: Estimate) -> FactList:
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """The memory of one stage: states by their formula, then what is saved and what lives only at the peak."""
-    job, size = estimate.job, state_bytes(estimate.job)
-    groups = local_groups(estimate.assembly, estimate.assembly.stages[row.stage])
+    job, size, chunks = estimate.job, state_bytes(estimate.job), estimate.assembly.stages[row.stage]
+    groups, moments = local_groups(estimate.assembly, chunks), updated(estimate.assembly, row.stage).moments
     held = sum(groups.values())
     ranks = {of: shard_ranks(job, of) for of in groups}
     shared = ", ".join(f"{number(n)} {of} over {ranks[of]:g} ranks" for of, n in groups.items())
@@ -165,7 +163,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
             [
                 _state(
                     row.optimizer_bytes,
-                    f"master {size.master:g} + moments {size.moments:g} B each, shared from zero_level 1",
+                    f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1",
                 )
             ],
         ),
