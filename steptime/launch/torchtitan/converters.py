@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.launch.config_functions import CLASS, Tree
 from steptime.launch.job_keys import JobKeys
 
 _FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
@@ -17,6 +18,20 @@ CONVERTERS = {
 """What releases call a converter -> its section of a TOML file since 0.2."""
 _BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
 """Modules whose products are counted in bf16, or that are left out by their size."""
+
+
+def put_converters(tree: Tree, given: list[Any]) -> None:
+    """Put the converters of a config function into a tree as a TOML file has them: their names, and sections of their own."""
+    known = [item for item in given if isinstance(item, dict)]
+    names = [str(item.get(CLASS, "a converter")).removesuffix(".Config") for item in known]
+    if given:
+        tree.setdefault("model", {})["converters"] = [
+            *names,
+            *(str(item) for item in given if not isinstance(item, dict)),
+        ]
+    for name, item in zip(names, known, strict=True):
+        if section := CONVERTERS.get(name):
+            tree[section] = {"recipe_name": "rowwise" if section == _FLOAT8 else "mxfp8_cublas"} | item
 
 
 def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
