@@ -145,9 +145,7 @@ def changed(timing: StepTime, off: str) -> StepTime:
             reduce_s, gather_s = worst_stage(timing.dp.reductions) * shown, worst_stage(timing.dp.gathers) * shown
             timing = replace(timing, dp=timing.dp._replace(reduce_exposed_s=reduce_s, gather_exposed_s=gather_s))
         if timing.fsdp:  # its copies stay where the network is free
-            groups = [*timing.fsdp.forward, *timing.fsdp.backward]
-            each = sum(of.copy_s + shown * (of.gather_s + of.reduce_s) for of in groups)
-            exposed_s = timing.job.microbatches * each
+            exposed_s = timing.job.microbatches * (timing.fsdp.copies_s + shown * timing.fsdp.network_s)
             timing = replace(timing, fsdp=timing.fsdp._replace(exposed_s=exposed_s))
             timing = replace(timing, straggler_s=straggler_s(timing.job, timing.walk.makespan_s + exposed_s))
     if off == "tp_comm":

@@ -173,7 +173,7 @@ def dcp_metadata(folder: Path) -> None:
 
 def million(path: Path) -> None:
     """100,000 layers of ten matrices 2 x 2, a header of 99 MB."""
-    sparse_safetensors(path, {f"model.layers.{n // 10}.mlp.w{n % 10}.weight": (2, 2) for n in range(1_000_000)})
+    sparse_safetensors(path, {f"layers.{n // 10}.w{n % 10}.weight": (2, 2) for n in range(1_000_000)})
 
 
 def small_files(folder: Path, count: int) -> None:

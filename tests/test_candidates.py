@@ -54,6 +54,7 @@ PLANS = {
     "experts over two ranks": plan({"ep": 2}, moe=MOE),
     "latent attention": plan(attention={"kind": "mla"}, n_kv_heads=16),
     "prediction of three tokens": plan({"ep": 2}, mtp=2, moe=MOE, tie_embeddings=True),
+    "Gated DeltaNet": plan(linear_attention={"n_key_heads": 8, "n_value_heads": 16, "freq": 3}),
     "layers of two widths": plan(layers=[{"repeat": 4, "inter_sz": 4096}, {"repeat": 8}]),
 }
 

@@ -17,7 +17,7 @@ from steptime.hardware.machine import Machine
 from steptime.job.job import Job
 from steptime.model.ops import Attention, Gemm, Move, Param, Tensor
 from steptime.software.performance import load_software
-from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param, update_s
+from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, update_s
 
 WEIGHT = (Param("w", (2560, 950)),)
 
@@ -154,7 +154,7 @@ def test_a_residual_costs_nothing_on_the_way_back():
     ],
 )
 def test_bytes_that_adam_moves(performance, bytes_):
-    assert adam_bytes_per_param(llama3_70b(**{"parallelism.pp": 1, "performance": performance})) == bytes_
+    assert update_bytes_per_param(llama3_70b(**{"parallelism.pp": 1, "performance": performance}), 8.0) == bytes_
 
 
 def test_clipping_reads_the_gradient_twice_and_writes_it_or_is_left_out():
@@ -166,7 +166,7 @@ def test_clipping_reads_the_gradient_twice_and_writes_it_or_is_left_out():
 def test_seconds_of_the_optimizer():
     """30 for Adam and 12 for clipping (the norm, then scaling) of the owned, 4 to zero the gradient of the held."""
     job = llama3_70b()
-    assert update_s(job, 1e9, 32e9, 2e12) == pytest.approx((1e9 * 42 + 32e9 * 4) / 2e12)
+    assert update_s(job, 1e9, 32e9, 8.0, 2e12) == pytest.approx((1e9 * 42 + 32e9 * 4) / 2e12)
 
 
 # --- overlap ---

@@ -151,7 +151,8 @@ def test_the_readme_names_every_refused_feature():
         "mtp with ZeRO": "under fsdp or zero 2 and 3",
         "mtp with window_pattern": "after windows in a pattern",
         "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
-        "fsdp with pipeline": "fsdp together with pipelines",
+        "resharded parameters of split backwards": "zero-bubble with resharding where fsdp meets pipelines",
+        "tied embeddings of FSDP stages": "tied embeddings or zero-bubble with resharding where fsdp meets pipelines",
         "recomputation with split backward": "recomputation and tied embeddings under zero-bubble",
         "tied embeddings in a V": "recomputation and tied embeddings under zero-bubble",
     }

@@ -18,7 +18,8 @@ from steptime.software.performance import load_software
 # Parameters by preset. The Hub's pages print, from the safetensors: Mixtral-8x7B 46,702,792,704; gpt-oss 20,914,757,184 and
 # 116,829,156,672; Qwen3 30,532,122,624 and 235,093,634,560; Gemma 2 2,614,341,888, 9,241,705,984, 27,227,128,320; Gemma 3 1B
 # 999,885,952; DeepSeek-V2 235,741,434,880 and Lite 15,706,484,224. DeepSeek-V3 has 671,026,419,200 with the 58 * 256 balancing
-# biases, which are no parameters here; OLMoE 6,919,161,856 with norms of q and k that are 16 times as wide.
+# biases, which are no parameters here; OLMoE 6,919,161,856 with norms of q and k that are 16 times as wide. Those with linear
+# attention are worked out in test_linear_attention.py.
 COUNTED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
@@ -35,14 +36,17 @@ COUNTED = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "kimi-k2": 1_026_408_209_408,
+    "kimi-linear-48b-a3b": 49_122_675_072,
     "llama4-maverick": 400_711_848_960,
     "llama4-scout": 107_769_861_120,
+    "minimax-text-01": 456_089_655_296,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "moonlight-16b-a3b": 15_960_108_544,
     "olmoe-1b-7b": 6_919_161_856 - 16 * 2 * (2048 - 128),
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-next-80b-a3b": 79_674_391_296,
 }
 ACTIVE = {  # billions that the model cards print; "without": of embedding, or of embedding and head
     "deepseek-v2": (21, 0),
@@ -54,6 +58,7 @@ ACTIVE = {  # billions that the model cards print; "without": of embedding, or o
     "gpt-oss-120b": (5.13, 1),
     "kimi-k2": (32, 0),
     "llama4-maverick": (17, 0),
+    "minimax-text-01": (45.9, 2),
     "llama4-scout": (17, 0),
     "mixtral-8x7b": (12.9, 0),
     "mixtral-8x22b": (39, 0),
@@ -81,6 +86,7 @@ def test_active_parameters(name):
 
 
 ROUTED = {"n_shared_experts": 1, "num_experts_per_tok": 8, "hidden_act": "silu"}
+KDA = [layer for layer in range(1, 27) if layer % 4]
 FILES = {
     "mixtral-8x7b": ("mixtral", (32, 4096, 14336, 32, 8, 32000), {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "deepseek-v3": (
@@ -126,6 +132,25 @@ FILES = {
         {"intermediate_size_mlp": 16384, "num_local_experts": 128, "num_experts_per_tok": 1, "head_dim": 128}
         | {"interleave_moe_layer_step": 2, "attention_chunk_size": 8192, "hidden_act": "silu"},
     ),
+    "qwen3-next-80b-a3b": (
+        "qwen3_next",
+        (48, 2048, 5120, 16, 2, 151936),
+        {"head_dim": 256, "moe_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
+        | {"shared_expert_intermediate_size": 512, "full_attention_interval": 4, "linear_num_value_heads": 32},
+    ),
+    "kimi-linear-48b-a3b": (
+        "kimi_linear",
+        (27, 2304, 9216, 32, 32, 163840),
+        {"moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1}
+        | {"first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None, "mla_use_nope": True}
+        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        | {"linear_attn_config": {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4, "kda_layers": KDA}},
+    ),
+    "minimax-text-01": (
+        "minimax_text_01",
+        (80, 6144, 9216, 64, 8, 200064),
+        {"head_dim": 128, "num_local_experts": 32, "num_experts_per_tok": 2, "attn_type_list": ([0] * 7 + [1]) * 10},
+    ),
     "olmoe-1b-7b": ("olmoe", (16, 2048, 1024, 16, 16, 50304), {"num_experts": 64, "num_experts_per_tok": 8}),
     "gemma2-2b": (
         "gemma2",
@@ -170,7 +195,21 @@ def test_a_config_json_is_its_preset(tmp_path, name):
     """Parameters, active ones, and which layers have what."""
     ours, preset = build(Model, read(tmp_path, name)), load_model(name)
     assert (n_params(ours), active(ours)) == (n_params(preset), active(preset))
+    assert ours.linear_attention == preset.linear_attention
     assert (ours.attention, ours.post_norms, ours.qk_norm) == (preset.attention, preset.post_norms, preset.qk_norm)
+
+
+def test_qwen3_next_with_its_layer_of_prediction():
+    """The Hub's page of Qwen/Qwen3-Next-80B-A3B-Instruct prints 81,324,862,720; its card 79 B without embedding and head."""
+    assert n_params(load_model("qwen3-next-80b-a3b", mtp=1)) == 81_324_862_720
+    plain = load_model("qwen3-next-80b-a3b")
+    assert round((n_params(plain) - 2 * plain.vocab_sz * plain.hidden_sz) / 1e9) == 79
+
+
+def test_minimax_in_the_words_of_transformers(tmp_path):
+    kinds = (["linear_attention"] * 7 + ["full_attention"]) * 10
+    theirs = read(tmp_path, "minimax-text-01", model_type="minimax", attn_type_list=None, layer_types=kinds)
+    assert build(Model, theirs).linear_attention == load_model("minimax-text-01").linear_attention
 
 
 def test_what_is_wrong_with_experts_is_told(tmp_path):

@@ -45,7 +45,7 @@ def test_stragglers_by_hand(found):
 
 def test_optimizer_by_hand(found):
     """Adam: gradient 4, master 2 x 4, moments 2 x 8, parameter 2; clipping reads the gradient twice and writes it: 12."""
-    assert words(found, "optimizer")[1]["bytes"].startswith("Adam 30 + clipping 12 bytes")
+    assert words(found, "optimizer")[1]["bytes"].startswith("adamw 30 + clipping 12 bytes")
 
 
 def test_the_kernels_listed_sum_to_their_part(found):

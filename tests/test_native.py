@@ -126,11 +126,18 @@ def test_what_is_compiled(notes, release, section):
 
 
 @pytest.mark.parametrize(
-    ("words", "freed"),
-    [("fsdp2", True), ("fsdp2 8 (reshard never = ZeRO-2 style)", False), ("fsdp1 zero2", False), ("zero2", False)],
+    ("words", "stages", "freed"),
+    [
+        ("fsdp2", 1, True),
+        ("fsdp2", 2, False),
+        ("fsdp2 reshard always", 2, True),
+        ("fsdp2 8 (reshard never = ZeRO-2 style)", 1, False),
+        ("fsdp1 zero2", 1, False),
+        ("zero2", 1, False),
+    ],
 )
-def test_whether_parameters_are_freed_after_forward(words, freed):
-    assert row_native.resharded(words) is freed
+def test_whether_parameters_are_freed_after_forward(words, stages, freed):
+    assert row_native.resharded(words, stages) is freed
 
 
 def cast_bytes(found, name):

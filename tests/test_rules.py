@@ -160,6 +160,61 @@ BROKEN = {
         {"model.attention.window": 4096, "parallelism.cp": 2},
         ["parallelism.cp: not modeled yet together with model.attention.window (got 2); use 1"],
     ),
+    "linear attention framework": (
+        {"model.linear_attention": {}, "performance.software": "torch", "parallelism.pp": 1, "parallelism.tp": 1},
+        [
+            (
+                "performance.software: linear attention is modeled for Megatron-Core alone (got torch); "
+                "use megatron-core or a profile of its family"
+            )
+        ],
+    ),
+    "linear attention with ZeRO": (
+        {"model.linear_attention": {}, "parallelism.pp": 1, "parallelism.zero_level": 3},
+        [
+            (
+                "parallelism.zero_level: linear attention is not modeled with FSDP or zero_level 2 or 3 (got 3); "
+                "use 0 or 1"
+            )
+        ],
+    ),
+    "linear attention with cp": (
+        {"model.linear_attention": {}, "parallelism.cp": 2},
+        ["parallelism.cp: not modeled yet together with model.linear_attention (got 2); use 1"],
+    ),
+    "linear attention with a window": (
+        {"model.linear_attention": {}, "model.attention.window": 4096},
+        ["model.attention.window: not modeled yet together with model.linear_attention (got 4096); remove it"],
+    ),
+    "linear attention with tp": (
+        {"model.linear_attention": {"kind": "kda"}},
+        [
+            (
+                "parallelism.tp: is modeled for gated_delta_net alone among model.linear_attention's kinds (got 8 with kda); "
+                "use 1"
+            )
+        ],
+    ),
+    "linear layers listed": (
+        {"model.linear_attention": {"freq": [1, 0]}},
+        ["model.linear_attention.freq: lists 2 layers, model.n_layers is 80; list each layer once"],
+    ),
+    "linear attention with a pattern": (
+        {"model.linear_attention": {}, "model.hybrid_pattern": "*-" * 40},
+        ["model.linear_attention: has no meaning beside model.hybrid_pattern; remove one"],
+    ),
+    "key heads divide value heads": (
+        {"model.linear_attention": {"n_key_heads": 24}},
+        ["model.linear_attention.n_key_heads: must divide n_value_heads 32 (got 24)"],
+    ),
+    "as many keys as values": (
+        {"model.linear_attention": {"kind": "kda", "n_key_heads": 16}, "parallelism.tp": 1},
+        ["model.linear_attention.n_key_heads: must equal n_value_heads 32 with kind kda (got 16)"],
+    ),
+    "tp divides linear key heads": (
+        {"model.linear_attention": {"n_key_heads": 4}},
+        ["parallelism.tp: must divide model.linear_attention.n_key_heads 4 (got 8)"],
+    ),
     "mtp framework": (
         {"model.mtp": 1, "performance.software": "torch", "parallelism.pp": 1, "parallelism.tp": 1},
         [
@@ -206,9 +261,35 @@ BROKEN = {
             )
         ],
     ),
-    "fsdp with pipeline": (
-        {"parallelism.fsdp": {}},
-        ["parallelism.pp: not modeled yet together with FSDP (got 2); use pp 1, or software megatron-core"],
+    "resharded parameters of split backwards": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {"reshard_after_forward": True},
+            "parallelism.zero_level": None,
+            "parallelism.schedule": "zero_bubble",
+            "performance.activation_checkpointing_type": "none",
+            "performance.recompute": None,
+        },
+        [
+            (
+                "parallelism.fsdp.reshard_after_forward: not modeled yet with schedule zero_bubble; "
+                "use false, torchtitan's default with pp > 1"
+            )
+        ],
+    ),
+    "tied embeddings of FSDP stages": (
+        {
+            "performance.software": "fsdp2",
+            "parallelism.fsdp": {},
+            "parallelism.zero_level": None,
+            "model.tie_embeddings": True,
+        },
+        [
+            (
+                "model.tie_embeddings: torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp 2); "
+                "use false"
+            )
+        ],
     ),
     "too many devices": (
         {"parallelism.dp": 1_000_000, "data.gbs": 1_000_000},
@@ -572,6 +653,38 @@ BROKEN = {
         [
             "performance.master_dtype: remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got fp16)"
         ],
+    ),
+    "framework has the optimizer": (
+        {"performance.optimizer": "adafactor", "parallelism.zero_level": 0},
+        ["performance.optimizer: megatron-core does not run adafactor; use adamw, lion, sgd, muon, dist_muon"],
+    ),
+    "optimizer needs whole tensors": (
+        {"performance.optimizer": "adafactor", "performance.software": "torch", "parallelism.zero_level": 1},
+        [
+            "performance.optimizer: adafactor updates whole tensors, which zero_level 1 cuts; use parallelism.zero_level 0"
+        ],
+    ),
+    "muon is not sharded": (
+        {"performance.optimizer": "muon"},
+        [
+            (
+                "performance.optimizer: muon updates whole matrices, which zero_level 1 cuts; "
+                "use parallelism.zero_level 0, or dist_muon with 1"
+            )
+        ],
+    ),
+    "dist_muon deals out": (
+        {"performance.optimizer": "dist_muon", "parallelism.zero_level": 0},
+        [
+            (
+                "performance.optimizer: dist_muon deals out whole matrices to data-parallel ranks; "
+                "use parallelism.zero_level 1 (got 0), or muon"
+            )
+        ],
+    ),
+    "dist_muon with replicas": (
+        {"performance.optimizer": "dist_muon", "parallelism.replicas": 2},
+        ["parallelism.replicas: dist_muon does not run with replicas (got 2); use 1"],
     ),
     "shares": (
         {"performance.overlap.tp": 1.5},

@@ -57,6 +57,7 @@ PLANS = {
         }
     ),
     "prediction of two tokens": plan(mtp=1),
+    "Gated DeltaNet": plan(linear_attention={"n_key_heads": 8, "n_value_heads": 16}),
     "prediction of three, experts": plan(mtp=2, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}),
     "two data centers": Job(
         model=MODEL,

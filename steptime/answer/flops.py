@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from steptime.base.num import Num
 from steptime.base.rows import Flops
 from steptime.job.assembly import Assembly, Part
-from steptime.model.ops import Gemm, Scan
+from steptime.model.ops import Gemm
+from steptime.model.scans import Chunked, Scan
 
 FORWARD_AND_BACKWARD = 3.0
 """Backward computes two products for each of forward's."""
@@ -44,12 +46,18 @@ def attention_flops_per_token(assembly: Assembly) -> float:
 
 
 def scan_flops_per_token(assembly: Assembly) -> float:
-    """Forward FLOPs per token of state-space scans: 7 d N per layer, with d values and N states a value.
+    """Forward FLOPs per token of what carries a state: of Mamba-2 7 d N per layer, with d values and N states a value.
 
-    megatron/training/training.py, num_floating_point_operations, mamba_layer_flops.
+    megatron/training/training.py, num_floating_point_operations, mamba_layer_flops; of linear attention see `Chunked.counted`.
     """
-    scans = ((count * part.tp, op) for part, count in assembly.runs for op in part.ops if isinstance(op, Scan))
-    return float(sum(7.0 * ranks * op.n_heads * op.head_dim * op.state_dim for ranks, op in scans))
+    total: Num = 0.0
+    for part, layers in every_part(assembly):
+        for op in part.ops:
+            if isinstance(op, Scan):
+                total = total + 7.0 * layers * part.tp * op.n_heads * op.head_dim * op.state_dim
+            elif isinstance(op, Chunked):
+                total = total + layers * part.tp * op.counted
+    return float(total)
 
 
 def step_flops(assembly: Assembly, hardware_per_step: float) -> Flops:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from steptime import fsdp
@@ -27,6 +28,8 @@ class Held(NamedTuple):
     """Gradients made by then."""
     kept_bytes: float
     """Saved for backward once the action is over."""
+    gradients_kept_bytes: float
+    """Gradients made once it is over."""
 
 
 class StageHolds(NamedTuple):
@@ -50,14 +53,19 @@ class StageHolds(NamedTuple):
     first_backward: PeakMoment | None
     """The worst moment of the first backward where gradients come into being in it."""
     optimizer_step: PeakMoment
+    one_by_one: Callable[[Sequence[Action]], Iterator[Held]] | None = None
+    """Where every action is walked by itself (FSDP under a pipeline): all of them."""
 
     def actions(self, order: Sequence[Action]) -> Iterator[Held]:
         """What the stage holds in each of its actions, in order."""
+        if self.one_by_one is not None:
+            yield from self.one_by_one(order)
+            return
         kept, made, first = 0.0, self.first_gradients, self.first_backward
         for kind, _, chunk in order:
             if kind == "F":
                 kept += self.weights[chunk]
-                yield Held(kept, self.forward[chunk] + self.permanent, made, kept)
+                yield Held(kept, self.forward[chunk] + self.permanent, made, kept, made)
                 continue
             held, extra = kept, self.later[kind][chunk] + self.permanent
             kept -= self.frees[kind][chunk]
@@ -65,10 +73,10 @@ class StageHolds(NamedTuple):
             if first is not None:
                 made = self.gradients - float(first.grads_not_yet_allocated_bytes)
                 extra = float(first.transient_bytes) + self.permanent
-                yield Held(float(first.activations_bytes), extra, made, kept)
+                yield Held(float(first.activations_bytes), extra, made, kept, self.gradients)
                 first = None
             else:
-                yield Held(held, extra, self.gradients, kept)
+                yield Held(held, extra, self.gradients, kept, self.gradients)
             made = self.gradients
 
 
@@ -82,6 +90,8 @@ def stage_holds(assembly: Assembly, states: list[States]) -> list[StageHolds]:
         for state, held, beside in zip(states, buffers, permanent, strict=True)
     ]
     if fsdp.applies(job):
+        if job.parallelism.pp > 1:
+            return _sharded_stages(assembly, states, steps, permanent)
         return [_sharded(assembly, states[0], steps[0])._replace(permanent=permanent[0])]
     of, alone = chunk_bytes(assembly), one_backward(job)
     found = []
@@ -146,3 +156,40 @@ def _sharded(assembly: Assembly, state: States, step: PeakMoment) -> StageHolds:
         {"B": [float(in_backward.added_bytes) - weight]}, {"B": [weight]}, 0.0,
         gradients, gradients - absent, in_backward if absent else None, step,
     )  # fmt: skip
+
+
+def _sharded_stages(
+    assembly: Assembly, states: list[States], steps: list[PeakMoment], permanent: list[float]
+) -> list[StageHolds]:
+    """FSDP's stages of a pipeline, action by action."""
+
+    def held(stage: int, chunks: list[fsdp.ChunkBytes], orders: Sequence[Action]) -> Iterator[Held]:
+        every, kept, made = float(states[stage].gradients_bytes), 0.0, 0.0
+        walked = fsdp.stage_actions(assembly, stage, chunks, orders)
+        following = next(walked)
+        for action in orders:
+            if action.kind == "I" and following.action != action:  # the first chunk's inputs need no gradients
+                yield Held(kept, permanent[stage], made, kept, made)
+                continue
+            of, kept = following.moment, float(following.kept)
+            before = every - float(of.grads_not_yet_allocated_bytes)
+            made = every - float(following.to_come)
+            yield Held(float(of.activations_bytes), float(of.transient_bytes) + permanent[stage], before, kept, made)
+            following = next(walked, following)
+
+    return [
+        StageHolds(
+            stage,
+            [],
+            [],
+            {},
+            {},
+            permanent[stage],
+            float(state.gradients_bytes),
+            0.0,
+            None,
+            step,
+            partial(held, stage, chunks),
+        )
+        for stage, (state, step, chunks) in enumerate(zip(states, steps, fsdp.stage_chunks(assembly), strict=True))
+    ]

@@ -174,7 +174,8 @@ def collectives(timing: StepTime, time: Time) -> list[CollectiveRow]:
     if timing.dp:
         rows += data_parallel_rows(timing.dp)
     if timing.fsdp:
-        rows += fsdp.rows(timing.assembly, timing.pricing.dp_tiers, time.parts_s.get("dp_comm", 0.0), row)
+        shown = time.parts_s.get("dp_comm", 0.0)
+        rows += fsdp.rows(timing.assembly, timing.pricing.dp_tiers, timing.fsdp.calls, shown, row)
     reduces = (
         ("norm gradients", "tp", timing.job.parallelism.tp, timing.norm_reduce),
         ("embedding gradients", "embedding", 2, timing.embedding_reduce),

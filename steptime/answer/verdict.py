@@ -41,7 +41,7 @@ def stage_memory(assembly: Assembly, states: list[States]) -> Memory:
 def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
-    walked = [fsdp.peak_moment(assembly)] if fsdp.applies(job) else peak_moments(assembly)
+    walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
     return [
         stage_row(job, stage, state, stage_buffers(assembly, stage, state), moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
@@ -49,23 +49,27 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
 
 
 def moment_bytes(job: Job, state: States) -> Num:
-    """Adam's moments of a stage, which come into being in the first optimizer step."""
-    moments = state_bytes(job).moments
-    return state.optimizer_bytes * moments / (moments + state_bytes(job).master)
+    """The moments of a stage, which come into being in the first optimizer step."""
+    return state.optimizer_bytes - state_bytes(job).master * state.owned
 
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
     """The optimizer step: no activations, but what an update holds for itself, and what only stays between micro-batches."""
-    temporaries = job.software.states.optimizer_temp_copies * moment_bytes(job, state) / 2.0
+    temporaries = update_temporaries(job, state)
     own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
     gone = sum([held.bytes for held in buffers if held.at_peak and not held.stays])
     return PeakMoment(0.0, temporaries + own - gone, "optimizer step")
 
 
+def update_temporaries(job: Job, state: States) -> Num:
+    """What an update makes for itself: copies of all that it updates (foreach), or what the tensor it works on needs."""
+    foreach = job.software.states.optimizer_temp_copies if job.software.states.optimizer == "adamw" else 0.0
+    return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
+
+
 def update_bytes(job: Job, state: States) -> Num:
     """What an update holds for itself: temporaries, and fp32 copies of half-precision gradients."""
-    temporaries = job.software.states.optimizer_temp_copies * moment_bytes(job, state) / 2.0
-    return temporaries + gradient_copy_bytes(job, state)
+    return update_temporaries(job, state) + gradient_copy_bytes(job, state)
 
 
 def first_peak(job: Job, state: States, peak: Num) -> Num:

@@ -55,6 +55,7 @@ def _states(job: Job) -> Iterator[Limit]:
     """Dtypes of parameters, gradients and optimizer states."""
     s, size = job.software, state_bytes(job)
     one = size.params == size.gradients == size.moments / 2.0 and size.master == 0.0
+    yield s.states.optimizer != "adamw", "performance.optimizer: AdamW runs here", _set("optimizer=adamw")
     text = "performance: plain AdamW keeps gradients and moments in the parameters' dtype, and no master copy"
     dtype = s.states.param_dtype
     fix = _set(f"main_grad_dtype={dtype}", f"moment_dtype={dtype}", "master_dtype=none")

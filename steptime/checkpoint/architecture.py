@@ -69,14 +69,15 @@ def infer(
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """({field: {value, from}}, CONFIG_MISMATCH problems). Empty when nothing looks like a transformer."""
     tensors = list(tensors)
-    shapes = {t.name.replace("_orig_mod.", ""): t.whole for t in tensors}
+    shapes = {t.name.replace("_orig_mod.", ""): t.shape if t.global_shape is None else t.global_shape for t in tensors}
     parts = stacks.split(_unstacked(shapes, facts))
     if parts is None:
         return {}, []
     found = Found(parts, {t.name for t in tensors if t.alias_of})
     for number, tails in parts.main.layers.items():
         for tail, shape in tails.items():
-            found.tails.setdefault(tail, (f"{parts.main.prefix}{number}.{tail}", shape))
+            if tail not in found.tails:
+                found.tails[tail] = (f"{parts.main.prefix}{number}.{tail}", shape)
     configs = [known for fact in facts for known in from_config(fact)]
     _stated(found, [known for fact in facts if fact.get("slices") for known in from_config(fact)])
     _embedding(found)

@@ -89,6 +89,8 @@ def _keep_apart(found: list[Section], pipeline: Any) -> None:
         for section in models:
             section.facts["pipeline"] = section.container = str(pipeline.get("_class_name", "pipeline"))
             section.format = f"Diffusers ({section.format})"
+    if not isinstance(pipeline, dict) and len(models) < 2:
+        return
     names = Counter(name for s in models for name in {t.name for t in s.tensors if t.role in ("", "model")})
     if not isinstance(pipeline, dict) and max(names.values(), default=0) < 2:
         return

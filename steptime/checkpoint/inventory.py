@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
 from steptime.checkpoint.confignames import from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Problem, Section, StoredTensor
+    from collections.abc import Iterable
+
+    from steptime.checkpoint.records import Problem, Section, Shape, StoredTensor
 
 INCOMPLETE = frozenset(
     {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",
@@ -79,13 +82,15 @@ class Inventory:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        whole = {t.name: t.whole for t in self.model if t.note != "replica"}
+        whole = {
+            t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model if t.note != "replica"
+        }
         return {
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": sum(map(prod, whole.values())),
-            "stored_params": sum(t.numel for t in self.model if t.alias_of is None),
+            "logical_params": _elements(whole.values()),
+            "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
             "stored_bytes": counting.stored_bytes(self.tensors),
             "file_bytes": sum(section.nbytes for section in self.sections),
@@ -94,11 +99,38 @@ class Inventory:
     @cached_property
     def by_dtype(self) -> list[dict[str, Any]]:
         """Per element type, over all roles: tensors, unique elements, bytes; largest first."""
-        return _group(self.tensors, "dtype")
+        return self._grouped("dtype")
 
     @cached_property
     def _roles(self) -> list[dict[str, Any]]:
-        return _group(self.tensors, "role")
+        return self._grouped("role")
+
+    @cached_property
+    def _kinds(self) -> dict[tuple[str, str], list[StoredTensor]]:
+        """The tensors by dtype and role."""
+        kinds: dict[tuple[str, str], list[StoredTensor]] = {}
+        for tensor in self.tensors:
+            key = tensor.dtype, tensor.role
+            if key in kinds:
+                kinds[key].append(tensor)
+            else:
+                kinds[key] = [tensor]
+        return kinds
+
+    def _grouped(self, key: Literal["dtype", "role"]) -> list[dict[str, Any]]:
+        """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
+        rows: dict[str, dict[str, Any]] = {}
+        names: dict[tuple[str, str], set[str]] = {}
+        for (dtype, role), group in self._kinds.items():
+            value = dtype if key == "dtype" else role
+            row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
+            row["params"] += sum([t.unique for t in group])
+            row["bytes"] += sum([t.nbytes for t in group])
+            known = names.setdefault((value, role), set())
+            row["tensors"] -= len(known)
+            known.update([t.name for t in group])
+            row["tensors"] += len(known)
+        return sorted(rows.values(), key=lambda row: -row["bytes"])
 
     @cached_property
     def by_role(self) -> dict[str, Any]:
@@ -179,18 +211,5 @@ class Inventory:
         return identity.structural_hash(self.model or self.tensors)
 
 
-def _group(tensors: list[StoredTensor], key: str) -> list[dict[str, Any]]:
-    """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
-    rows: dict[str, list[int]] = {}
-    names: dict[tuple[str, str], set[str]] = {}
-    for tensor in tensors:
-        value = getattr(tensor, key)
-        row = rows.setdefault(value, [0, 0])
-        row[0] += tensor.unique
-        row[1] += tensor.nbytes
-        names.setdefault((value, tensor.role), set()).add(tensor.name)
-    counts = dict.fromkeys(rows, 0)
-    for (value, _), own in names.items():
-        counts[value] += len(own)
-    found = [{key: value, "tensors": counts[value], "params": n, "bytes": size} for value, (n, size) in rows.items()]
-    return sorted(found, key=lambda row: -row["bytes"])
+def _elements(shapes: Iterable[Shape]) -> int:
+    return sum(prod(shape) * count for shape, count in Counter(shapes).items())

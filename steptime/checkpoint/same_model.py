@@ -8,6 +8,7 @@ from the model beside them or from one another, DeepSpeed's files beside the gat
 from __future__ import annotations
 
 import re
+from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ STEMS = re.compile(
     r"^(?:model|pytorch_model|tf_model|flax_model|rust_model|open_clip_(?:pytorch_)?model|adapter_model|consolidated|"
     r"diffusion_(?:pytorch|flax)_model|weights)(?:\.(?:fp16|bf16|fp32|fp8|int8|non_ema|ema))?$"
 )
-_NAMES = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in those of Hugging Face
+_SPELLINGS = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in those of Hugging Face
     (r"^(?:model|transformer|language_model\.model)\.", ""), (r"^blk\.", "layers."), (r"output_norm|^norm", "norm"),
     (r"tok_embeddings|token_embd", "embed_tokens"), (r"^output\.", "lm_head."), (r"attn_output", "self_attn.o_proj"),
     (r"attention\.w([qkvo])\b", r"self_attn.\1_proj"), (r"attn_([qkv])\b", r"self_attn.\1_proj"),
@@ -28,6 +29,8 @@ _NAMES = (  # Meta's, Mistral's and llama.cpp's names of a llama's tensors, in t
     (r"feed_forward\.w1\b|ffn_gate\b", "mlp.gate_proj"), (r"feed_forward\.w2\b|ffn_down\b", "mlp.down_proj"),
     (r"feed_forward\.w3\b|ffn_up\b", "mlp.up_proj"),
 )  # fmt: skip
+_NAMES = [(re.compile(pattern), words) for pattern, words in _SPELLINGS]
+_BUFFERS = re.compile(r"inv_freq$|rope\.?_?freqs|position_ids$")
 MIN_TENSORS = 2
 MAX_OWNERS = 64  # models of one folder with which another is compared by size
 
@@ -49,10 +52,10 @@ def mark(found: list[Section]) -> None:
     """
     exact: dict[tuple[str, object], Section] = {}
     near: dict[str, list[_Profile]] = {}
-    for section in sorted(
-        found, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)
-    ):
-        if section.same_as is not None or len(_model(section)) < MIN_TENSORS:
+    own = [section for section in found if section.same_as is None and len(_model(section)) >= MIN_TENSORS]
+    folders = Counter(map(_folder, own))
+    for section in sorted(own, key=lambda s: ("safetensors" not in s.format, "GGUF" in s.format, len(s.stem), s.path)):
+        if folders[_folder(section)] < 2:
             continue
         one, folder = _profile(section), _folder(section)
         keys = [(folder, one.checksums)] if one.checksums else []
@@ -103,15 +106,13 @@ def _checksums(section: Section) -> frozenset[Any] | None:
 
 def _structure(section: Section) -> frozenset[Any]:
     """Names, in one spelling, and whole shapes; buffers that formats keep or drop as they like are left out."""
-    names = {
-        t.name: t.whole for t in _model(section) if not re.search(r"inv_freq$|rope\.?_?freqs|position_ids$", t.name)
-    }
+    names = {t.name: t.whole for t in _model(section) if not _BUFFERS.search(t.name)}
     return frozenset((_spelled(name), shape) for name, shape in names.items())
 
 
 def _spelled(name: str) -> str:
     for pattern, words in _NAMES:
-        name = re.sub(pattern, words, name)
+        name = pattern.sub(words, name)
     return name
 
 

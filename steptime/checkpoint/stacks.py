@@ -72,7 +72,11 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
         stack = stacks.get(prefix)
         if stack is None:
             stack = stacks[prefix] = Stack(prefix)
-        stack.layers.setdefault(int(match[1]), {})[name[match.end() :]] = shape
+        number = int(match[1])
+        layer = stack.layers.get(number)
+        if layer is None:
+            layer = stack.layers[number] = {}
+        layer[name[match.end() :]] = shape
         stack.elements += prod(shape)
     if not stacks:
         return None

@@ -5,12 +5,13 @@ Counts are of unique elements, so that a tied weight or a replica on another ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from steptime.checkpoint.records import Shape, StoredTensor
 
@@ -36,58 +37,127 @@ class Node:
     kind: int = -1
 
 
-_Branch = dict[str, Any]  # of a module: its parts; a part is a branch, a tensor or a list of the pieces of one
+_Branch = dict[str, Any]  # parts of a module: branches, groups, tensors, lists of the pieces of one tensor
 _Kinds = dict[object, int]
-_OWN = ""
-"""Key of the tensor that a module itself is."""
+_OWN: Any = object()
+"""Key of the tensor that a module itself is; no part of a name is equal to it."""
+_NUMBERED = re.compile(r"(?:.*\.)?\d+(?=\.)")
+"""A name up to its last number that something follows: of the tensors of one layer or expert."""
+
+
+class _Group(NamedTuple):
+    """The tensors of a numbered module without numbers below it; groups of one `key` have one node, built once."""
+
+    tensors: list[StoredTensor]
+    key: object
+    start: int
+    """Where the names go on behind the module's own."""
+
+
+@dataclass(slots=True)
+class _Folding:
+    """What was folded so far: numbers of what is equal, and the node of each group."""
+
+    kinds: _Kinds = field(default_factory=dict)
+    nodes: dict[object, Node] = field(default_factory=dict)
 
 
 def build(tensors: Iterable[StoredTensor]) -> Node:
     """The folded tree of `tensors`."""
     root: _Branch = {}
+    for name, item in _items(list(tensors)):
+        _put(root, name, item)
+    return _folded("", root, _Folding())
+
+
+def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _Group]]:
+    """Tensors and groups by name, in the order of their first tensor."""
+    groups: dict[str, list[StoredTensor]] = {}
+    prefixes: list[str] = []
+    own_names: set[str] = set()  # tensors named like a numbered module
+    upper: set[str] = set()  # modules with numbered ones below, and all above them
     for tensor in tensors:
-        *path, last = tensor.name.split(".", MAX_PARTS)
-        branch = root
-        for part in path:
-            below = branch.get(part)
-            if type(below) is not dict:
-                below = branch[part] = {} if below is None else {_OWN: below}
-            branch = below
-        here = branch.get(last)
-        if here is None:
-            branch[last] = tensor
-        elif type(here) is dict:
-            here[_OWN] = [*here.get(_OWN, ()), tensor]
-        elif type(here) is list:
-            here.append(tensor)
-        else:
-            branch[last] = [here, tensor]
-    return _folded("", root, {})
+        name = tensor.name
+        match = _NUMBERED.match(name)
+        prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
+        prefixes.append(prefix)
+        if prefix:
+            groups.setdefault(prefix, []).append(tensor)
+        if name[-1:].isdecimal():
+            own_names.add(name)
+    for prefix in groups:
+        above = prefix
+        while (above := above.rpartition(".")[0]) and above not in upper:
+            upper.add(above)
+    upper |= own_names
+    for tensor, prefix in zip(tensors, prefixes, strict=True):
+        if not prefix or prefix in upper:
+            yield tensor.name, tensor
+        elif own := groups.pop(prefix, None):
+            start = len(prefix) + 1
+            key = tuple([(t.name[start:], t.whole, t.dtype, t.unique, t.nbytes, t.alias_of) for t in own])
+            yield prefix, _Group(own, key, start)
 
 
-def _folded(name: str, branch: Any, kinds: _Kinds) -> Node:
+def _put(root: _Branch, name: str, item: StoredTensor | _Group) -> None:
+    """Put a tensor or a group under its name; several tensors of one name are its pieces."""
+    *path, last = name.split(".", MAX_PARTS)
+    branch = root
+    for part in path:
+        below = branch.get(part)
+        if type(below) is not dict:
+            below = branch[part] = {} if below is None else {_OWN: below}
+        branch = below
+    if type(branch.get(last)) is dict:
+        branch, last = branch[last], _OWN
+    here = branch.get(last)
+    if here is None:
+        branch[last] = item
+    elif type(here) is list:
+        here.append(item)
+    else:
+        branch[last] = [here, item]
+
+
+def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
+    """The node of a group; of one that is equal to another a copy, unless its name may be joined with its only child's."""
+    known = folding.nodes.get(group.key)
+    if known is None:
+        branch: _Branch = {}
+        for tensor in group.tensors:
+            _put(branch, tensor.name[group.start :], tensor)
+        known = _folded(name, branch, folding)
+        if len(known.children) > 1:
+            folding.nodes[group.key] = known
+        return known
+    return replace(known, name=name)
+
+
+def _folded(name: str, branch: Any, folding: _Folding) -> Node:
     """A branch as a node: first its children, then equal numbered ones as one; a module of one part is that part."""
+    if type(branch) is _Group:
+        return _of_group(name, branch, folding)
     if type(branch) is not dict:
-        return _with_kind(_leaf(name, branch if type(branch) is list else [branch]), kinds)
+        return _with_kind(_leaf(name, branch if type(branch) is list else [branch]), folding.kinds)
     if len(branch) == 1 and name and not name.isdecimal():
         ((part, below),) = branch.items()
-        if not part.isdecimal() and part != _OWN:
-            node = _folded(part, below, kinds)
+        if part is not _OWN and not part.isdecimal():
+            node = _folded(part, below, folding)
             if node.repeat == 1:
                 node.name = f"{name}.{node.name}"
                 return node
-            return _with_kind(Node(name, node.params, node.nbytes, children={node.name: node}), kinds)
+            return _with_kind(Node(name, node.params, node.nbytes, children={node.name: node}), folding.kinds)
     own = branch.pop(_OWN, [])
     node = _leaf(name, own if type(own) is list else [own])
-    node.children = {part: _folded(part, below, kinds) for part, below in branch.items()}
+    node.children = {part: _folded(part, below, folding) for part, below in branch.items()}
     branch.clear()
     for child in node.children.values():
         node.params += child.params
         node.nbytes += child.nbytes
     if sum(map(str.isdecimal, node.children)) > 1:
-        node.children = _grouped(node.children, kinds)
+        node.children = _grouped(node.children, folding.kinds)
     node.children = {child.name: child for child in map(_merged, node.children.values())}
-    return _with_kind(node, kinds)
+    return _with_kind(node, folding.kinds)
 
 
 def _leaf(name: str, pieces: list[StoredTensor]) -> Node:

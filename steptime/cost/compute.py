@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, maximum, where
 from steptime.cost.rates import Rates
-from steptime.model.ops import Attention, Gemm, Move, Op, Scan
+from steptime.model.ops import Attention, Gemm, Move, Op
+from steptime.model.scans import Chunked, Scan
 from steptime.software.performance import ITEMSIZE
 
 TILE_M, TILE_N = 128.0, 256.0
@@ -41,6 +42,11 @@ mamba_ssm/ops/triton/ssd_combined.py)."""
 SCAN_BACKWARD = 2.8
 """Backward of a scan over its forward (assumed: none of Mamba-2 is published; gated delta rule 2.5 to 2.8, gated linear attention
 3.1 to 3.5, retention 1.7 to 2.5 on GB200, fla-org/flash-linear-attention). It makes convolution, states and decays again."""
+
+
+CHUNK_S_PER_TOKEN = 40e-6 / 1024.0
+"""Least forward time of linear attention per token of a sequence, whose chunks follow one another: Gated DeltaNet with 8 to 16
+heads takes .096, .174 and .330 ms for 2,048, 4,096 and 8,192 tokens on B200 (flashinfer-ai/flashinfer#3167) [s]."""
 
 
 class Pass(NamedTuple):
@@ -143,6 +149,8 @@ def forward(op: Op, r: Rates, sizes: dict[str, Num]) -> Pass:
         return attention_pass(op, r, flops, r.attention_forward_flops, 1.0, op.merge_forward_bytes)
     if isinstance(op, Scan):
         return scan_pass(op, r, 1.0)
+    if isinstance(op, Chunked):
+        return chunked_pass(op, r, 1.0, sizes)
     if isinstance(op, Move):
         moved = op.forward_bytes
         if moved is None:
@@ -166,6 +174,8 @@ def backward(op: Op, r: Rates, sizes: dict[str, Num]) -> tuple[Pass, Pass]:
         return attention_pass(op, r, flops, r.attention_backward_flops, 2.0, op.merge_backward_bytes), NOTHING
     if isinstance(op, Scan):
         return scan_pass(op, r, SCAN_BACKWARD), NOTHING
+    if isinstance(op, Chunked):
+        return chunked_pass(op, r, op.backward_times, sizes), NOTHING
     if isinstance(op, Move) and not op.same_grad:
         moved = op.backward_bytes
         if moved is None:
@@ -181,6 +191,15 @@ def scan_pass(op: Scan, r: Rates, times: float) -> Pass:
     compute, bandwidth = flops / r.scan_flops, bytes_ / (r.bytes_per_s * r.move_rate)
     kernels = SCAN_KERNELS * times
     return Pass(flops, bytes_, compute, bandwidth, compute + bandwidth + kernels * r.move_kernel_s, kernels)
+
+
+def chunked_pass(op: Chunked, r: Rates, times: float, sizes: dict[str, Num]) -> Pass:
+    """Linear attention in chunks, bound by its SMs' work, or by chunks one after another; not by peak or bandwidth."""
+    flops = times * op.flops
+    moved = times * (total(sizes[name] for name in op.inputs) + total(t.bytes for t in op.allocates))
+    compute = op.slowness * maximum(flops / r.chunk_flops, times * op.seq * CHUNK_S_PER_TOKEN)
+    kernels = SCAN_KERNELS * times
+    return Pass(flops, moved, compute, moved / r.bytes_per_s, compute + kernels * r.move_kernel_s, kernels)
 
 
 def gemm_backward(op: Gemm, r: Rates) -> tuple[Pass, Pass]:

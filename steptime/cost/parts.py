@@ -16,6 +16,7 @@ from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
+from steptime.model.scans import Chunked
 from steptime.model.segments import Segment, rerun
 from steptime.software.performance import EAGER_TORCH, Software
 
@@ -66,8 +67,8 @@ class Work:
         return self.gemm_s + self.attention_s + self.memory_s + self.launch_s + self.comm_s
 
     def add(self, op: Op, done: Pass) -> None:
-        """Count one kernel under its kind. Unfused attention's matrix products and softmax are attention."""
-        if op.role == "core_attn":
+        """Count one kernel under its kind. Unfused attention's products and softmax are attention, so is linear attention."""
+        if op.role == "core_attn" or isinstance(op, Chunked):
             self.attention_s += done.time_s
         elif isinstance(op, Gemm):
             self.gemm_s += done.time_s

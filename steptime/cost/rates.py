@@ -27,6 +27,14 @@ SCAN_SHARE = 0.132
 """Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
 H800, 1,024 to 32,768 tokens (tile-ai/tilelang@be9c08f benchmark/mamba2/README.md)."""
 
+CHUNK_FLOPS_PER_SM = 0.65e12
+"""What the Triton kernels of linear attention compute on one SM, forward: Gated DeltaNet .73, .60 and .79 on GB200, .57 and .60
+on H20, a fixed decay .64, .43 and .68 on GB200, heads of 128 (benchmarks of fla-org/flash-linear-attention; MoonshotAI/FlashKDA
+README) [FLOP/s]."""
+CHUNK_SHARE = 0.06
+"""The same as a share of the dense peak, where a machine states no number of SMs (assumed: .05 on GB200, .08 on H100 by its
+SMs)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -58,6 +66,8 @@ class Rates:
     """Asymptote of a GEMM of quantized operands."""
     scan_flops: float = 0.0
     """Rate of the matrix products inside a state-space scan."""
+    chunk_flops: float = 1.0
+    """Rate of linear attention in chunks."""
     attention_ramp_tokens: float = 450.0
     gemm_overhead_k: float | None = None
 
@@ -104,6 +114,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         plain_share=plain_share(accelerator, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         scan_flops=peak * SCAN_SHARE,
+        chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
         attention_ramp_tokens=accelerator.attention_ramp_tokens,
         gemm_overhead_k=accelerator.gemm_overhead_k,
     )

@@ -11,13 +11,27 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory_walk import pass_moments, peak_moment
-from steptime.fsdp.seconds import CommSeconds, exposed_s, group_seconds, micro_batch_exposed, rows
+from steptime.fsdp.memory_walk import pass_moments
+from steptime.fsdp.pipeline_chunks import ChunkBytes
+from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
+from steptime.fsdp.pipeline_seconds import PipelineSeconds
+from steptime.fsdp.seconds import (
+    CommSeconds,
+    StepSeconds,
+    exposed_s,
+    group_seconds,
+    micro_batch_exposed,
+    rows,
+    step_seconds,
+)
 
 __all__ = [
     "Buffers",
+    "ChunkBytes",
     "CommSeconds",
     "ParamGroup",
+    "PipelineSeconds",
+    "StepSeconds",
     "applies",
     "buffers",
     "exposed_s",
@@ -27,8 +41,12 @@ __all__ = [
     "micro_batch_exposed",
     "options",
     "pass_moments",
-    "peak_moment",
+    "peak_moments",
     "rows",
     "sharded_elements",
+    "stage_actions",
+    "stage_chunks",
+    "stage_steps",
     "states",
+    "step_seconds",
 ]

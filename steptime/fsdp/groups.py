@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from steptime.base.num import Num, where
-from steptime.job.assembly import Assembly, Part
+from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Fsdp
+from steptime.memory.moments import mean_moments
 from steptime.memory.states import States, shard_ranks, state_bytes
 from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
@@ -72,7 +73,7 @@ class Buffers(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The groups of a model: the root, and one per layer in depth order (none of its own where the model is one group)."""
+    """The groups of a model chunk: the root, and one per layer in depth order (none of its own where the chunk is one group)."""
 
     root: ParamGroup
     layers: list[ParamGroup]
@@ -120,17 +121,18 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     return replace(found["dense"], quantized=part.n_quantized, experts=experts)
 
 
-def groups(assembly: Assembly) -> Groups:
-    """The model's groups."""
+def groups(assembly: Assembly, chunk: Chunk) -> Groups:
+    """The groups of a model chunk, each of which is wrapped by itself; the root of one in the middle of a pipeline is empty."""
     tp, ranks = assembly.head.tp, shard_ranks(assembly.job)
-    first, last = assembly.embedding.params, assembly.head_params
+    first = assembly.embedding.params if chunk.embedding else []
+    last = assembly.head_params if chunk.head else []
     if options(assembly).wrap == "model":
-        every = [*first, *(p for part, count in assembly.runs for p in part.params * count), *last]
+        every = [*first, *(p for part, count in chunk.runs for p in part.params * count), *last]
         nothing = ParamGroup(0, 0, ranks, 0)
-        return Groups(group_of(every, tp, ranks), [nothing for _, count in assembly.runs for _ in range(count)])
-    kinds = {part: layer_group(assembly, part) for part in assembly.kinds}
+        return Groups(group_of(every, tp, ranks), [nothing for _, count in chunk.runs for _ in range(count)])
+    kinds = {part: layer_group(assembly, part) for part, _ in chunk.runs}
     return Groups(
-        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in assembly.runs for _ in range(count)]
+        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in chunk.runs for _ in range(count)]
     )
 
 
@@ -161,13 +163,17 @@ def quantized_saving(job: Job) -> float:
     return software.itemsize - software.recipe.param_gather_itemsize
 
 
-def sharded_elements(assembly: Assembly) -> Num:
-    """Parameters on the fullest rank."""
-    root, layers = groups(assembly)
-    return root.shard + sum([of.shard for of in layers])
+def sharded_elements(assembly: Assembly, chunks: list[Chunk]) -> Num:
+    """Parameters of some chunks on the fullest rank."""
+    found = [groups(assembly, chunk) for chunk in chunks]
+    return sum([sum([of.shard for of in (root, *layers)]) for root, layers in found])
 
 
 def states(assembly: Assembly) -> list[States]:
-    """Sharded states of the fullest rank; without resharding the gathered parameters are transients of the walk, not states."""
-    size, shard = state_bytes(assembly.job), sharded_elements(assembly)
-    return [States(size.params * shard, size.gradients * shard, (size.master + size.moments) * shard, [])]
+    """Sharded states of every stage's fullest rank; gathered parameters are transients of the walk, not states."""
+    size, found = state_bytes(assembly.job), list[States]()
+    for chunks in assembly.stages:
+        shard = sharded_elements(assembly, chunks)
+        optimizer_bytes = (size.master + mean_moments(assembly, chunks).get("dense", 0.0)) * shard
+        found.append(States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard))
+    return found

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Chunk
 from steptime.memory.op_walk import PartMemory
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
@@ -65,8 +65,8 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     Sharded gradients are counted as states, there from the start; of a single micro-batch those not yet made are taken off.
     """
     memories = PartMemories(assembly, weight_grads_stay=True)
-    root = buffers(assembly, groups(assembly).root)
-    layers = wrapped(assembly, memories)
+    root = buffers(assembly, groups(assembly, assembly.chunks[0]).root)
+    layers = wrapped(assembly, memories, assembly.chunks[0])
     to_come = sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0
     in_forward, in_backward = Moments(to_come), Moments(to_come)
     forward(assembly, memories, in_forward, root, layers)
@@ -74,13 +74,13 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     return in_forward.worst, in_backward.worst
 
 
-def wrapped(assembly: Assembly, memories: PartMemories) -> list[Wrapped]:
-    """The layers in depth order. Layers checkpointed together count as one, with the group of the first."""
-    job, found = assembly.job, groups(assembly)
+def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk) -> list[Wrapped]:
+    """The layers of a chunk in depth order. Layers checkpointed together count as one, with the group of the first."""
+    job, found = assembly.job, groups(assembly, chunk)
     size = state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
-    for times, layers, memory in memories.layers(assembly.chunks[0]):
+    for times, layers, memory in memories.layers(chunk):
         for _ in range(times):
             of = found.layers[at].all
             each = [buffers(assembly, one) for one in of]
@@ -185,4 +185,4 @@ def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
 
 def sharded_gradients(assembly: Assembly) -> Num:
     """Bytes of all sharded gradients in their stored dtype."""
-    return sharded_elements(assembly) * state_bytes(assembly.job).gradients
+    return sharded_elements(assembly, assembly.chunks) * state_bytes(assembly.job).gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from steptime.base.num import Num
@@ -52,12 +52,10 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
     return max(compute.free_s, network.free_s) - sum(of.compute_s for of in groups_s)
 
 
-def micro_batch_exposed(
-    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
-) -> float:
-    """Seconds that one micro-batch's collectives and copies add: by the two streams, all, or a share, as `overlap.dp` says.
+def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]) -> float:
+    """Seconds that one micro-batch's collectives and copies add, in one direction or both.
 
-    What hides slows the compute that it hides under.
+    By the two streams, all, or a share, as `overlap.dp` says. What hides slows the compute that it hides under.
     """
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]
@@ -117,7 +115,7 @@ def group_seconds(
     `parts`: seconds of every part; `replay_s`: what recomputation adds to the backward of a layer of each kind.
     The root gathers first and stays; its reduce-scatter comes last, after the embedding's backward.
     """
-    found = groups(assembly)
+    found = groups(assembly, assembly.chunks[0])
     root = price(assembly, tiers, found.root, rates)
     embedding, head = parts[assembly.embedding], parts[assembly.head]
     regathers = 1.0 if options(assembly).reshard_after_forward else 0.0
@@ -137,30 +135,107 @@ def group_seconds(
     return forward, back[::-1]
 
 
+class Calls(NamedTuple):
+    """A group's collectives in a step."""
+
+    gathers: float
+    reductions: float
+
+    def plus(self, gathers: float, reductions: float) -> Calls:
+        """More of them."""
+        return Calls(self.gathers + gathers, self.reductions + reductions)
+
+
+class Pass(NamedTuple):
+    """FSDP in one direction of a micro-batch."""
+
+    calls: float
+    network_s: float
+    """Seconds of its collectives."""
+    copies_s: float
+    """Seconds of copies between flat buffers and parameters or gradients."""
+
+    def plus(self, other: Pass) -> Pass:
+        """Both."""
+        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def over(self, count: float) -> Pass:
+        """Spread over so many."""
+        return Pass(*(value / count for value in self))
+
+
+class StepSeconds(NamedTuple):
+    """FSDP's communication of the busiest stage, and what of it shows in the step [s]."""
+
+    forward: Pass
+    """Of one micro-batch, as is `backward`."""
+    backward: Pass
+    exposed_s: float
+    """Of all micro-batches, copies included."""
+    calls: Mapping[tuple[str, ParamGroup], Calls]
+    """Collectives of a step, by the kind of group."""
+
+    @property
+    def network_s(self) -> float:
+        """Seconds of the collectives of a micro-batch."""
+        return self.forward.network_s + self.backward.network_s
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds of the copies of a micro-batch."""
+        return self.forward.copies_s + self.backward.copies_s
+
+
+def step_seconds(
+    assembly: Assembly, tiers: tuple[Tier, ...], directions: tuple[list[CommSeconds], list[CommSeconds]]
+) -> StepSeconds:
+    """FSDP without a pipeline: every micro-batch runs all of it."""
+    exposed = assembly.job.microbatches * micro_batch_exposed(assembly, tiers, directions)
+    forward, backward = (
+        Pass(
+            float(sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in way)),
+            sum(of.gather_s + of.reduce_s for of in way),
+            sum(of.copy_s for of in way),
+        )
+        for way in directions
+    )
+    return StepSeconds(forward, backward, exposed, calls_without_pipeline(assembly))
+
+
+def calls_without_pipeline(assembly: Assembly) -> dict[tuple[str, ParamGroup], Calls]:
+    """Of each micro-batch layers are gathered once or twice, the root once, and gradients reduced once."""
+    found, m = groups(assembly, assembly.chunks[0]), float(assembly.job.microbatches)
+    each = 2.0 if options(assembly).reshard_after_forward else 1.0
+    counts = {("block", of): float(found.layers.count(of)) for of in found.layers}
+    return {("root", found.root): Calls(m, m)} | {key: Calls(m * n * each, m * n) for key, n in counts.items()}
+
+
 def rows(
-    assembly: Assembly, tiers: tuple[Tier, ...], exposed: float, row: Callable[..., CollectiveRow]
+    assembly: Assembly,
+    tiers: tuple[Tier, ...],
+    calls: Mapping[tuple[str, ParamGroup], Calls],
+    exposed: float,
+    row: Callable[..., CollectiveRow],
 ) -> list[CollectiveRow]:
-    """Collectives per step: of each micro-batch parameters gathered once or twice, gradients reduced once."""
+    """Collectives per step."""
     job = assembly.job
     copies = copy_group(job)
-    found, m = groups(assembly), float(job.microbatches)
-    gathers_each = 2.0 if options(assembly).reshard_after_forward else 1.0
     made: list[tuple[str, Kind, Num, float, CommCost, Group]] = []
-    each = {of: float(found.layers.count(of)) for of in found.layers}
-    named = [("block" if len(each) == 1 else f"block {i}", of, each[of], gathers_each) for i, of in enumerate(each)]
-    named += [(f"{name} experts", of.experts, n, times) for name, of, n, times in named if of.experts is not None]
-    for name, of, count, gathers in [("root", found.root, 1.0, 1.0), *named]:
+    known = [kind for kind, _ in calls]
+    kinds = [(kind if known.count(kind) == 1 else f"{kind} {i - known.index(kind)}") for i, kind in enumerate(known)]
+    named = [(name, of, count) for name, (_, of), count in zip(kinds, calls, calls.values(), strict=True)]
+    named += [(f"{name} experts", of.experts, count) for name, of, count in named if of.experts is not None]
+    for name, of, count in named:
         sizes, over = buffers(assembly, of), shard_group(job, of.kind)
         if of.padded:
             gather = collective("all_gather", sizes.gathered, over, tiers)
             reduce = collective("reduce_scatter", sizes.reduce_input, over, tiers)
-            made.append((f"{name} parameters", "all_gather", sizes.gathered, m * count * gathers, gather, over))
-            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, m * count, reduce, over))
+            made.append((f"{name} parameters", "all_gather", sizes.gathered, count.gathers, gather, over))
+            made.append((f"{name} gradients", "reduce_scatter", sizes.reduce_input, count.reductions, reduce, over))
             if copies.ranks > 1:
                 between = collective("all_reduce", sizes.reduce_output, copies, tiers)
-                made.append(
-                    (f"{name} gradients, replicas", "all_reduce", sizes.reduce_output, m * count, between, copies)
-                )
+                what = f"{name} gradients, replicas"
+                made.append((what, "all_reduce", sizes.reduce_output, count.reductions, between, copies))
     total = sum(count * cost.time_s for _, _, _, count, cost, _ in made)
     return [
         row(

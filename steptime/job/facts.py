@@ -9,7 +9,9 @@ from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
 
 if TYPE_CHECKING:
+    from steptime.model.model import LinearAttention
     from steptime.software.performance import Recompute
+    from steptime.software.settings import StateSettings
 
 
 class Facts(NamedTuple):
@@ -71,9 +73,9 @@ class Facts(NamedTuple):
     cp_comm_type: str
     window: int | None
     window_pattern: int | None
+    linear: LinearAttention | None
     mtp: int
     last_kind: str
-    """Kind of the last layer."""
     sp: bool
     schedule_said: str | None
     microbatch_group_sz: int | None
@@ -91,9 +93,7 @@ class Facts(NamedTuple):
     vocab_multiple: int
     precision: str
     recipe: bool
-    fp8_params: bool
-    param_dtype: str
-    master_dtype: str
+    states: StateSettings
     machine: str
     machine_dtypes: tuple[str, ...]
     checkpoint_word: str | None
@@ -173,7 +173,7 @@ class Facts(NamedTuple):
 
     @property
     def head_ranks(self) -> Num:
-        """Ranks over which an all-to-all spreads heads: tp * cp."""
+        """Ranks over which an all-to-all spreads heads."""
         return self.tp * self.cp
 
     @property
@@ -198,7 +198,6 @@ class Facts(NamedTuple):
         return () if said is None else tuple(said) if isinstance(said, list) else (said,)
 
     # words for the messages of one config
-
     @property
     def tp_choices(self) -> str:
         """Powers of two that tensor parallelism can take."""

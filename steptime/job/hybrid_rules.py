@@ -22,6 +22,7 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "layers_listed": len(pattern) if layers is None and pattern is not None else layers,
         "listed_by": "model.layers" if layers is not None else "model.hybrid_pattern",
         "patterned": pattern is not None,
+        "linear": model.linear_attention,
         "mtp": model.mtp,
         "last_kind": last_kind(model),
         "window_pattern": model.attention.window_pattern,
@@ -75,7 +76,7 @@ HYBRID_RULES = [
         "mamba framework",
         "performance.software",
         "Mamba layers are modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
-        lambda f: (f.mamba_heads == 0) | f.framework.experts,
+        lambda f: (f.mamba_heads == 0) | (f.family == "megatron-core"),
     ),
     Rule(
         "mamba with ZeRO",

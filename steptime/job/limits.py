@@ -126,11 +126,41 @@ MODELLED = [
         lambda f: (f.window is None) | (f.cp == 1),
     ),
     Rule(
+        "linear attention framework",
+        "performance.software",
+        "linear attention is modeled for Megatron-Core alone (got {f.software}); use megatron-core or a profile of its family",
+        lambda f: (f.linear is None) | (f.family == "megatron-core"),
+    ),
+    Rule(
+        "linear attention with ZeRO",
+        "parallelism.zero_level",
+        "linear attention is not modeled with FSDP or zero_level 2 or 3 (got {f.zero_level}); use 0 or 1",
+        lambda f: (f.linear is None) | (f.zero_level < 2),
+    ),
+    Rule(
+        "linear attention with cp",
+        "parallelism.cp",
+        "not modeled yet together with model.linear_attention (got {f.cp}); use 1",
+        lambda f: (f.linear is None) | (f.cp == 1),
+    ),
+    Rule(
+        "linear attention with a window",
+        "model.attention.window",
+        "not modeled yet together with model.linear_attention (got {f.window}); remove it",
+        lambda f: (f.linear is None) | (f.window is None),
+    ),
+    Rule(
+        "linear attention with tp",
+        "parallelism.tp",
+        "is modeled for gated_delta_net alone among model.linear_attention's kinds (got {f.tp} with {f.linear.kind}); use 1",
+        lambda f: (f.tp == 1) | (f.linear is None or f.linear.kind == "gated_delta_net"),
+    ),
+    Rule(
         "mtp framework",
         "performance.software",
         "multi-token prediction is modeled for Megatron-Core alone (got {f.software}); "
         "use megatron-core or a profile of its family",
-        lambda f: (f.mtp == 0) | f.framework.experts,
+        lambda f: (f.mtp == 0) | (f.family == "megatron-core"),
     ),
     Rule(
         "mtp with ZeRO",
@@ -164,10 +194,16 @@ MODELLED = [
         lambda f: (f.chunks_needed is None) | (not f.tie_embeddings),
     ),
     Rule(
-        "fsdp with pipeline",
-        "parallelism.pp",
-        "not modeled yet together with FSDP (got {f.pp}); use pp 1, or software megatron-core",
-        lambda f: (f.family != "fsdp2") | (f.pp == 1),
+        "resharded parameters of split backwards",
+        "parallelism.fsdp.reshard_after_forward",
+        "not modeled yet with schedule {f.schedule_said}; use false, torchtitan's default with pp > 1",
+        lambda f: (f.family != "fsdp2") | (f.zero_level != 3) | (not f.split_backward),
+    ),
+    Rule(
+        "tied embeddings of FSDP stages",
+        "model.tie_embeddings",
+        "torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",
+        lambda f: (f.family != "fsdp2") | (f.pp == 1) | (not f.tie_embeddings),
     ),
 ]
 """What is read but not computed yet."""
@@ -197,7 +233,8 @@ NOT_MODELLED = {
         for word in ("dualpipe", "zb-h2", "v-half", "v-min")
     },
     **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
-    **{f"model.attention.kind={word}": "not modeled yet; use gqa" for word in ("linear", "dsa")},
+    "model.attention.kind=linear": "set model.linear_attention",
+    "model.attention.kind=dsa": "not modeled yet; use gqa",
     **{
         f"performance.{key}": "not modeled yet; remove it"
         for key in (

@@ -30,20 +30,51 @@ PERFORMANCE_RULES = [
         "fp8_params",
         "performance.fp8_params",
         "needs a low-precision recipe (got precision {f.precision}); remove it",
-        lambda f: (not f.fp8_params) | f.recipe,
+        lambda f: (not f.states.fp8_params) | f.recipe,
     ),
     # pytorch/ao torchao/float8/config.py, Float8LinearConfig.__post_init__: enable_fsdp_float8_all_gather needs tensorwise scales
     Rule(
         "fp8_params of torchao",
         "performance.fp8_params",
         "FSDP gathers fp8 weights with fp8_tensorwise alone (got {f.precision}); remove it",
-        lambda f: (not f.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
+        lambda f: (not f.states.fp8_params) | (f.family != "fsdp2") | (f.precision == "fp8_tensorwise"),
     ),
     Rule(
         "remainder of bf16",
         "performance.master_dtype",
-        "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.param_dtype})",
-        lambda f: (f.master_dtype != "remainder") | (f.param_dtype == "bf16"),
+        "remainder stores the fp32 bits that bf16 drops, so param_dtype must be bf16 (got {f.states.param_dtype})",
+        lambda f: (f.states.master_dtype != "remainder") | (f.states.param_dtype == "bf16"),
+    ),
+    Rule(
+        "framework has the optimizer",
+        "performance.optimizer",
+        "{f.software} does not run {f.states.optimizer}; use {f.framework.optimizer_words}",
+        lambda f: f.states.optimizer in f.framework.optimizers,
+    ),
+    # megatron/core/optimizer/__init__.py: Muon under use_distributed_optimizer is the layer-wise one
+    Rule(
+        "optimizer needs whole tensors",
+        "performance.optimizer",
+        "{f.states.optimizer} updates whole tensors, which zero_level {f.zero_level} cuts; use parallelism.zero_level 0",
+        lambda f: (f.states.optimizer != "adafactor") | (f.zero_level == 0),
+    ),
+    Rule(
+        "muon is not sharded",
+        "performance.optimizer",
+        "muon updates whole matrices, which zero_level {f.zero_level} cuts; use parallelism.zero_level 0, or dist_muon with 1",
+        lambda f: (f.states.optimizer != "muon") | (f.zero_level == 0),
+    ),
+    Rule(
+        "dist_muon deals out",
+        "performance.optimizer",
+        "dist_muon deals out whole matrices to data-parallel ranks; use parallelism.zero_level 1 (got {f.zero_level}), or muon",
+        lambda f: (f.states.optimizer != "dist_muon") | (f.zero_level == 1),
+    ),
+    Rule(
+        "dist_muon with replicas",
+        "parallelism.replicas",
+        "dist_muon does not run with replicas (got {f.replicas}); use 1",
+        lambda f: (f.states.optimizer != "dist_muon") | (f.replicas == 1),
     ),
     Rule(
         "shares",

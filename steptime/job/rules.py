@@ -14,6 +14,7 @@ from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
 from steptime.job.hybrid_rules import HYBRID_RULES
 from steptime.job.limits import MODELLED, SANE, Rule
+from steptime.job.linear_rules import LINEAR_RULES
 from steptime.job.mtp_rules import MTP_RULES
 from steptime.job.performance_rules import PERFORMANCE_RULES
 from steptime.job.pipeline_rules import PIPELINE_RULES
@@ -211,6 +212,7 @@ LAYOUT_RULES = [
     ),
     *EXPERT_RULES,
     *HYBRID_RULES,
+    *LINEAR_RULES,
     *MTP_RULES,
     Rule(
         "one bucket size",

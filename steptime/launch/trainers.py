@@ -157,6 +157,20 @@ class _Plan:
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
 
+    def _optimizer(self) -> str | None:
+        """The optimizer where it is not Adam; with a note where its states are not modeled."""
+        said = str(self.get("@optimizer") or "adam").lower()
+        if re.match(r"adamw?_(bnb_|torch_)?8bit", said):
+            return "adamw_8bit"
+        if said == "adafactor" and not self.on("@deepspeed") and not self.on("@fsdp"):
+            return said
+        named = re.sub(r"[^a-z]", "", said)
+        if not named.startswith(("adam", "fusedadam", "pagedadamw")):
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
+        elif re.search(r"8bit|4bit|paged", said):
+            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; taken as fp32 on the device")
+        return None
+
     def reading(self) -> Reading:
         """The plan with what became of every key."""
         keys, config = self.keys, self.config
@@ -165,11 +179,8 @@ class _Plan:
             config["performance"].setdefault("activation_checkpointing_type", "full")
         if self.on("@adapter") and str(self.get("@adapter")).lower() not in {"full", "freeze_none"}:
             keys.leave_out(self.figures["@adapter"], _ADAPTERS)
-        named = re.sub(r"[^a-z]", "", str(self.get("@optimizer") or "adam").lower())
-        if not named.startswith(("adam", "fusedadam", "pagedadamw")):
-            keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
-        elif re.search(r"8bit|4bit|paged", str(self.get("@optimizer")).lower()):
-            keys.leave_out(self.figures["@optimizer"], "quantized states; taken as fp32")
+        if optimizer := self._optimizer():
+            config["performance"]["optimizer"] = optimizer
         # olmo/model.py: the width of a gated MLP is said of both halves together
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * int(config["model"].get("hidden_sz", 0))
         if width:

@@ -10,6 +10,7 @@ from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
 from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, pieces_of, state_bytes
+from steptime.software.performance import EAGER_TORCH
 
 KIB = 1024.0
 """Bytes of a KiB."""
@@ -27,6 +28,7 @@ TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_c
 STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py, get_multi_stream_cublas_workspace"
 MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
 INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
+RECEIVED = "torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _setup_backward_recv_info"
 SENDS = "megatron-core 0.16.1 pipeline_parallel/schedules.py, input_tensor_grad of the micro-batch before; p2p_communication.py"
 POOL = "megatron-core 0.16.1 utils.py, GlobalMemoryBuffer"
 DUMMIES = "megatron-core 0.16.1 tensor_parallel/layers.py:584; TransformerEngine module/base.py, get_dummy_wgrad"
@@ -112,12 +114,18 @@ def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
 
     Between steps every chunk but the first keeps the last input that it received, and its gradient. At the peak of a micro-batch
     the gradient sent last is still bound, and a receive is under way; with virtual stages one more. The first stage of a pipeline
-    without virtual stages neither receives inputs nor sends gradients.
+    without virtual stages neither receives inputs nor sends gradients. torch's stages make a buffer for every micro-batch that
+    they receive, and for its gradient, and keep them.
     """
-    job = assembly.job
-    if job.parallelism.pp == 1 or not job.software.buffers.stage_inputs_stay:
+    job, one = assembly.job, assembly.boundary_bytes
+    if job.parallelism.pp == 1:
         return []
-    one = assembly.boundary_bytes
+    if job.software.family in EAGER_TORCH:
+        sides = sum((not chunk.embedding) + (not chunk.head) for chunk in chunks)
+        size = job.microbatches * sides * one
+        return [HeldBuffer("what is received, of all micro-batches", size, stays=True, at_peak=True, source=RECEIVED)]
+    if not job.software.buffers.stage_inputs_stay:
+        return []
     inputs = sum(not chunk.embedding for chunk in chunks)
     under_way = 0.0 if inputs == 0 else 3.0 if job.parallelism.vpp > 1 else 2.0
     return [
@@ -196,5 +204,4 @@ def gradient_copy_bytes(job: Job, states: States) -> Num:
         return 0.0
     if software.bytes_of(software.states.main_grad_dtype) == FP32:
         return 0.0
-    size = state_bytes(job)
-    return FP32 * states.optimizer_bytes / (size.master + size.moments)
+    return FP32 * states.owned

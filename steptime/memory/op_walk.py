@@ -1,8 +1,7 @@
 """Activation memory by walking a part's ops forward and backward, the way autograd allocates and frees.
 
 A part is a list of ops from one input tensor to one output (a layer, the embedding, the head). Its walk gives what it keeps for
-backward and the most it holds at once in either direction; `chunk_peaks` strings parts together. Bytes may be numpy columns, one
-value per candidate layout: then peaks name no op.
+backward and the most it holds at once in either direction; `chunk_peaks` strings parts together. Peaks of columns name no op.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
-from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Scan, Tensor, tensor_bytes
+from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
+from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
 
 
@@ -115,7 +115,7 @@ def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, 
 
 def forward_temp(op: Op) -> Num:
     """Bytes that live only while an op runs forward."""
-    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan)) else 0.0
+    return op.forward_temp_bytes if isinstance(op, (Move, Attention, Scan, Chunked)) else 0.0
 
 
 class BackwardWalk:
@@ -217,7 +217,7 @@ class BackwardWalk:
             self.ledger.bytes = self.ledger.bytes + self.weight_grad(op)
         else:
             extra = extra + self.weight_grad(op)
-        if isinstance(op, (Move, Attention, Scan)):
+        if isinstance(op, (Move, Attention, Scan, Chunked)):
             extra = extra + op.backward_temp_bytes
         self.ledger.mark(op.name, extra)
         for name in second:

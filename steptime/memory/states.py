@@ -13,6 +13,7 @@ from steptime.base.num import Num, ceil, lcm, maximum
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, bucket_elements, round_up
+from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
 from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
 
@@ -35,6 +36,10 @@ class States(NamedTuple):
     """By virtual chunk, in the order of backward."""
     gathered_itemsize: Num = 0.0
     """Bytes per parameter that the all-gather after the update sends, mean of the stage."""
+    owned: Num = 0.0
+    """Parameters that the device updates."""
+    update_bytes: Num = 0.0
+    """What the update holds for the tensor it works on."""
 
 
 class StateBytes(NamedTuple):
@@ -44,7 +49,7 @@ class StateBytes(NamedTuple):
     gradients: float
     master: float
     moments: float
-    """Both of Adam's moments together."""
+    """All moments of a large matrix together, which has the least of all tensors: Adam's two of any tensor."""
 
 
 def state_bytes(job: Job) -> StateBytes:
@@ -57,7 +62,7 @@ def state_bytes(job: Job) -> StateBytes:
         s.bytes_of(s.states.param_dtype),
         s.bytes_of(s.states.main_grad_dtype),
         s.bytes_of(s.states.master_dtype),
-        2.0 * s.bytes_of(s.states.moment_dtype),
+        least_moments(job),
     )
 
 
@@ -103,15 +108,20 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
-    padded = sum(buffer.values()) if job.software.states.padded_buckets and level >= 1 else whole
     parts = buffer if job.software.states.padded_buckets and level >= 1 else local_groups(assembly, chunks)
-    shard = sum([-(-elements // shard_ranks(job, group)) for group, elements in parts.items()])
+    ranks = {group: shard_ranks(job, group) for group in parts}
+    uneven, moments = unevenness(assembly, chunks, ranks), mean_moments(assembly, chunks)
+    shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
+    padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
+    updated = shards if level >= 1 else parts
     copies = 2.0 if reduces_copies(job) else 1.0
     return States(
         params_bytes=size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job),
         gradients_bytes=size.gradients * (shard if level >= 2 else padded * copies),
-        optimizer_bytes=(size.master + size.moments) * (shard if level >= 1 else whole),
+        optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
+        owned=sum(updated.values()),
+        update_bytes=update_temporaries(assembly, chunks),
         gathered_itemsize=gathered_itemsize(job, quantized, whole),
     )
 

@@ -65,12 +65,12 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    everywhere = model.attention.model_copy(update={"window": None})
-    for run, far in sights(model):
-        key = (run.kind, far, *run.widths.items())
+    everywhere = {"attention": model.attention.model_copy(update={"window": None}), "linear_attention": None}
+    for run, full in sights(model):
+        key = (run.kind, full, *run.widths.items())
         if key not in known:
             changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
-            changes |= {"attention": everywhere} if far else {}
+            changes |= everywhere if full else {}
             known[key] = Layer(run.kind, model.model_copy(update=changes) if changes else model)
         if found and found[-1][0] is known[key]:
             found[-1] = (known[key], found[-1][1] + run.repeat)
@@ -80,15 +80,15 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
 
 
 def sights(model: Model) -> Iterator[tuple[LayerRun, bool]]:
-    """The layers in depth order, and whether each sees all positions of a model whose other layers have a window."""
+    """The layers in depth order, and whether each has full attention where others have a window or linear attention."""
     runs = model.layers if model.layers is not None else pattern(model)
-    attention, layer = model.attention, 0
+    attention, linear, layer = model.attention, model.linear_attention, 0
     for run in runs:
-        if attention.window is None or attention.window_pattern is None:
+        if linear is None and (attention.window is None or attention.window_pattern is None):
             yield run, False
             continue
         for _ in range(run.repeat):
-            yield run.model_copy(update={"repeat": 1}), not attention.windowed(layer)
+            yield run.model_copy(update={"repeat": 1}), not (linear or attention).at(layer)
             layer += 1
 
 

@@ -14,6 +14,7 @@ from typing import cast
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
 from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
+from steptime.model.hf_linear import KINDS, linear_section
 
 LARGEST_BYTES = 1 << 20
 """A config.json has a few kB; anything larger is something else."""
@@ -122,6 +123,10 @@ class Reader:
             found["attention"] = latent(self.values)
         elif window := self.window():
             found["attention"] = window
+        linear, problems = linear_section(self.model_type, self.values)
+        self.problems += problems
+        if linear:
+            found["linear_attention"] = linear
         if self.model_type == "glm4_moe":
             found |= {
                 "qkv_bias": bool(self.values.get("attention_bias")),
@@ -220,6 +225,7 @@ class Reader:
     def check_layers(self, hidden: int) -> None:
         """Refuse layers of other kinds, and an embedding of its own width."""
         kinds, known = self.values.get("layer_types"), {"full_attention", "sliding_attention", "chunked_attention"}
+        known |= {"linear_attention"} if self.model_type in KINDS else set()
         if isinstance(kinds, list) and set(map(str, kinds)) - known:
             self.problems.append("layer_types: only full_attention and sliding_attention are modeled")
         if self.values.get("word_embed_proj_dim") not in (None, hidden):

@@ -68,6 +68,16 @@ EXPERTS: dict[str, Experts] = {
         shared_width="shared_expert_intermediate_size", fixed={"shared_expert_gate": True, "pre_softmax": True}
     ),
     "olmoe": Experts("num_experts", "intermediate_size", fixed={"pre_softmax": True}),
+    "qwen3_next": _QWEN._replace(shared_width="shared_expert_intermediate_size", fixed={"shared_expert_gate": True}),
+    "kimi_linear": Experts(
+        "num_experts",
+        "moe_intermediate_size",
+        "num_shared_experts",
+        dense_layers="first_k_dense_replace",
+        fixed=_SIGMOID,
+    ),
+    "minimax": Experts("num_local_experts", "intermediate_size"),
+    "minimax_text_01": Experts("num_local_experts", "intermediate_size"),
     # one shared expert as wide as the others, whatever the file says (modeling_llama4.py, Llama4TextMoe)
     "llama4_text": Experts(
         "num_local_experts",
@@ -77,7 +87,7 @@ EXPERTS: dict[str, Experts] = {
     ),
 }
 
-LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_linear")
 """Families with latent attention."""
 
 

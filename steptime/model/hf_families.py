@@ -37,7 +37,6 @@ UNMODELLED = {
     "olmo": "norms without parameters",
     "olmo2": "norms after attention and MLP, and over all heads of q and k together",
     "phi": "attention and MLP in parallel",
-    "qwen3_next": "a hybrid of attention and linear attention",
 }
 
 
@@ -134,10 +133,26 @@ FAMILIES: dict[str, Family] = {
         only=NO_BIAS,
         names={"inner": "intermediate_size_mlp"},
     ),
+    "kimi_linear": replace(
+        LATENT_FAMILY,
+        defaults=MOE | {"num_shared_experts": 0, "first_k_dense_replace": 0, "hidden_act": "silu"},
+        names={"num_experts_per_tok": "num_experts_per_token"},
+    ),
+    "minimax": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
+    "minimax_text_01": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
     "mixtral": Family(GLU, UNTIED | {"num_key_value_heads": 8}, only={"attention_dropout": 0.0}),
     "olmoe": Family(GLU | {"qk_norm": True}, MOE, only=NO_BIAS),
     "qwen2_moe": Family(GLU | {"qkv_bias": True}, UNTIED | {"decoder_sparse_step": 1}, only={"attention_dropout": 0.0}),
     "qwen3_moe": Family(GLU | {"qk_norm": True}, UNTIED | {"decoder_sparse_step": 1, "head_dim": 128}, only=NO_BIAS),
+    # the query's projection is twice as wide: the other half is the gate (modeling_qwen3_next.py, Qwen3NextAttention)
+    "qwen3_next": Family(
+        GLU | {"qk_norm": True, "attention": {"gated": True}},
+        UNTIED
+        | {"decoder_sparse_step": 1, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32}
+        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+        | {"intermediate_size": 5632, "shared_expert_intermediate_size": 512},
+        only=NO_BIAS,
+    ),
     "gpt2": GPT2_FAMILY,
     "gpt_bigcode": replace(GPT2_FAMILY, defaults=GPT2 | {"hidden_act": "gelu_pytorch_tanh", "multi_query": True}),
     "gpt_neox": Family(

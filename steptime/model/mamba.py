@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steptime.base.num import maximum, same
-from steptime.model.ops import Comm, Move, Op, Param, Scan, Tensor
+from steptime.model.ops import Comm, Move, Op, Param, Tensor
 from steptime.model.quantize import backward_casts, cast, cast_norm
+from steptime.model.scans import Scan
 from steptime.model.sublayers import FP32, casts, dropout, enter_tp, leave_tp, linear, norm, residual
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class AttentionKind(Config):
         """Rank of keys and values, and of a head its part without rope, its rope part, its value; 0 without latents."""
         return self.kv_lora_rank or 0, self.qk_nope_head_dim or 0, self.qk_rope_head_dim or 0, self.v_head_dim or 0
 
-    def windowed(self, layer: int) -> bool:
+    def at(self, layer: int) -> bool:
         """Whether a layer sees its window alone."""
         return self.window is not None and (self.window_pattern is None or (layer + 1) % self.window_pattern != 0)
 
@@ -140,6 +140,42 @@ class Mamba(Config):
     def heads(self, hidden_sz: int) -> int:
         """Heads of a model of so wide a residual stream."""
         return self.n_heads or 2 * hidden_sz // self.head_dim
+
+
+class LinearAttention(Config):
+    """Linear attention in the place of attention in some layers; unsaid figures are Megatron-Core's defaults."""
+
+    kind: Literal["gated_delta_net", "kda", "lightning"] = "gated_delta_net"
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692) or Lightning Attention (Qin et
+    al. 2024, arXiv 2401.04658)."""
+    n_value_heads: int = Field(default=32, ge=1)
+    n_key_heads: int = Field(
+        default_factory=lambda data: 16 if data.get("kind") == "gated_delta_net" else data.get("n_value_heads", 1), ge=1
+    )
+    """Heads of queries and keys, each for several of values in Gated DeltaNet."""
+    key_head_dim: int = Field(default=128, ge=1)
+    value_head_dim: int = Field(default=128, ge=1)
+    conv_width: int = Field(default=4, ge=1)
+    """Tokens that the short convolution of queries, keys and values sees; Lightning Attention has none."""
+    freq: Annotated[int, Field(ge=2)] | list[Literal[0, 1]] = 4
+    """The last of every so many layers has full attention; or 1 for each layer with linear attention, 0 for each with full
+    (Megatron's linear_attention_freq)."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Width of all queries, or keys, and of all values."""
+        return self.n_key_heads * self.key_head_dim, self.n_value_heads * self.value_head_dim
+
+    @property
+    def listed(self) -> int:
+        """How many layers `freq` lists; 0 where it is a number."""
+        return 0 if isinstance(self.freq, int) else len(self.freq)
+
+    def at(self, layer: int) -> bool:
+        """Whether a layer has linear attention."""
+        if isinstance(self.freq, int):
+            return (layer + 1) % self.freq != 0
+        return layer < len(self.freq) and self.freq[layer] == 1
 
 
 class LayerRun(Config):
@@ -200,6 +236,8 @@ class Model(Config):
     )
     moe: Section[Moe] | None = None
     attention: Section[AttentionKind] = Field(default_factory=AttentionKind)
+    linear_attention: Section[LinearAttention] | None = None
+    """Linear attention in some layers, `attention` in the others."""
     mtp: int = Field(0, ge=0)
     """Depths of multi-token prediction: layers after the last one, each with a loss of its own (DeepSeek-V3)."""
     source: str = ""

@@ -198,43 +198,6 @@ class Attention(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Scan(Op):
-    """Mamba-2's causal convolution and state-space scan in chunks, as one op (Dao and Gu 2024, arXiv 2405.21060, section 6)."""
-
-    tokens: Num = 0.0
-    n_heads: Num = 0.0
-    n_groups: Num = 1.0
-    head_dim: int = 64
-    state_dim: int = 128
-    chunk_sz: int = 128
-    itemsize: float = 2.0
-    forward_temp_bytes: Num = 0.0
-    backward_temp_bytes: Num = 0.0
-
-    @property
-    def flops(self) -> Num:
-        """Forward FLOPs.
-
-        Per token, with C tokens in a chunk, N states and P values a head: C B^T within the chunk, causal, 2 C N / 2 a group; its
-        product with x 2 C P / 2 a head; into and out of the states 2 N P a head each.
-        """
-        c, n, p = self.chunk_sz, self.state_dim, self.head_dim
-        return self.tokens * (self.n_groups * c * n + self.n_heads * (c * p + 4.0 * n * p))
-
-    @property
-    def forward_bytes(self) -> Num:
-        """Bytes that its memory-bound kernels move in forward.
-
-        The convolution reads and writes x, B and C; the states are read in fp32 and written in the compute dtype where they
-        are passed from chunk to chunk; dt is read, and written twice in fp32.
-        """
-        inner = self.n_heads * self.head_dim
-        channels = 2.0 * self.itemsize * (inner + 2.0 * self.n_groups * self.state_dim)
-        states = (4.0 + self.itemsize) * inner * self.state_dim / self.chunk_sz
-        return self.tokens * (channels + states + (self.itemsize + 8.0) * self.n_heads)
-
-
-@dataclass(frozen=True, slots=True)
 class Move(Op):
     """A memory-bound kernel, or a group of `kernels` of them.
 

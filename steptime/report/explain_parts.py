@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.cost.comm import tree_depth
-from steptime.cost.compute import RATED_LENGTH
+from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.memory.states import local_groups, shard_ranks, state_bytes
 from steptime.model.ops import Attention
+from steptime.model.scans import Chunked
 from steptime.report.format import BINARY, GIB, SI, number, percent, quantity, seconds, whole
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
-from steptime.timing.optimizer import adam_bytes_per_param, clip_bytes_per_param
+from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def attention(estimate: Estimate) -> FactList:
     rows = [row for row in op_times(estimate) if row.part == "attention"]
     facts = []
     ops = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Attention)}
+    chunked = {op.name: op for part in estimate.assembly.kinds for op in part.ops if isinstance(op, Chunked)}
     for row in rows:
         lines = [_calls(row.times, row.forward_s, row.backward_s, estimate)]
         if row.name in ops:
@@ -41,6 +43,13 @@ def attention(estimate: Estimate) -> FactList:
             lines.append(
                 f"both times {whole(op.kv_len)} / ({whole(op.kv_len)} + {rates.attention_ramp_tokens:g}) over "
                 f"{RATED_LENGTH:g} / ({RATED_LENGTH:g} + {rates.attention_ramp_tokens:g}): short sequences waste diagonal blocks"
+            )
+        elif row.name in chunked:
+            rule, flops = chunked[row.name], quantity(rates.chunk_flops, SI, "FLOP/s")
+            lines.append(
+                f"forward: {rule.slowness:g} times the longer of {quantity(row.forward_flops, SI, 'FLOP')} at {flops} and "
+                f"{whole(rule.seq)} tokens of {CHUNK_S_PER_TOKEN * 1e9:.0f} ns; backward {rule.backward_times:g} times that "
+                "(benchmarks of fla-org/flash-linear-attention)"
             )
         facts.append(Fact(row.name, lines))
     for key in ("attention_forward_efficiency", "attention_backward_efficiency"):
@@ -121,15 +130,13 @@ def stragglers(estimate: Estimate) -> FactList:
 def optimizer(estimate: Estimate) -> FactList:
     """Bytes that the update moves over the rate of memory, on the stage that owns most parameters."""
     job, timing = estimate.job, estimate.timing
-    owned = []
-    for chunks in estimate.assembly.stages:
-        groups = local_groups(estimate.assembly, chunks)
-        owned.append(sum(n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in groups.items()))
-    per, clip = adam_bytes_per_param(job), clip_bytes_per_param(job)
-    most = max(owned)
+    shares = [updated(estimate.assembly, stage) for stage in range(len(estimate.assembly.stages))]
+    most, moments = max(shares, key=lambda share: share.owned)
+    named = job.software.states.optimizer
+    per, clip = update_bytes_per_param(job, moments), clip_bytes_per_param(job)
     facts = [
         Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"Adam {per:g} + clipping {clip:g} bytes for each; zeroing persistent gradients beside them"]),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each; zeroing persistent gradients beside them"]),
         Fact(
             "update",
             [(f"{number(most)} x {per + clip:g} B / {quantity(timing.rates.bytes_per_s, SI, 'B/s')} = "
@@ -142,8 +149,8 @@ def optimizer(estimate: Estimate) -> FactList:
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:
     """The memory of one stage: states by their formula, then what is saved and what lives only at the peak."""
-    job, size = estimate.job, state_bytes(estimate.job)
-    groups = local_groups(estimate.assembly, estimate.assembly.stages[row.stage])
+    job, size, chunks = estimate.job, state_bytes(estimate.job), estimate.assembly.stages[row.stage]
+    groups, moments = local_groups(estimate.assembly, chunks), updated(estimate.assembly, row.stage).moments
     held = sum(groups.values())
     ranks = {of: shard_ranks(job, of) for of in groups}
     shared = ", ".join(f"{number(n)} {of} over {ranks[of]:g} ranks" for of, n in groups.items())
@@ -156,7 +163,7 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
             [
                 _state(
                     row.optimizer_bytes,
-                    f"master {size.master:g} + moments {size.moments:g} B each, shared from zero_level 1",
+                    f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1",
                 )
             ],
         ),

@@ -10,7 +10,8 @@ from steptime.answer.tables import layer_counts
 from steptime.cost import comm, compute, overlap
 from steptime.cost.parts import part_time
 from steptime.memory import overhead
-from steptime.model.ops import Attention, Comm, Gemm
+from steptime.model.ops import Attention, Comm, Gemm, Op
+from steptime.model.scans import Chunked
 from steptime.report.format import column, number, percent, whole
 from steptime.report.table import Table
 from steptime.schedule import walk
@@ -18,11 +19,10 @@ from steptime.timing import data_parallel, optimizer
 from steptime.timing.step_time import StepTime, straggler_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from steptime.answer.result import Estimate
     from steptime.job.assembly import Part
-    from steptime.model.ops import Op
 
 
 class OpTime(NamedTuple):
@@ -56,7 +56,7 @@ def _copies(timing: StepTime) -> Iterator[OpTime]:
     """FSDP's copies between its flat buffers and the parameters, of all groups of a micro-batch."""
     if timing.fsdp is None:
         return
-    forward, backward = (sum(of.copy_s for of in way) for way in (timing.fsdp.forward, timing.fsdp.backward))
+    forward, backward = timing.fsdp.forward.copies_s, timing.fsdp.backward.copies_s
     times = float(timing.job.microbatches)
     yield OpTime("fsdp.copies", fsdp.group_seconds.__name__, "memory_bound", times, 0.0, 0.0, forward, backward)
 
@@ -72,6 +72,14 @@ def _parts(timing: StepTime) -> Iterator[tuple[Part, float]]:
     return ((part, float(count * timing.job.microbatches)) for part, count in counts if count)
 
 
+PRICES: dict[type[Op], Callable[..., compute.Pass]] = {
+    Gemm: compute.gemm_pass,
+    Attention: compute.attention_pass,
+    Chunked: compute.chunked_pass,
+}
+"""What prices each kind of op that computes."""
+
+
 def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTime]:
     """One op, priced as the step prices it: its kernels, and those that finish a projection's gradients; no collectives."""
     if isinstance(op, Comm):
@@ -79,8 +87,8 @@ def _timed(op: Op, part: Part, times: float, timing: StepTime) -> Iterator[OpTim
     forward, backward, _ = part_time([op], part.sizes, timing.context, [])
     done = compute.forward(op, timing.rates, part.sizes)
     work = (float(done.flops), float(done.bytes))
-    if isinstance(op, Gemm | Attention):
-        price = compute.gemm_pass if isinstance(op, Gemm) else compute.attention_pass
+    if isinstance(op, Gemm | Attention | Chunked):
+        price = PRICES[type(op)]
         seconds = float(forward.gemm_s + forward.attention_s), float(backward.gemm_s + backward.attention_s)
         yield OpTime(op.name, price.__name__, "attention" if backward.attention_s else "gemm", times, *work, *seconds)
         if backward.memory_s:

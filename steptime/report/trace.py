@@ -224,8 +224,7 @@ class _Stage:
             end = _ns(span.end_s)
             yield self.counter(_ns(span.start_s), of.gradients_bytes, of.activations_bytes, of.transient_bytes)
             if then != end:
-                made = self.holds.gradients if span.action.kind != "F" else of.gradients_bytes
-                yield self.counter(end, made, of.kept_bytes, 0.0)
+                yield self.counter(end, of.gradients_kept_bytes, of.kept_bytes, 0.0)
         update = [each for each in self.timeline.around(self.stage) if each.kind == "optimizer"]
         for each in update:
             temporary = float(self.holds.optimizer_step.transient_bytes)

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from steptime.schedule.actions import Action
 from steptime.schedule.graph import Graph, graph
 from steptime.schedule.orders import described, first_backward, shortened
+from steptime.schedule.sharded import AroundActions, sharded_run
 
 SecondsPerChunk: TypeAlias = Sequence[Sequence[float]]
 """Seconds of each chunk, [pp][vpp]."""
@@ -61,12 +62,16 @@ class Step(NamedTuple):
     sends: list[float]
     """As `Input.send` counts them."""
     blocking: bool
+    around: AroundActions | None = None
+    """What FSDP adds to some actions."""
+    grid: float = 0.0
+    """What seconds are rounded with."""
 
     def exact(self, longest: float) -> Step:
         """Seconds rounded to multiples of the power of two that keeps every sum up to `longest` exact."""
         grid = ldexp(1.0, frexp(longest)[1] - 1)  # numbers from here to twice this are as far apart as the multiples
         costs, sends = ([(value + grid) - grid for value in seconds] for seconds in (self.costs, self.sends))
-        return self._replace(costs=costs, sends=sends)
+        return self._replace(costs=costs, sends=sends, grid=grid)
 
     def run(self, microbatches: int, group: int | None) -> GraphRun:
         """When each action is over, of so many micro-batches: the one loop that is run for every estimate."""
@@ -75,6 +80,8 @@ class Step(NamedTuple):
         if self.blocking:
             held = [cost + waited[send] for cost, send in zip(held, found.outgoing, strict=True)]
             waited = [0.0] * len(waited)
+        if self.around is not None:
+            return GraphRun(found, self.costs, waited, sharded_run(found, held, waited, self.around, self.grid))
         free = [0.0]
         push = free.append
         for previous, source, cost, send in islice(found.rows, 1, None):
@@ -181,6 +188,7 @@ def walk(
     weight_s: SecondsPerChunk | None = None,
     blocking: bool = False,
     group: int | None = None,
+    around: AroundActions | None = None,
 ) -> Walk:
     """Run a schedule: every action starts when its stage is free and its input has arrived.
 
@@ -193,10 +201,10 @@ def walk(
         backward_s: [pp][vpp] seconds of one backward, recomputation included.
         send_s: [pp] exposed seconds from stage r to r + 1; the last, the wrap-around to stage 0, may be left out when vpp is 1.
         send_back_s: the same boundaries in the direction of the gradients; `send_s` when not said.
-        weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out, as a split schedule needs it.
-            A backward in one piece takes both.
+        weight_s: [pp][vpp] seconds of the weights' gradients where `backward_s` leaves them out; one piece takes both.
         blocking: a send also holds its sender. (Waiting for the receiver to post its receive is not modeled.)
         group: as in `order`.
+        around: what FSDP adds to some actions; then only the makespan counts it all.
 
     Raises:
         ValueError: as `order`, or lists of the wrong length.
@@ -209,7 +217,7 @@ def walk(
     stages = [sum(tables[0][stage]) + sum(tables[1][stage]) for stage in range(pp)]
     one = sum(stages) + vpp * sum(sends)  # a micro-batch alone
     likely = 2.0 * (one + microbatches * (max(stages) + 2 * vpp * len(tables) * max(sends)))
-    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking)
+    step = Step(schedule, pp, vpp, microbatches, group, costs, sends, blocking, around)
     found = step.exact(min(likely, microbatches * one)).walk()
     return found if found.makespan_s <= likely else step.exact(microbatches * one).walk()
 

@@ -19,7 +19,6 @@ from steptime.job.job import Job
 from steptime.job.mesh import Group
 from steptime.memory.buffers import workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
-from steptime.memory.states import States
 from steptime.search import held, seconds
 from steptime.search.least import Least
 from steptime.search.parts import PartKey
@@ -212,7 +211,13 @@ class Pipelines:
         reserved: Num = 0.0
         for kind, peak in enumerate(peaks):
             all_of = ends.states[kind]
-            states = States(all_of.params_bytes[at], all_of.gradients_bytes[at], all_of.optimizer_bytes[at], [])
+            states = all_of._replace(
+                **{
+                    name: getattr(all_of, name)[at]
+                    for name in all_of._fields
+                    if name.endswith("_bytes") or name == "owned"
+                }
+            )
             kept = ends.dummy_bytes[kind][at] + ends.rest_bytes[kind][at]
             buffers = self.buffers(stages, kind, rows, kept)
             fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes

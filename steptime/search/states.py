@@ -8,6 +8,7 @@ are priced at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
@@ -151,7 +152,8 @@ def around(
         said = {**spread._asdict(), "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * spread.tp)}
         sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
         states, side = sketches.states(sketch, spread, stages), sketches.side(sketch, spread, stages, priced)
-        update = optimizer_s(sketch, priced.context.rates.bytes_per_s)
+        over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
+        update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
         held = zip(sketch.stages, states, strict=True)
         rests = [block_rest_bytes(sketch, chunks, state.buckets) for chunks, state in held]
         rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s), rests))
@@ -183,7 +185,8 @@ def _stacked(rows: Sequence[States]) -> States:
     params = np.array([row.params_bytes for row in rows])
     gradients = np.array([row.gradients_bytes for row in rows])
     optimizer = np.array([row.optimizer_bytes for row in rows])
-    return States(params, gradients, optimizer, [])
+    owned, updating = (np.array([getattr(row, name) for row in rows]) for name in ("owned", "update_bytes"))
+    return States(params, gradients, optimizer, [], owned=owned, update_bytes=updating)
 
 
 def sent(every: list[list[States]], nets: Mapping[str, Network], kind: Any, itemsize: float | None) -> list[Sent]:

@@ -29,8 +29,15 @@ class Framework(NamedTuple):
     """Interleaving goes in rounds of any size (torch); else in groups of pp micro-batches (Megatron)."""
     recipes: tuple[str, ...] = TRANSFORMER_ENGINE
     """Low-precision recipes that it runs its projections in."""
+    optimizers: tuple[str, ...] = ("adamw", "lion", "sgd")
+    """Optimizers that are modeled with it."""
     experts: bool = False
     """Its mixtures of experts are modeled."""
+
+    @property
+    def optimizer_words(self) -> str:
+        """Optimizers that are modeled with it, in words."""
+        return ", ".join(self.optimizers)
 
 
 FRAMEWORKS = {
@@ -38,13 +45,25 @@ FRAMEWORKS = {
     # torchtitan's dp_replicate stands beside cp, which is sharded over (torchtitan/distributed/parallel_dims.py)
     # DistributedOptimizer is ZeRO-1; ZeRO-2 and -3 are Megatron-FSDP, which has no pipeline
     "megatron-core": Framework(
-        (0, 1, 2, 3), (0, 1), context=("p2p", "all_gather", "a2a"), copies_cut_cp=True, experts=True
+        (0, 1, 2, 3),
+        (0, 1),
+        context=("p2p", "all_gather", "a2a"),
+        copies_cut_cp=True,
+        optimizers=("adamw", "lion", "sgd", "muon", "dist_muon"),
+        experts=True,
     ),
     "megatron-2021": Framework((0, 1), (0, 1), recipes=()),
     # DistributedDataParallel, and ZeroRedundancyOptimizer; torch/distributed/tensor/experimental/_context_parallel rotates keys
     # and values by "allgather" or "alltoall", which is a ring: each rank sends to the next one
     "torch": Framework(
-        (0, 1), (0, 1), tuple(SCHEDULES), replicates_kv=False, context=("p2p", "all_gather"), rounds=True, recipes=()
+        (0, 1),
+        (0, 1),
+        tuple(SCHEDULES),
+        replicates_kv=False,
+        context=("p2p", "all_gather"),
+        rounds=True,
+        recipes=(),
+        optimizers=("adamw", "sgd", "adamw_8bit", "adafactor", "muon"),
     ),
     "fsdp2": Framework(
         (2, 3),
@@ -54,10 +73,18 @@ FRAMEWORKS = {
         context=("p2p", "all_gather"),
         rounds=True,
         recipes=TORCHAO,
+        optimizers=("adamw", "sgd", "adamw_8bit"),
         experts=True,
     ),
     # PipelineEngine asserts zero_optimization_stage() < 2 (deepspeed/runtime/pipe/engine.py)
     # deepspeed/sequence/layer.py, DistributedAttention: Ulysses alone
-    "deepspeed": Framework((0, 1, 2, 3), (0, 1), ("gpipe", "1f1b"), context=("a2a",), recipes=()),
+    "deepspeed": Framework(
+        (0, 1, 2, 3),
+        (0, 1),
+        ("gpipe", "1f1b"),
+        context=("a2a",),
+        recipes=(),
+        optimizers=("adamw", "lion", "sgd", "adamw_8bit"),
+    ),
 }
 ANY = Framework((0, 1, 2, 3), (0, 1, 2, 3), tuple(SCHEDULES), context=("p2p", "all_gather", "a2a"))

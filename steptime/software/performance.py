@@ -31,6 +31,8 @@ from steptime.software.settings import (
     LossImpl,
     Master,
     MoeSettings,
+    MuonTpMode,
+    OptimizerName,
     Overlap,
     RopeImpl,
     Share,
@@ -48,18 +50,8 @@ Precision: TypeAlias = Annotated[
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
 Module: TypeAlias = Literal[
-    "core_attn",
-    "layernorm",
-    "mlp",
-    "act",
-    "dropout",
-    "after_qkv",
-    "moe_act",
-    "mla_up_proj",
-    "moe",
-    "shared_experts",
-    "per_op",
-]
+    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
+]  # fmt: skip
 
 
 class Recompute(Config):
@@ -99,6 +91,8 @@ class Options(Config):
     main_grad_dtype: Dtype | None = None
     master_dtype: Master | None = None
     moment_dtype: Dtype | None = None
+    optimizer: OptimizerName | None = None
+    muon_tp_mode: MuonTpMode | None = None
     deallocate_pipeline_outputs: bool | None = None
     clip_grad: bool | None = None
     recompute_stops_early: bool | None = None

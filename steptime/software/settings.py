@@ -14,6 +14,9 @@ Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
 """A dtype of a profile; "compute" is the one that the precision computes in."""
 Master: TypeAlias = Literal["fp32", "remainder", "none"]
+OptimizerName: TypeAlias = Literal["adamw", "lion", "sgd", "adamw_8bit", "adafactor", "muon", "dist_muon"]
+"""adamw also stands for Adam, sgd has a momentum; dist_muon: whole matrices dealt out to data-parallel ranks."""
+MuonTpMode: TypeAlias = Literal["blockwise", "duplicated", "distributed"]
 Impl: TypeAlias = Literal["fused", "composite"]
 """One kernel, or one per operation."""
 LossImpl: TypeAlias = Literal["fused", "native", "composite", "compiled"]
@@ -103,6 +106,11 @@ class StateSettings(Config):
     master_dtype: Master
     """A separate master copy; "remainder": the 16 bits that bf16 dropped; "none": the parameters are their own master."""
     moment_dtype: StateDtype
+    optimizer: OptimizerName
+    """What keeps moments, and updates (`memory.moments`)."""
+    muon_tp_mode: MuonTpMode
+    """What Muon orthogonalizes where tensor parallelism splits a matrix: each rank its block, each rank the gathered matrix, or
+    all ranks together."""
     fp8_params: bool
     """Parameters of quantized projections are stored, and gathered, in the recipe's own format; no bf16 copy (Megatron's
     fp8_param_gather, off by default)."""

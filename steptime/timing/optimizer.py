@@ -1,23 +1,39 @@
-"""Seconds of the optimizer step: memory traffic of what it reads and writes."""
+"""Seconds of the optimizer step: memory traffic of what it reads and writes, and Muon's iterations."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.cost.parts import Context
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
+from steptime.memory.moments import FP32, mean_moments
 from steptime.memory.states import StateBytes, local_groups, quantized_elements, shard_ranks, state_bytes
+from steptime.timing.orthogonalize import orthogonalize_s
+
+MUON_BYTES = 52.0
+"""Bytes that Muon moves per element beside what any update does, its matrix products apart: weight decay reads and writes the
+master (8), the norm reads the momentum and the division reads it and writes (12), the casts to bf16 and back (6 + 6), two scales
+read and write (16), and the update is read (4). Megatron-Core optimizer/emerging_optimizers.py; Emerging-Optimizers
+orthogonalized_optimizer.py, step."""
 
 
-def adam_bytes_per_param(job: Job) -> float:
-    """Bytes that Adam moves per parameter it owns: gradient read, master and moments read and written, parameter written.
+def update_bytes_per_param(job: Job, moments: Num) -> Num:
+    """Bytes that an update moves per parameter it owns, which has `moments` bytes of moments in the mean.
 
-    With fp32 gradients, master and moments and bf16 parameters: 4 + 8 + 16 + 2 = 30. The parameter is read too where it is
-    its own master, or the upper half of one.
+    One kernel reads the gradient, reads and writes master and moments, writes the parameter: with fp32 gradients, master and
+    Adam's moments and bf16 parameters 4 + 8 + 16 + 2 = 30. The parameter is read too where it is its own master, or the upper
+    half of one.
     """
-    size = state_bytes(job)
-    if job.software.states.optimizer_temp_copies:
+    size, states = state_bytes(job), job.software.states
+    if states.optimizer == "adamw" and states.optimizer_temp_copies:
         return foreach_bytes_per_param(size)
-    read = 0.0 if job.software.states.master_dtype == "fp32" else size.params
-    return size.gradients + read + 2.0 * size.master + 2.0 * size.moments + size.params
+    if states.optimizer == "adafactor":
+        return adafactor_bytes_per_param(size)
+    read = 0.0 if states.master_dtype == "fp32" else size.params
+    beside = MUON_BYTES if states.optimizer in {"muon", "dist_muon"} else 0.0
+    return size.gradients + read + 2.0 * size.master + 2.0 * moments + size.params + beside
 
 
 def foreach_bytes_per_param(size: StateBytes) -> float:
@@ -31,6 +47,17 @@ def foreach_bytes_per_param(size: StateBytes) -> float:
     owned = size.master or size.params
     copied = size.params if size.master else 0.0
     return 4.0 * owned + (3.0 + 5.0 + 6.0) * size.moments / 2.0 + 2.0 * size.gradients + copied
+
+
+def adafactor_bytes_per_param(size: StateBytes) -> float:
+    """The same of torch's Adafactor, op by op over each tensor.
+
+    Source: torch/optim/_adafactor.py (2.13), _single_tensor_adafactor. The parameter: norm 1, mul 2, add 2. The gradient: norms
+    of rows and columns 2, mul 1. The estimate, in fp32: the outer product 1, div, clamp, rsqrt and mul 2 each, norm 1, add 1.
+    """
+    owned = size.master or size.params
+    copied = size.params if size.master else 0.0
+    return 5.0 * owned + 3.0 * size.gradients + 11.0 * FP32 + copied
 
 
 def clip_bytes_per_param(job: Job) -> float:
@@ -55,25 +82,46 @@ def quantize_bytes_per_weight(job: Job) -> float:
     return s.itemsize * (1.0 + recipe.amax_reads) + copies
 
 
-def optimizer_s(assembly: Assembly, bytes_per_s: float) -> float:
+class Updated(NamedTuple):
+    """What one device of a stage updates."""
+
+    owned: Num
+    """Parameters."""
+    moments: Num
+    """Bytes of moments of each, in the mean."""
+
+
+def updated(assembly: Assembly, stage: int) -> Updated:
+    """Parameters of a stage over the ranks that share their states, group by group."""
+    job, chunks = assembly.job, assembly.stages[stage]
+    ranks = {of: shard_ranks(job, of) if job.zero_level >= 1 else 1 for of in ("dense", "expert")}
+    owned = {of: n / ranks[of] for of, n in local_groups(assembly, chunks).items()}
+    total = sum(owned.values())
+    means = mean_moments(assembly, chunks)
+    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total)
+
+
+def optimizer_s(assembly: Assembly, context: Context) -> float:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
-    job = assembly.job
+    job, bytes_per_s = assembly.job, context.rates.bytes_per_s
     groups = [local_groups(assembly, chunks) for chunks in assembly.stages]
-    ranks = {of: shard_ranks(job, of) if job.zero_level >= 1 else 1 for stage in groups for of in stage}
     held = max(sum(stage.values()) for stage in groups)
-    owned = max(sum(n / ranks[of] for of, n in stage.items()) for stage in groups)
+    shares = [updated(assembly, stage) for stage in range(len(groups))]
+    owned, moments = max(shares, key=lambda share: share.owned)
     kept = owned if job.zero_level >= 2 else held
     quantized: float = max(sum(quantized_elements(assembly, c) for c in chunks) for chunks in assembly.stages)
-    update: float = update_s(job, owned, kept, bytes_per_s)
-    return update + quantized * quantize_bytes_per_weight(job) / bytes_per_s
+    update: float = update_s(job, owned, kept, moments, bytes_per_s)
+    orthogonal: float = max(orthogonalize_s(assembly, chunks, context) for chunks in assembly.stages)
+    return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 
-def update_s(job: Job, owned: float, held: float, bytes_per_s: float) -> float:
-    """Seconds of one update.
+def update_s(job: Job, owned: float, held: float, moments: Num, bytes_per_s: float) -> float:
+    """Seconds of one update, memory traffic alone.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
     megatron/core/optimizer/optimizer.py (prepare_grads, clip_grad_norm, step) and DistributedDataParallel.zero_grad_buffer.
     """
     size = state_bytes(job)
     zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
-    return (owned * (adam_bytes_per_param(job) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s
+    seconds: float = (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s
+    return seconds

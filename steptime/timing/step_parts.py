@@ -52,9 +52,8 @@ def add_after(timing: StepTime, parts: Seconds, hidden: Seconds) -> None:
         total = sum(call.cost.time_s * call.times for stage in stages for chunk in stage for call in chunk)
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])
     elif timing.fsdp:
-        groups = [*timing.fsdp.forward, *timing.fsdp.backward]
-        total = timing.job.microbatches * sum(g.gather_s + g.reduce_s for g in groups)
-        copies = timing.job.microbatches * sum(g.copy_s for g in groups)
+        total = timing.job.microbatches * timing.fsdp.network_s
+        copies = timing.job.microbatches * timing.fsdp.copies_s
         parts["memory_bound"] += copies
         parts["dp_comm"] -= copies
         hidden["dp_comm"] = max(0.0, total - parts["dp_comm"])

@@ -12,12 +12,13 @@ from steptime.cost.comm import FREE, CommCost, collective, tree_depth
 from steptime.cost.overlap import hidden_s
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, Chunk, Part
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.states import States, partial_gradients, stage_states, state_bytes
 from steptime.schedule import Walk, walk
 from steptime.schedule.orders import described
+from steptime.schedule.sharded import AroundActions
 from steptime.timing.data_parallel import DataParallel, data_parallel
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import ChunkTime, PartTimes, Pricing, chunk_times, part_times, pricing
@@ -41,15 +42,6 @@ class Reduce(NamedTuple):
         return float(self.calls * self.cost.time_s)
 
 
-class FsdpTime(NamedTuple):
-    """FSDP's communication of one micro-batch, and what of it shows in the step [s]."""
-
-    forward: list[fsdp.CommSeconds]
-    backward: list[fsdp.CommSeconds]
-    exposed_s: float
-    """Of all micro-batches."""
-
-
 @dataclass(frozen=True)
 class StepTime:
     """Everything a step's time is made of."""
@@ -65,7 +57,7 @@ class StepTime:
     walk: Walk
     dp: DataParallel | None
     """None under FSDP, whose collectives run inside the micro-batches."""
-    fsdp: FsdpTime | None
+    fsdp: fsdp.StepSeconds | None
     embedding_reduce: Reduce
     """The tied embedding's gradient between first and last stage."""
     norm_reduce: Reduce
@@ -126,8 +118,9 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
     states = fsdp.states(assembly) if sharded else stage_states(assembly)
     chunks = chunk_times(assembly, parts)
     costs = boundary_costs(assembly, priced)
-    walked = run_pipeline(job, chunks, [0.0] * max(len(costs), 1) if free_sends else sends(job, costs))
-    fsdp_time = fsdp_seconds(assembly, priced, parts) if sharded else None
+    send_s = [0.0] * max(len(costs), 1) if free_sends else sends(job, costs)
+    walked = run_pipeline(job, chunks, send_s)
+    fsdp_time = fsdp_seconds(assembly, priced, parts, walked, (chunks, send_s)) if sharded else None
     inside_s = walked.makespan_s + (fsdp_time.exposed_s if fsdp_time else 0.0)
     return StepTime(
         assembly,
@@ -141,7 +134,7 @@ def time_parts(assembly: Assembly, priced: Pricing, parts: PartTimes, *, free_se
         fsdp_time,
         embedding_reduce(assembly, priced),
         norm_reduce(assembly, priced, busiest(walked)),
-        optimizer_s(assembly, priced.context.rates.bytes_per_s),
+        optimizer_s(assembly, priced.context),
         straggler_s(job, inside_s),
     )
 
@@ -180,8 +173,13 @@ def sends(job: Job, costs: list[CommCost]) -> list[float]:
     return [cost.time_s - hidden_s(cost.time_s, 0.0, share) for cost in costs] or [0.0]
 
 
-def run_pipeline(job: Job, chunks: list[list[ChunkTime]], send_s: list[float]) -> Walk:
-    """Walk the schedule. Without overlap a send holds its sender too (batched isend and irecv, waited for)."""
+def run_pipeline(
+    job: Job, chunks: list[list[ChunkTime]], send_s: list[float], around: AroundActions | None = None
+) -> Walk:
+    """Walk the schedule. Without overlap a send holds its sender too (batched isend and irecv, waited for).
+
+    `around`: what FSDP adds to the actions.
+    """
     p = job.parallelism
     weight_s = [[chunk.weight_s if described(job.schedule).split else 0.0 for chunk in stage] for stage in chunks]
     return walk(
@@ -195,24 +193,50 @@ def run_pipeline(job: Job, chunks: list[list[ChunkTime]], send_s: list[float]) -
         weight_s=weight_s,
         blocking=job.software.overlap.pp is not True,
         group=p.microbatch_group_sz,
+        around=around,
     )
 
 
 # --- around the pipeline -----------------------------------------------------------------------------------------------
 
 
-def fsdp_seconds(assembly: Assembly, priced: Pricing, parts: PartTimes) -> FsdpTime:
-    """FSDP's groups of one micro-batch, and what of their communication compute does not hide."""
-    again = dict.fromkeys(assembly.kinds, 0.0)
-    for times, part, work in parts.replays(assembly.chunks[0]):
+def fsdp_seconds(
+    assembly: Assembly,
+    priced: Pricing,
+    parts: PartTimes,
+    walked: Walk,
+    pipeline: tuple[list[list[ChunkTime]], list[float]],
+) -> fsdp.StepSeconds:
+    """FSDP's groups of one micro-batch, and what of their communication compute does not hide.
+
+    Under a pipeline that is by how much longer the schedule takes with them; `pipeline`: its chunks and sends.
+    """
+    if assembly.job.parallelism.pp == 1:
+        tiers, replay_s = priced.dp_tiers, layer_replays_s(parts, assembly.chunks[0])
+        directions = fsdp.group_seconds(assembly, tiers, parts.of, replay_s, priced.context.rates)
+        return fsdp.step_seconds(assembly, tiers, directions)
+    inside = pipeline_fsdp(assembly, priced, parts)
+    longer = run_pipeline(assembly.job, *pipeline, inside)
+    stage = busiest(walked)
+    exposed = longer.makespan_s - walked.makespan_s
+    return fsdp.StepSeconds(*inside.passes(stage), exposed, inside.calls(stage))
+
+
+def pipeline_fsdp(assembly: Assembly, priced: Pricing, parts: PartTimes) -> fsdp.PipelineSeconds:
+    """What FSDP adds to the actions of a pipeline."""
+    replays = [layer_replays_s(parts, chunk) for chunk in assembly.chunks]
+    return fsdp.PipelineSeconds(assembly, priced.dp_tiers, parts.of, replays, priced.context.rates)
+
+
+def layer_replays_s(parts: PartTimes, chunk: Chunk) -> dict[Part, float]:
+    """What recomputation adds to the backward of a layer of each kind in a chunk, spread over all of them."""
+    counts: dict[Part, int] = {}
+    for part, count in chunk.runs:
+        counts[part] = counts.get(part, 0) + count
+    again = dict.fromkeys(counts, 0.0)
+    for times, part, work in parts.replays(chunk):
         again[part] += times * work.seconds
-    counts = dict.fromkeys(assembly.kinds, 0)
-    for part, count in assembly.runs:
-        counts[part] += count
-    replay_s = {part: seconds / counts[part] for part, seconds in again.items()}
-    directions = fsdp.group_seconds(assembly, priced.dp_tiers, parts.of, replay_s, priced.context.rates)
-    exposed = fsdp.micro_batch_exposed(assembly, priced.dp_tiers, directions)
-    return FsdpTime(*directions, assembly.job.microbatches * exposed)
+    return {part: seconds / counts[part] for part, seconds in again.items()}
 
 
 def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:

@@ -109,14 +109,17 @@ class Timeline:
         return [*sums.values(), *self.sharded(direction)]
 
     def sharded(self, direction: Direction) -> Iterator[Traffic]:
-        """FSDP's groups of one direction of a micro-batch; what is exposed shows in the length of the actions."""
+        """FSDP's groups of one direction of a micro-batch, an equal part in each chunk; what shows lengthens the actions."""
         if self.timing.fsdp:
-            groups = self.timing.fsdp.forward if direction == "F" else self.timing.fsdp.backward
-            calls = sum((of.gather_s > 0.0) + (of.reduce_s > 0.0) for of in groups)
-            exposed = self.timing.fsdp_exposed_s / self.timing.job.microbatches
-            busy = sum(of.gather_s + of.reduce_s for of in groups)
-            every = sum(of.gather_s + of.reduce_s for of in (*self.timing.fsdp.forward, *self.timing.fsdp.backward))
-            yield Traffic("dp", float(calls), busy, min(busy, exposed * busy / every) if every else 0.0)
+            of, job = self.timing.fsdp, self.timing.job
+            done = (of.forward if direction == "F" else of.backward).over(job.parallelism.vpp)
+            exposed = max(0.0, self.timing.fsdp_exposed_s / (job.microbatches * job.parallelism.vpp))
+            shown = (
+                min(done.network_s, exposed * job.parallelism.vpp * done.network_s / of.network_s)
+                if of.network_s
+                else 0.0
+            )
+            yield Traffic("dp", done.calls, done.network_s, shown)
 
     def sent(self) -> Iterator[Sent]:
         """Every send of the pipeline, sender by sender."""

@@ -119,6 +119,8 @@ def recomputed_per_op(said: str) -> dict[str, Any]:
     return {}
 
 
-def resharded(said: str) -> bool:
-    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`."""
-    return not re.search(r"\bzero-?2|reshard never", said)
+def resharded(said: str, stages: int) -> bool:
+    """Whether parameters are freed after forward, by the words of `zero_or_fsdp`; torchtitan's default is not in a pipeline."""
+    if re.search(r"\bzero-?2|reshard never", said):
+        return False
+    return stages == 1 or "reshard always" in said

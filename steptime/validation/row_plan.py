@@ -183,7 +183,7 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         return {"fsdp": {}} if framework.sharded else {}
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
-        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said)}
+        fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said, row.whole("pp") or 1)}
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}

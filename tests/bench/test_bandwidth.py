@@ -10,7 +10,7 @@ from steptime.bench.runs import adamw, bandwidth
 from steptime.cost import compute
 from steptime.job.job import Job
 from steptime.software.performance import ITEMSIZE
-from steptime.timing.optimizer import adam_bytes_per_param
+from steptime.timing.optimizer import update_bytes_per_param
 
 CPU = torch.device("cpu")
 CONFIG = """
@@ -132,7 +132,7 @@ def test_parameters_shrink_with_tensor_parallelism(job):
 def test_optimizer_bytes_are_the_models(job, dtype):
     plain = job.replace(**{"performance.precision": dtype})
     row, note = adamw.step(job, CPU, dtype, seconds=0.0)
-    assert row.bytes == adam_bytes_per_param(plain) * estimate(job).params.total
+    assert row.bytes == update_bytes_per_param(plain, 8.0) * estimate(job).params.total
     assert f"over {estimate(job).params.total:,} parameters" in note
     assert row.timing.min_s > 0
 

@@ -1,11 +1,17 @@
 """Parts of models: one shard of a set, adapters without their base, pipelines of several models."""
 
 import json
+from math import prod
 
 import gguf
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
+
+from steptime.checkpoint import tree
+from steptime.checkpoint.records import StoredTensor
 
 
 @pytest.fixture
@@ -111,3 +117,32 @@ def test_two_files_of_one_folder_are_told_apart_by_their_names(make, summarize):
     summary = summarize(make.folder)
     assert summary.params == 2 * 11
     assert sorted({t.name for t in summary.tensors})[:2] == ["generator.conv.weight", "generator.out.weight"]
+
+
+NAMES = st.lists(st.sampled_from(["", "0", "1", "12", "a", "b"]), min_size=1, max_size=5).map(".".join)
+
+
+@given(st.lists(st.tuples(NAMES, st.sampled_from([(2,), (3, 4)])), max_size=30))
+def test_a_tree_holds_every_tensor_once(named):
+    """Modules that are tensors too, pieces of one name and names of dots alone included: a module without a tensor of its
+    own has the elements of its parts, as often as it is repeated; the root has them all."""
+    tensors = [StoredTensor(name, shape, "float32", 4 * prod(shape), unique=prod(shape)) for name, shape in named]
+    root = tree.build(tensors)
+    assert root.params == sum(t.unique for t in tensors)
+    assert root.nbytes == sum(t.nbytes for t in tensors)
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        below = list(node.children.values())
+        parts = node.repeat * sum(child.params for child in below)
+        assert parts == node.params if below and node.shape is None else parts <= node.params
+        stack += below
+
+
+def test_equal_layers_are_folded_and_others_are_not():
+    """Layers 0, 1 and 3 are alike, layer 2 is wider: [0-1,3] of 3 * (4 + 2) elements beside 2 of 8 + 2."""
+    shapes = {f"h.{n}.{part}": shape for n in range(4) for part, shape in (("w", (2, 4 if n == 2 else 2)), ("b", (2,)))}
+    root = tree.build([StoredTensor(k, v, "float32", 4 * prod(v), unique=prod(v)) for k, v in shapes.items()])
+    (layers,) = root.children.values()
+    found = {node.name: (node.params, node.repeat) for node in layers.children.values()}
+    assert found == {"[0-1,3]": (18, 3), "2": (10, 1)}

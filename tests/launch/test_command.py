@@ -137,15 +137,15 @@ def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp
     script = tmp_path / "run.sh"
     flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --bf16"
     script.write_text(
-        f"torchrun --nproc-per-node 2 pretrain_gpt.py {flags} --vocab-size 512 --optimizer sgd --bogus-heads 1\n"
+        f"torchrun --nproc-per-node 2 pretrain_gpt.py {flags} --vocab-size 512 --optimizer soap --bogus-heads 1\n"
     )
     command = ("--from", "megatron", script, *H100)
     lines = refused(capsys, *command)
-    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["--optimizer sgd", "--bogus-heads 1"]
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["--optimizer soap", "--bogus-heads 1"]
     assert all(line.endswith("not modeled; --allow-unmodelled ignores it") for line in lines)
     _, out, _ = run(capsys, *command, "--allow-unmodelled", "--json")
     notes = [note for note in json.loads(out)["assumptions"] if note.startswith("ignored (not modeled)")]
-    assert [note.split(": ")[1] for note in notes] == ["--optimizer sgd", "--bogus-heads 1"]
+    assert [note.split(": ")[1] for note in notes] == ["--optimizer soap", "--bogus-heads 1"]
     assert Job.load(json.dumps(json.loads(out)["config"])).notes
 
 

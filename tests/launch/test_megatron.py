@@ -223,6 +223,11 @@ def test_the_machine_of_a_slurm_header():
 CASES = [
     ((), "parallelism.zero_level", 0),
     (("--use-distributed-optimizer",), "parallelism.zero_level", 1),
+    (("--optimizer muon",), "performance.optimizer", "muon"),
+    (("--optimizer muon", "--use-distributed-optimizer"), "performance.optimizer", "dist_muon"),
+    (("--optimizer dist_muon",), "parallelism.zero_level", 1),
+    (("--optimizer muon", "--muon-tp-mode duplicated"), "performance.muon_tp_mode", "duplicated"),
+    (("--optimizer lion",), "performance.optimizer", "lion"),
     (("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"), "performance.overlap.dp", True),
     # fp32 gradients are two thirds of the bytes, bf16 parameters one third
     (("--use-distributed-optimizer", "--overlap-grad-reduce"), "performance.overlap.dp", 0.667),
@@ -369,7 +374,7 @@ def test_pipeline_layouts_are_those_of_megatron_core(core):
 UNMODELLED = [
     (("--mtp-num-layers 1", "--mtp-standalone"),
      "--mtp-standalone true: multi-token prediction on a stage of its own"),
-    (("--optimizer sgd",), "--optimizer sgd: another optimizer than Adam: its two moments are counted"),
+    (("--optimizer soap",), "--optimizer soap: another optimizer than Adam: its two moments are counted"),
     (("--hidden-dropout 0 --attention-backend unfused",), "--hidden-dropout 0: dropout of one kind alone: both are counted"),
     (("--use-torch-fsdp2",), "--use-torch-fsdp2 true: torch FSDP2 under Megatron's layers: ZeRO is counted in its place"),
     (("--exp-avg-dtype fp8", "--use-precision-aware-optimizer"),

@@ -151,3 +151,17 @@ def test_a_plan_beside_a_log_may_be_a_plan(tmp_path):
         "model: gpt2-xl\nparallelism: {tp: 1, pp: 1, dp: 8}\ndata: {gbs: 8, seqlen: 1024, microbatch_sz: 1}\nhardware: dgx-h100\n"
     )
     assert read_run([str(tmp_path / "train.log")], plan=str(plan)).job.parallelism.dp == 8
+
+
+@pytest.mark.parametrize(
+    ("optim", "optimizer"),
+    [("adamw_torch", None), ("adamw_bnb_8bit", "adamw_8bit"), ("adamw_8bit", "adamw_8bit"), ("adafactor", None)],
+)
+def test_optimizers_of_hugging_face(tmp_path, optim, optimizer):
+    """transformers' OptimizerNames; Adafactor's states under ZeRO's flat partition are not modeled, which a note says."""
+    text = (FOLDER / "llamafactory.yaml").read_text(encoding="utf-8")
+    (tmp_path / "plan.yaml").write_text(f"{text}\noptim: {optim}\n", encoding="utf-8")
+    sets = HARDWARE | {"parallelism.dp": 8}
+    reading = read("llamafactory", str(tmp_path / "plan.yaml"), sets)
+    assert to_job(reading, sets, allow_unmodelled=True).performance.optimizer == optimizer
+    assert any("another optimizer" in flag.note for flag in reading.flags) == (optim == "adafactor")

@@ -63,6 +63,7 @@ def model(c):
         mamba=mamba(c["mamba"]) if "mamba" in c else None,
         moe=experts(c["moe"]) if "moe" in c else None,
         attention=latent(c["mla"]) if "mla" in c else {},
+        linear_attention=linear(c["linear"]) if "linear" in c else None,
         mtp=c.get("mtp", 0),
     )
 
@@ -77,6 +78,19 @@ def latent(said):
         "v_head_dim": "v_head_dim",
     }
     return {"kind": "mla"} | {ours: said[theirs] for ours, theirs in names.items()}
+
+
+def linear(said):
+    """Megatron's keys of linear attention in ours."""
+    names = {
+        "n_key_heads": "linear_num_key_heads",
+        "n_value_heads": "linear_num_value_heads",
+        "key_head_dim": "linear_key_head_dim",
+        "value_head_dim": "linear_value_head_dim",
+        "conv_width": "linear_conv_kernel_dim",
+        "freq": "linear_attention_freq",
+    }
+    return {ours: said[theirs] for ours, theirs in names.items()}
 
 
 def mamba(said):

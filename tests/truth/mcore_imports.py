@@ -6,6 +6,7 @@ import warnings
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's jit_fuser is torch.compile: run it eagerly
 warnings.filterwarnings("ignore")
 
+import mcore_linear  # noqa: E402
 import mcore_mamba  # noqa: E402
 import mcore_moe  # noqa: E402
 import mcore_patches  # noqa: E402
@@ -13,6 +14,7 @@ import mcore_patches  # noqa: E402
 mcore_patches.extensions()
 mcore_moe.extensions()
 mcore_mamba.extensions()
+mcore_linear.extensions()
 
 import megatron.core.distributed  # noqa: E402
 import megatron.core.models.gpt.gpt_model  # noqa: E402

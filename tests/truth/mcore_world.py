@@ -15,6 +15,7 @@ import traceback
 import types
 
 import mcore_imports  # noqa: F401  (Megatron itself, after what stands in for its extensions)
+import mcore_linear
 import mcore_mamba
 import mcore_moe
 import mcore_mtp
@@ -96,6 +97,7 @@ def config_of(c, world):
         cross_entropy_loss_fusion=c.get("fused_loss", False),
         **recompute,
         **c.get("mamba", {}),
+        **c.get("linear", {}),
         mtp_num_layers=c.get("mtp"),
         **expert_config(c, world),
         **latent,
@@ -148,10 +150,14 @@ def layers_of(c, config):
         mcore_moe.latent(spec)
     if config.num_moe_experts and c.get("grouped", True):
         mcore_moe.grouped(spec)
-    if not isinstance(config.moe_layer_freq, list):
+    listed = isinstance(config.moe_layer_freq, list)
+    if not listed and "linear" not in c:
         return spec
     dense = get_gpt_layer_local_spec(**said)
-    specs = [spec if has_experts else dense for has_experts in config.moe_layer_freq]
+    frequency = config.moe_layer_freq if listed else [1] * config.num_layers
+    specs = [spec if has_experts else dense for has_experts in frequency]
+    if "linear" in c:
+        specs = mcore_linear.layers(specs, c["linear"]["linear_attention_freq"])
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=WrappedTorchNorm)
 
 

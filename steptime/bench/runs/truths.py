@@ -173,7 +173,7 @@ def layout_truths(trainer: Trainer) -> list[TorchCount]:
     rows = []
     for stage, chunks in enumerate(assembly.stages):
         fullest = max(count for count, _ in ranks[stage * per_stage : (stage + 1) * per_stage])
-        sharded = fsdp.sharded_elements(assembly) if fsdp.applies(laid.job) else None
+        sharded = fsdp.sharded_elements(assembly, chunks) if fsdp.applies(laid.job) else None
         stated = sum(assembly.local_params(c) for c in chunks) if sharded is None else sharded
         rows.append(TorchCount(f"parameters of a rank, stage {stage}", "parameters", stated, fullest))
     return [*rows, *collectives(laid.job, [calls for _, calls in ranks])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import SAFETENSORS, nbytes
@@ -55,8 +56,18 @@ def read(source: Source) -> Contents:
         if shape is None or offsets is None or not code or len(offsets) != 2 or offsets[0] > offsets[1]:
             contents.problem("BAD_TENSOR", f"tensor {name}: dtype, shape or data_offsets are not valid", name)
             continue
-        contents.tensors.append(_tensor(contents, name, code, shape, offsets))
-        spans.append((*offsets, name))
+        if entry is not None and any("\ud800" <= char <= "\udfff" for char in name):
+            contents.problem("BAD_NAME", f"tensor name {name!a} is not valid Unicode", name)
+        dtype, size = _kind(code, shape)
+        first, end = offsets
+        if size is not None and size != end - first:
+            message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {end - first}"
+            contents.problem("SIZE_MISMATCH", message, name)
+        tensor = StoredTensor(name, shape, dtype, end - first, contents.file)
+        if size is None:
+            tensor.note = "unknown dtype"
+        contents.tensors.append(tensor)
+        spans.append((first, end, name))
     _check_layout(contents, spans, source.size - 8 - length)
     return contents
 
@@ -99,11 +110,12 @@ def _scanned(text: str) -> Iterator[_Entry]:
         raise ValueError("it does not begin with '{'" if whole else "not an object")
     decode = json.JSONDecoder(object_pairs_hook=_Header).raw_decode
     shapes: dict[str, tuple[int, ...]] = {}
+    take = _ENTRY.match
     at = _after_space(text, 1)
     mark = text[at : at + 1]
     at += mark == "}"
     while mark != "}":
-        match = _ENTRY.match(text, at)
+        match = take(text, at)
         if match is not None:
             name, code, dims, start, end, mark = match.groups()
             if dims not in shapes:
@@ -149,17 +161,11 @@ def _metadata(contents: Contents, entry: Any) -> dict[str, Any]:
     return dict(entry)
 
 
-def _tensor(contents: Contents, name: str, code: str, shape: Shape, offsets: Shape) -> StoredTensor:
-    if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
-        contents.problem("BAD_NAME", f"tensor name {name!a} is not valid Unicode", name)
+@lru_cache(1024)
+def _kind(code: str, shape: Shape) -> tuple[str, int | None]:
+    """(dtype, bytes or None) of a dense tensor."""
     dtype = SAFETENSORS.get(code, code)
-    span = offsets[1] - offsets[0]
-    size = nbytes(shape, dtype)
-    if size is not None and size != span:
-        message = f"tensor {name}: {code} {list(shape)} is {size} bytes, its offsets span {span}"
-        contents.problem("SIZE_MISMATCH", message, name)
-    note = "" if size is not None else "unknown dtype"
-    return StoredTensor(name, shape, dtype, span, contents.file, note=note)
+    return dtype, nbytes(shape, dtype)
 
 
 def _check_layout(contents: Contents, spans: list[Span], data_bytes: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.megatron.expert_layers import listed
 
 LATENT = {
     "q_lora_rank": "q_lora_rank",
@@ -12,6 +13,15 @@ LATENT = {
     "qk_head_dim": "qk_nope_head_dim",
     "qk_pos_emb_head_dim": "qk_rope_head_dim",
     "v_head_dim": "v_head_dim",
+}
+
+
+_LINEAR = {
+    "linear_num_key_heads": "n_key_heads",
+    "linear_num_value_heads": "n_value_heads",
+    "linear_key_head_dim": "key_head_dim",
+    "linear_value_head_dim": "value_head_dim",
+    "linear_conv_kernel_dim": "conv_width",
 }
 
 
@@ -37,7 +47,29 @@ def attention_section(keys: JobKeys) -> dict[str, Any]:
         keys.without_effect("softmax_type", "a constant in the softmax costs nothing")
     if keys.on("attention_output_gate"):
         found["gated"] = True
-    return {"attention": found} if found else {}
+    return ({"attention": found} if found else {}) | _linear(keys)
+
+
+def _linear(keys: JobKeys) -> dict[str, Any]:
+    """Gated DeltaNet in all layers but the last of every N, or in those that a list gives a 1.
+
+    core models/gpt/experimental_attention_variant_module_specs.py, get_linear_attention_pattern
+    """
+    kind, said = keys.get("experimental_attention_variant"), str(keys.get("linear_attention_freq") or "")
+    if kind is None:
+        return {}
+    if kind != "gated_delta_net":
+        keys.leave_out("experimental_attention_variant", "an attention of its own")
+        return {}
+    freq: int | list[int] = int(said) if said.isdigit() else listed(said)
+    if not freq or freq == 1:
+        keys.fail(
+            "linear_attention_freq", f"expected a number from 2 on, or layers of 0 and 1 (got {said or 'nothing'})"
+        )
+        return {}
+    sizes = {ours: keys.whole(name) for name, ours in _LINEAR.items()}
+    section = {key: size for key, size in sizes.items() if size is not None}
+    return {"linear_attention": {"kind": kind, **section, "freq": freq}}
 
 
 def _window(keys: JobKeys) -> dict[str, Any]:

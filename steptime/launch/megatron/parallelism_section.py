@@ -10,7 +10,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import load_table
 from steptime.launch.megatron.expert_layers import expert_degrees
 from steptime.launch.megatron.hybrid_layers import hybrid_pattern
-from steptime.launch.megatron.performance_section import main_grad_dtype
+from steptime.launch.megatron.performance_section import main_grad_dtype, optimizer_of
 
 
 def layout_section(keys: JobKeys, devices: int | None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _stages(keys: JobKeys, pp: int, vpp: int) -> dict[str, Any]:
 
 def _states(keys: JobKeys) -> dict[str, Any]:
     """How optimizer states are spread, and the buckets of gradients."""
-    level = int(keys.on("use_distributed_optimizer"))
+    level = int(keys.on("use_distributed_optimizer") or optimizer_of(keys) == "dist_muon")
     if keys.on("use_megatron_fsdp"):
         level = keys.word("data_parallel_sharding_strategy")
     if keys.on("use_torch_fsdp2"):

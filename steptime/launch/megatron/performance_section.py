@@ -45,6 +45,17 @@ def main_grad_dtype(keys: JobKeys) -> str:
     return "fp32" if keys.on("accumulate_allreduce_grads_in_fp32") else plain_dtype(keys)
 
 
+def optimizer_of(keys: JobKeys) -> str | None:
+    """The optimizer, where it is modeled and not Adam; Muon with the distributed optimizer deals out whole matrices.
+
+    Source: NVIDIA/Megatron-LM@d98e8a64 megatron/training/arguments.py, where dist_muon is the old name of that.
+    """
+    said = str(keys.get("optimizer"))
+    if said == "muon" and keys.on("use_distributed_optimizer"):
+        return "dist_muon"
+    return said if said in {"lion", "sgd", "muon", "dist_muon"} else None
+
+
 def _precision(keys: JobKeys) -> dict[str, Any]:
     """bf16, fp16, fp32, or a low-precision recipe with its stored parameters."""
     if keys.on("bf16") and keys.on("fp16"):
@@ -96,7 +107,11 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
 def _states(keys: JobKeys) -> dict[str, Any]:
     """Dtypes of main gradients, master weights and moments."""
     section: dict[str, Any] = {"main_grad_dtype": main_grad_dtype(keys)}
-    if str(keys.get("optimizer")) not in {"adam", "adamw"}:
+    if optimizer := optimizer_of(keys):
+        section["optimizer"] = optimizer
+        if "muon" in optimizer:
+            section["muon_tp_mode"] = str(keys.get("muon_tp_mode"))
+    elif str(keys.get("optimizer")) not in {"adam", "adamw"}:
         keys.leave_out("optimizer", "another optimizer than Adam: its two moments are counted")
     if not keys.on("use_precision_aware_optimizer"):
         return section

@@ -24,7 +24,7 @@ _DDP = {
 """DistributedDataParallelConfig (megatron-core 0.16.1 distributed/distributed_data_parallel_config.py): argument -> field."""
 _OPTIMIZER = (
     "use_precision_aware_optimizer", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "store_param_remainders",
+    "store_param_remainders", "optimizer", "muon_tp_mode",
 )  # fmt: skip
 """OptimizerConfig (optimizer/optimizer_config.py)."""
 _PRECISION = {

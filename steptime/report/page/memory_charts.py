@@ -128,7 +128,7 @@ def pieces(estimate: Estimate, timeline: Timeline, stage: int) -> list[Piece]:
             Piece(span.start_s, span.end_s, held.gradients_bytes, held.activations_bytes, held.transient_bytes)
         )
         at, kept = span.end_s, held.kept_bytes
-        made = holds.gradients if span.action.kind != "F" else held.gradients_bytes
+        made = held.gradients_kept_bytes
     for update in [each for each in timeline.around(stage) if each.kind == "optimizer"]:
         found.append(Piece(at, update.start_s, made, kept, 0.0))
         temporary = float(holds.optimizer_step.transient_bytes)

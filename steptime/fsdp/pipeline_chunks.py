@@ -1,0 +1,274 @@
+"""One chunk of a pipeline under FSDP2: its parts, the buffers of its groups, and the worst moment of each kind of action.
+
+Every moment counts what the chunk's own micro-batch saves and what lives beside it, gathered parameters and unsharded gradients
+of the chunk included; the groups of a layer whose experts lie on ranks of their own count together
+(torch 2.13: distributed/fsdp/_fully_shard/_fsdp_param_group.py, distributed/pipelining/stage.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.fsdp.groups import Buffers, buffers, groups, options
+from steptime.fsdp.memory_walk import Moments, Wrapped, wrapped
+from steptime.job.assembly import Assembly, Chunk
+from steptime.memory.op_walk import NO_BYTES, PartMemory, Peak
+from steptime.memory.part_memories import PartMemories, input_kept
+from steptime.memory.stages import PeakMoment, logits_kept
+from steptime.software.performance import ITEMSIZE
+
+ABSENT = PartMemory(0.0, NO_BYTES, NO_BYTES)
+"""An end of the model that a chunk does not have."""
+
+
+class Gradients(NamedTuple):
+    """Unsharded gradients that a chunk holds between actions."""
+
+    summed: bool = False
+    """Of all micro-batches so far, in the dtype of the reduction."""
+    fresh: bool = False
+    """Those that the second half of a backward has made, not yet added to them."""
+
+    def after(self, kind: str) -> Gradients:
+        """Once an action of a kind has run (_fsdp_param_group.py, post_backward, which only a whole backward or an I runs)."""
+        if kind == "F":
+            return self
+        return (
+            Gradients(self.summed, fresh=True) if kind == "W" else Gradients(self.summed or kind == "B" or self.fresh)
+        )
+
+
+class Passing(NamedTuple):
+    """How an action meets its chunk."""
+
+    kind: str
+    fetched: bool
+    """Its parameters were asked for before it."""
+    held: bool
+    """Its layers are gathered."""
+    roots: bool
+    """What is in no layer has to be gathered first."""
+    gradients: Gradients
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkBytes:
+    """A chunk's parts and the buffers of its groups, for one micro-batch."""
+
+    assembly: Assembly
+    chunk: Chunk
+    keeps_sent: bool
+    """The schedule keeps the gradient that it has sent last."""
+    root: Buffers
+    last_of_root: Num
+    """Bytes of the last gradient of the root's parameters."""
+    layers: list[Wrapped]
+    added: list[PartMemory]
+    """The layers as they are where gradients of weights are added to others at once."""
+    last: list[Num]
+    """Bytes of the last gradient of each layer."""
+    embedding: PartMemory
+    head: PartMemory
+    head_grad: Num
+    """Bytes of the gradients of the head's parameters."""
+    output: Num
+    """Of its output, what the pipeline holds until its backward."""
+    half: tuple[Num, Num]
+    """Where backward is split: what the first half leaves, and its peak."""
+    waits: list[Num]
+    """What the first half leaves of each layer."""
+    x: Num
+    """Bytes of a layer's input."""
+
+    @property
+    def saved(self) -> Num:
+        """What a forward leaves for its backward."""
+        inside = sum([layer.memory.saved for layer in self.layers])
+        return self.embedding.saved + inside + self.head.saved + self.output
+
+    @property
+    def parameters(self) -> Num:
+        """Its layers, gathered."""
+        return sum([layer.buffers.unsharded for layer in self.layers])
+
+    @property
+    def converts(self) -> bool:
+        """Whether gradients add up in copies of another dtype."""
+        return options(self.assembly).reduce_dtype != self.assembly.job.software.compute_dtype
+
+    def summed(self, of: Buffers) -> Num:
+        """Bytes of a group's gradients where they add up."""
+        if not self.converts:
+            return of.gradients
+        return of.gradients * ITEMSIZE[options(self.assembly).reduce_dtype] / self.assembly.job.software.itemsize
+
+    def held(self, of: Gradients) -> Num:
+        """Bytes of the gradients that are there."""
+        every = [self.root, *(layer.buffers for layer in self.layers)]
+        summed = sum([self.summed(group) for group in every]) if of.summed else 0.0
+        return summed + (
+            sum([group.gradients for group in every]) if of.fresh and (self.converts or not of.summed) else 0.0
+        )
+
+    def worst(self, passing: Passing) -> PeakMoment:
+        """The worst moment of an action."""
+        moments = Moments(0.0)
+        if passing.fetched:
+            one = max([self.root.gathered, *(layer.buffers.gathered for layer in self.layers)])
+            saved = 0.0 if passing.kind == "F" else self.saved
+            held = self.root.unsharded + self.parameters + self.held(passing.gradients) + one
+            moments.mark(saved, held, "copies of gathered parameters")
+        if passing.kind == "F":
+            self.forward(passing, moments)
+        elif passing.kind == "B":
+            self.backward(passing, moments)
+        else:
+            self.one_half(passing, moments)
+        return moments.worst
+
+    def forward(self, passing: Passing, moments: Moments) -> None:
+        """As without a pipeline, but layers that are there already are not gathered again."""
+        reshard = options(self.assembly).reshard_after_forward
+        beside = self.held(passing.gradients)
+        below, root = self.embedding.saved, self.root
+        previous = root.gathered if passing.roots else 0.0
+        early = self.embedding.forward
+        moments.mark(0.0, beside + root.unsharded + previous + early.bytes, f"forward of {early.op or 'the input'}")
+        held = self.parameters if passing.held else 0.0
+        for layer in self.layers:
+            memory, block = layer.memory, layer.buffers
+            newest = 0.0 if passing.held else block.gathered
+            if not passing.held:
+                arriving = root.unsharded + previous + newest + held + block.unsharded
+                moments.mark(below, beside + arriving + self.x, "forward of an all-gather")
+                held = held + block.unsharded
+            extra = memory.forward.bytes - memory.saved
+            moments.mark(
+                below + memory.saved, beside + root.unsharded + held + newest + extra, f"forward of {memory.forward.op}"
+            )
+            below, previous = below + memory.saved, newest
+            held = held - (block.unsharded if reshard else 0.0)
+        head = self.head
+        extra = head.forward.bytes - head.saved + self.output
+        moments.mark(
+            below + head.saved,
+            beside + root.unsharded + previous + held + extra,
+            f"forward of {head.forward.op or 'the output'}",
+        )
+
+    def backward(self, passing: Passing, moments: Moments) -> None:
+        """Last layer first. What is gathered stays; each layer's gradients are added to those of earlier micro-batches."""
+        summed, fresh = passing.gradients
+        root, head = self.root, self.head
+        below = self.embedding.saved + sum([layer.memory.saved for layer in self.layers])
+        beside = self.output + root.unsharded + self.held(passing.gradients) + self.sent_before(passing)
+        received = (
+            0.0 if self.chunk.head else self.x
+        )  # in the pipeline's own buffer; the last layer counts it once more
+        held = self.parameters if passing.held else 0.0
+        moments.mark(
+            below + head.saved, beside + held + head.backward.bytes - head.saved, f"backward of {head.backward.op}"
+        )
+        grads, sums = self.head_grad, 0.0
+        at_once = summed and not self.converts
+        for i in range(len(self.layers) - 1, -1, -1):
+            memory, block = self.added[i] if at_once else self.layers[i].memory, self.layers[i].buffers
+            if not passing.held:
+                held = held + block.unsharded
+                arriving = held + block.gathered + self.x - received
+                moments.mark(below, beside + arriving + grads + sums, "backward of an all-gather")
+            ahead = 0.0 if passing.held or i == 0 else self.layers[i - 1].buffers.gathered
+            extra = memory.backward.bytes - self.layers[i].memory.saved - received
+            received = 0.0
+            moments.mark(below, beside + held + ahead + grads + sums + extra, f"backward of {memory.backward.op}")
+            below = below - self.layers[i].memory.saved
+            if not summed:
+                sums = sums + self.summed(block)
+                copied = self.last[i] if self.converts else 0.0
+                moments.mark(
+                    below, beside + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
+                )
+        extra = self.embedding.backward.bytes - self.embedding.saved
+        moments.mark(
+            self.embedding.saved, beside + held + grads + sums + extra, f"backward of {self.embedding.backward.op}"
+        )
+        if not summed and self.converts and not fresh:
+            moments.mark(
+                0.0, beside + held + sums + self.summed(root) + self.last_of_root, "backward of a sum of gradients"
+            )
+
+    def sent_before(self, passing: Passing) -> Num:
+        """Bytes of the gradient that the micro-batch before has sent: 1F1B of one chunk keeps it till the next one goes.
+
+        schedules.py, the operations of Schedule1F1B._step_microbatches.
+        """
+        return self.x if self.keeps_sent and passing.gradients.summed and not self.chunk.embedding else 0.0
+
+    def one_half(self, passing: Passing, moments: Moments) -> None:
+        """A backward for inputs, or for weights, which frees what waits for them layer by layer."""
+        kept, peak = self.half
+        params = self.root.unsharded + (self.parameters if passing.held or passing.kind == "I" else 0.0)
+        now, then = self.held(passing.gradients), self.held(passing.gradients.after(passing.kind))
+        if passing.kind == "I":
+            moments.mark(0.0, self.output + params + now + peak, "gradients of the inputs")
+            moments.mark(kept, self.output + params + then, "gradients of the inputs")
+            return
+        left, added = kept, self.head_grad
+        for layer, waits in zip(reversed(self.layers), reversed(self.waits), strict=True):
+            added = added + layer.buffers.gradients
+            grown = 0.0 if passing.gradients.fresh else min(added, then - now)
+            moments.mark(left, params + now + grown, "gradients of the weights")
+            left = left - waits
+
+    def reduction(self, gradients: Gradients) -> PeakMoment:
+        """The worst moment of the reduction: root first, each group's parameters freed before its gradients are copied in."""
+        moments = Moments(0.0)
+        held, left = self.parameters, self.held(gradients)
+        shards: Num = 0.0
+        for of, last in [
+            (self.root, self.last_of_root),
+            *((w.buffers, g) for w, g in zip(self.layers, self.last, strict=True)),
+        ]:
+            held = held - (0.0 if of is self.root else of.unsharded)
+            moments.mark(0.0, held + left + shards + of.reduce_input, "reduction of gradients")
+            left = left - self.summed(of)
+            shards = shards + of.reduce_output
+            moments.mark(0.0, held + left + shards + of.reduce_input + last, "reduction of gradients")
+        return moments.worst
+
+
+def chunk_bytes(
+    assembly: Assembly, chunk: Chunk, memories: PartMemories, plain: PartMemories, *, split: bool
+) -> ChunkBytes:
+    """Sizes of one chunk. `memories` keep the gradients of a part beside it until its backward ends, `plain` do not."""
+    job, found = assembly.job, groups(assembly, chunk)
+    itemsize = job.software.itemsize
+    embedding = memories.embedding if chunk.embedding else ABSENT
+    head = memories.head if chunk.head else ABSENT
+    layers, added = wrapped(assembly, memories, chunk), [w.memory for w in wrapped(assembly, plain, chunk)]
+    x = 1.0 * assembly.boundary_bytes
+    if layers and not chunk.embedding:  # its input lies in the pipeline's own buffer
+        mine = x if input_kept(chunk.runs[0][0]) or job.recompute.granularity == "full" else 0.0
+        layers[0] = layers[0]._replace(memory=in_buffer(layers[0].memory, x, mine))
+        added[0] = in_buffer(added[0], x, mine)
+    halves = memories.split(chunk) if split else None
+    waits = [memories.split_part(part).kept if split else 0.0 for part, count in chunk.runs for _ in range(count)]
+    return ChunkBytes(
+        assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
+        found.root.last * itemsize, layers, added,
+        [max(one.last for one in of.all) * itemsize for of in found.layers], embedding, head,
+        sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
+        logits_kept(assembly) if chunk.head else x,
+        (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,
+    )  # fmt: skip
+
+
+def in_buffer(memory: PartMemory, x: Num, kept: Num) -> PartMemory:
+    """A layer whose input lies elsewhere; `kept` bytes of it were counted as saved."""
+    return memory._replace(
+        saved=memory.saved - kept,
+        forward=Peak(memory.forward.bytes - x, memory.forward.op),
+        backward=Peak(memory.backward.bytes - kept, memory.backward.op),
+    )

@@ -1,0 +1,214 @@
+"""FSDP2's communication under a pipeline: what it adds to which action of a stage.
+
+A chunk's parameters are gathered once a step where they stay, its gradients are reduced once: after its last backward, group by
+group, while the stage waits (torch 2.13 distributed/pipelining/stage.py, perform_reduce_grad; _fsdp_state.py,
+_root_post_backward_final_callback). GPipe and 1F1B of one chunk gather from FSDP's hooks, layer by layer, once the stage's first
+input has come; other schedules gather whole chunks ahead (schedules.py, _add_unshard_reshard).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from steptime.cost.overlap import contention, hidden_s
+from steptime.cost.parts import PartTime
+from steptime.cost.rates import Rates
+from steptime.fsdp.groups import Groups, ParamGroup, buffers, groups, options
+from steptime.fsdp.pipeline_memory import stage_steps
+from steptime.fsdp.seconds import Calls, CommSeconds, Pass, exposed_s, micro_batch_exposed, price, shard_group
+from steptime.hardware.machine import Tier
+from steptime.job.assembly import Assembly, Chunk, Part
+from steptime.schedule import Action, order
+from steptime.schedule.sharded import Around, ShardedStep
+from steptime.software.performance import ITEMSIZE
+
+
+class ChunkSeconds(NamedTuple):
+    """A chunk's seconds of FSDP in a step's actions."""
+
+    forward_s: float
+    """What a forward takes longer that gathers all of the chunk as it goes."""
+    forward_layers_s: float
+    """The same where the root is there."""
+    backward_s: float
+    """What a backward takes longer that gathers the layers."""
+    gather_s: float
+    """Of the whole chunk, one group after the other."""
+    copies_s: float
+    """From the flat buffers to the parameters."""
+    first_sum_s: float
+    """Gradients of a micro-batch copied to where they add up."""
+    sum_s: float
+    """The same of a later one, which adds to them."""
+    reduce_s: float
+    """All gradients copied to flat buffers and reduced."""
+
+
+class Prices(NamedTuple):
+    """A chunk's groups, and the seconds of each."""
+
+    groups: Groups
+    of: dict[ParamGroup, CommSeconds]
+
+    @property
+    def every(self) -> list[CommSeconds]:
+        """The root, and the layers in depth order."""
+        return [self.of[group] for group in (self.groups.root, *self.groups.layers)]
+
+
+class PipelineSeconds:
+    """What FSDP adds to the actions of every stage; called as `schedule.sharded.AroundActions`."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        tiers: tuple[Tier, ...],
+        parts: Mapping[Part, PartTime],
+        replays: Sequence[Mapping[Part, float]],
+        rates: Rates,
+    ) -> None:
+        """`replays`: by depth of the chunk, what recomputation adds to the backward of a layer of each kind [s]."""
+        self.assembly, self.tiers, self.rates = assembly, tiers, rates
+        self.prices = [[self.prices_of(chunk) for chunk in chunks] for chunks in assembly.stages]
+        self.chunks = [
+            [self.seconds(chunk, prices, parts, replays[chunk.depth]) for chunk, prices in zip(*rows, strict=True)]
+            for rows in zip(assembly.stages, self.prices, strict=True)
+        ]
+        share = assembly.job.software.overlap.dp
+        slowed = contention(shard_group(assembly.job), tiers)
+        self.shown = [
+            [of.gather_s - float(hidden_s(of.gather_s, of.gather_s, share, slowed)) for of in stage]
+            for stage in self.chunks
+        ]
+        self.waits = share is True
+        """A gather that is asked for ahead runs beside compute; else what shows of it is added to the action."""
+
+    def prices_of(self, chunk: Chunk) -> Prices:
+        """Seconds of a chunk's groups. Gradients are copied to the flat buffer from where they add up."""
+        found = groups(self.assembly, chunk)
+        summed = ITEMSIZE[options(self.assembly).reduce_dtype]
+        priced: dict[ParamGroup, CommSeconds] = {}
+        for of in (found.root, *found.layers):
+            copied = sum([one.elements * summed + buffers(self.assembly, one).reduce_input for one in of.all])
+            one = price(self.assembly, self.tiers, of, self.rates)
+            priced[of] = one._replace(compute_s=float(copied) / self.rates.bytes_per_s)
+        return Prices(found, priced)
+
+    def seconds(
+        self, chunk: Chunk, prices: Prices, parts: Mapping[Part, PartTime], replay_s: Mapping[Part, float]
+    ) -> ChunkSeconds:
+        """Seconds of one chunk."""
+        assembly = self.assembly
+        root, *layers = prices.every
+        of_layer = [part for part, count in chunk.runs for _ in range(count)]
+        pairs = list(zip(layers, of_layer, strict=True))
+        ends = [parts[assembly.embedding]] if chunk.embedding else [], [parts[assembly.head]] if chunk.head else []
+        before, after = ([CommSeconds(0.0, end.forward.seconds) for end in side] for side in ends)
+        inside = [CommSeconds(of.gather_s, parts[p].forward.seconds, 0.0, of.copy_s) for of, p in pairs]
+        back = [
+            CommSeconds(of.gather_s, parts[p].backward.seconds + replay_s.get(p, 0.0), 0.0, of.copy_s)
+            for of, p in reversed(pairs)
+        ]
+        layers_first = [*before, *inside, *after]
+        whole = [CommSeconds(root.gather_s, 0.0, 0.0, root.copy_s), *layers_first]
+        first, later = self.sums_s(prices)
+        return ChunkSeconds(
+            micro_batch_exposed(assembly, self.tiers, [whole]),
+            micro_batch_exposed(assembly, self.tiers, [layers_first]),
+            micro_batch_exposed(assembly, self.tiers, [back]),
+            sum(of.gather_s for of in prices.every),
+            sum(of.copy_s for of in prices.every),
+            first,
+            later,
+            exposed_s([CommSeconds(0.0, 0.0, of.reduce_s, of.compute_s) for of in prices.every], 0),
+        )
+
+    def sums_s(self, prices: Prices) -> tuple[float, float]:
+        """Seconds that a chunk's gradients take to be added up: of the first micro-batch, and of a later one.
+
+        Where they are reduced in their own dtype autograd adds them, as it does without FSDP.
+        """
+        job, said = self.assembly.job, options(self.assembly)
+        if said.reduce_dtype == job.software.compute_dtype:
+            return 0.0, 0.0
+        elements = float(sum(one.elements for of in (prices.groups.root, *prices.groups.layers) for one in of.all))
+        own, summed = job.software.itemsize, ITEMSIZE[said.reduce_dtype]
+        return elements * (own + summed) / self.rates.bytes_per_s, elements * (
+            own + 2.0 * summed
+        ) / self.rates.bytes_per_s
+
+    def __call__(self, stage: int, actions: Sequence[Action]) -> dict[Action, Around]:
+        """What is around those actions of a stage that have anything."""
+        mine, found = self.chunks[stage], dict[Action, Around]()
+        to_copy, summed = set[int](), set[int]()
+        known = set(actions)
+        for step in stage_steps(self.assembly, stage, actions):
+            kind, chunk = step.action.kind, step.action.chunk
+            of, added = mine[chunk], 0.0
+            to_copy |= set(step.fetched)
+            if chunk in to_copy:
+                to_copy.remove(chunk)
+                added += of.copies_s
+            if step.gathers and kind == "F":
+                added += of.forward_s if step.roots else of.forward_layers_s
+            elif step.gathers:
+                added += of.backward_s
+            if kind in "BI":
+                added += of.sum_s if chunk in summed else of.first_sum_s
+                summed.add(chunk)
+            if not self.waits:
+                added += sum(self.shown[stage][c] for c in step.fetched)
+            fetched = tuple((c, mine[c].gather_s) for c in step.fetched) if self.waits else ()
+            around = Around(added, fetched, of.reduce_s if step.reduces else 0.0)
+            if added or fetched or around.after_s:
+                found[step.action if step.action in known else step.action._replace(kind="W")] = around
+        return found
+
+    def steps(self, stage: int) -> list[ShardedStep]:
+        """All actions of a stage in a step."""
+        job, p = self.assembly.job, self.assembly.job.parallelism
+        orders = order(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz)
+        return stage_steps(self.assembly, stage, orders[stage])
+
+    def calls(self, stage: int) -> dict[tuple[str, ParamGroup], Calls]:
+        """Collectives of a stage in a step."""
+        found: dict[tuple[str, ParamGroup], Calls] = {}
+        for step in self.steps(stage):
+            for kind, of in gathered(self.prices[stage], step):
+                found[kind, of] = found.get((kind, of), Calls(0.0, 0.0)).plus(1.0, 0.0)
+        for prices in self.prices[stage]:
+            root, layers = prices.groups
+            for key in (("root", root), *(("block", of) for of in layers)):
+                found[key] = found.get(key, Calls(0.0, 0.0)).plus(0.0, 1.0)
+        return found
+
+    def passes(self, stage: int) -> tuple[Pass, Pass]:
+        """What the forwards of a stage do for one of its micro-batches, and what its backwards do, spread over all of a step."""
+        every = {"F": Pass(0.0, 0.0, 0.0), "B": Pass(0.0, 0.0, 0.0)}
+        microbatches = self.assembly.job.microbatches
+        for step in self.steps(stage):
+            way = "F" if step.action.kind == "F" else "B"
+            for _, of in gathered(self.prices[stage], step):
+                one = self.price(stage, of)
+                every[way] = every[way].plus(Pass(1.0, one.gather_s, one.copy_s))
+        for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
+            sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
+            reduced = [Pass(1.0, of.reduce_s, of.compute_s) for of in prices.every if of.reduce_s]
+            for each in (Pass(0.0, 0.0, sums), *reduced):
+                every["B"] = every["B"].plus(each)
+        return every["F"].over(microbatches), every["B"].over(microbatches)
+
+    def price(self, stage: int, of: ParamGroup) -> CommSeconds:
+        """Seconds of one group of a stage."""
+        return next(prices.of[of] for prices in self.prices[stage] if of in prices.of)
+
+
+def gathered(chunks: Sequence[Prices], step: ShardedStep) -> list[tuple[str, ParamGroup]]:
+    """The groups that are gathered before or in an action: roots, and layers."""
+    own = step.action.chunk
+    roots = [*step.fetched, *([own] if step.roots else [])]
+    layers = [*step.fetched, *([own] if step.gathers else [])]
+    found = [("root", chunks[chunk].groups.root) for chunk in roots]
+    found += [("block", of) for chunk in layers for of in chunks[chunk].groups.layers]
+    return [(kind, of) for kind, of in found if of.padded]

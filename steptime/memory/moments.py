@@ -1,0 +1,132 @@
+"""Moments: what an optimizer keeps of past gradients, in bytes by tensor, and what an update holds for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steptime.base.num import Num, maximum, where
+from steptime.job.assembly import Assembly, Chunk
+from steptime.job.job import Job
+from steptime.model.ops import Param
+
+PER_ELEMENT = {"adamw": 2.0, "lion": 1.0, "sgd": 1.0}
+"""Moments per parameter of the optimizers that treat every element alike: Adam's two, the momentum of Lion and of SGD."""
+BLOCK = 256.0
+"""Elements that share a scale in 8-bit states (torchao/optim/adam.py; bitsandbytes/functional.py, quantize_blockwise)."""
+SMALLEST_QUANTIZED = 4096.0
+"""Tensors with fewer elements keep fp32 moments (torchao/optim/adam.py, _new_buffer; bitsandbytes' min_8bit_size)."""
+FP32 = 4.0
+QUANTIZED = 2.0 * (1.0 + FP32 / BLOCK)
+"""Bytes per parameter of two 8-bit moments with their scales."""
+
+
+def least_moments(job: Job) -> float:
+    """Bytes of moments per parameter of a large matrix, which has the least of all tensors."""
+    states = job.software.states
+    match states.optimizer:
+        case "adamw_8bit":
+            return QUANTIZED
+        case "adafactor":
+            return 0.0
+        case _:
+            return PER_ELEMENT.get(states.optimizer, 1.0) * job.software.bytes_of(states.moment_dtype)
+
+
+def mean_moments(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
+    """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
+    alike = assembly.job.software.states.optimizer in PER_ELEMENT
+    moments: dict[str, Num] = {}
+    elements: dict[str, Num] = {}
+    for params, count in assembly.counted_params(chunks):
+        for p in params:
+            if alike:
+                moments[p.group] = least_moments(assembly.job)
+                continue
+            tensors, one = local_tensors(assembly, p)
+            more = count * tensors * tensor_moments(assembly.job, p, one)
+            moments[p.group] = moments.get(p.group, 0.0) + more
+            elements[p.group] = elements.get(p.group, 0.0) + count * tensors * one
+    return moments if alike else {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
+
+
+def local_tensors(assembly: Assembly, p: Param) -> tuple[Num, Num]:
+    """Tensors that a parameter stands for on one device, and the elements of each."""
+    tensors = p.n_experts // assembly.job.parallelism.ep if p.n_experts else 1
+    return tensors, p.local(assembly.head.tp, assembly.experts) / tensors
+
+
+def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
+    """Bytes of the moments of one tensor with so many elements.
+
+    adamw_8bit: two codes of a byte, each block of 256 with an fp32 scale for either. adafactor: the mean squares of rows and of
+    columns (Shazeer and Stern 2018, algorithm 4; torch/optim/_adafactor.py, which factors the last two dimensions), a whole
+    second moment of vectors. muon: one momentum of a matrix that it orthogonalizes, Adam's two of all others
+    (megatron/core/optimizer/emerging_optimizers.py).
+    """
+    size = job.software.bytes_of(job.software.states.moment_dtype)
+    match job.software.states.optimizer:
+        case "adamw_8bit":
+            return elements * where(elements < SMALLEST_QUANTIZED, 2.0 * FP32, QUANTIZED)
+        case "adafactor":
+            rows, columns = matrix(p, elements)
+            return size * (elements / columns + elements / rows if len(p.shape) - bool(p.n_experts) > 1 else elements)
+        case _:
+            return elements * size * (1.0 if orthogonalized(p) else 2.0)
+
+
+def orthogonalized(p: Param) -> bool:
+    """Whether Muon updates it: a matrix that is neither the embedding nor the head.
+
+    Source: megatron/core/optimizer/layer_wise_optimizer.py, is_managed_by_layer_wise_optimizer.
+    """
+    return len(p.shape) - bool(p.n_experts) == 2 and not p.vocab
+
+
+def matrix(p: Param, elements: Num) -> tuple[Num, Num]:
+    """The last two extents of a tensor on one device: tensor parallelism splits rows or columns, etp is taken to split rows."""
+    if len(p.shape) < 2:
+        return elements, 1
+    whole_rows, columns = p.shape[-2:]
+    if p.n_experts or p.split_dim is None:
+        return elements / columns, columns
+    return (whole_rows, elements / whole_rows) if p.split_dim == len(p.shape) - 1 else (elements / columns, columns)
+
+
+def unevenness(assembly: Assembly, chunks: Sequence[Chunk], ranks: dict[str, Num]) -> dict[str, Num]:
+    """Parameters that the fullest of some ranks has over an even share where whole matrices are dealt out, by group.
+
+    Megatron packs matrices so that no rank does much more than another, and pads every rank's part of the buffer to the fullest
+    one's (layer_wise_optimizer.py, _compute_per_buffer_param_layout). Packing is taken to be even, but that a rank cannot have
+    less than one matrix.
+    """
+    held = dict.fromkeys(ranks, 0.0)
+    largest: dict[str, Num] = dict.fromkeys(ranks, 0.0)
+    if assembly.job.software.states.optimizer == "dist_muon":
+        for params, count in assembly.counted_params(chunks):
+            for p in (p for p in params if orthogonalized(p)):
+                tensors, one = local_tensors(assembly, p)
+                held[p.group] = held[p.group] + count * tensors * one
+                largest[p.group] = maximum(largest[p.group], one)
+    return {group: maximum(0.0, largest[group] - held[group] / n) for group, n in ranks.items()}
+
+
+def update_temporaries(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
+    """Bytes that an update holds for the tensor it works on.
+
+    adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
+    matrix in fp32 with the products of it and its two scales (Megatron-Core optimizer/emerging_optimizers.py,
+    scaled_orthogonalize_fn); the iterations, in bf16, hold less.
+    """
+    software = assembly.job.software
+    optimizer, size = software.states.optimizer, software.bytes_of(software.states.moment_dtype)
+    most: Num = 0.0
+    if optimizer not in {"adafactor", "muon", "dist_muon"}:
+        return most
+    for params, _ in assembly.counted_params(chunks):
+        for p in params:
+            _, one = local_tensors(assembly, p)
+            if optimizer == "adafactor":
+                most = maximum(most, size * one)
+            elif orthogonalized(p):
+                most = maximum(most, 3.0 * FP32 * one)
+    return most

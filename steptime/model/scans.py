@@ -1,0 +1,79 @@
+"""Ops that carry a state along the sequence, in chunks: Mamba-2's scan, and the kernels of linear attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steptime.base.num import Num
+from steptime.model.ops import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Op):
+    """Mamba-2's causal convolution and state-space scan in chunks, as one op (Dao and Gu 2024, arXiv 2405.21060, section 6)."""
+
+    tokens: Num = 0.0
+    n_heads: Num = 0.0
+    n_groups: Num = 1.0
+    head_dim: int = 64
+    state_dim: int = 128
+    chunk_sz: int = 128
+    itemsize: float = 2.0
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
+
+    @property
+    def flops(self) -> Num:
+        """Forward FLOPs.
+
+        Per token, with C tokens in a chunk, N states and P values a head: C B^T within the chunk, causal, 2 C N / 2 a group; its
+        product with x 2 C P / 2 a head; into and out of the states 2 N P a head each.
+        """
+        c, n, p = self.chunk_sz, self.state_dim, self.head_dim
+        return self.tokens * (self.n_groups * c * n + self.n_heads * (c * p + 4.0 * n * p))
+
+    @property
+    def forward_bytes(self) -> Num:
+        """Bytes that its memory-bound kernels move in forward.
+
+        The convolution reads and writes x, B and C; the states are read in fp32 and written in the compute dtype where they
+        are passed from chunk to chunk; dt is read, and written twice in fp32.
+        """
+        inner = self.n_heads * self.head_dim
+        channels = 2.0 * self.itemsize * (inner + 2.0 * self.n_groups * self.state_dim)
+        states = (4.0 + self.itemsize) * inner * self.state_dim / self.chunk_sz
+        return self.tokens * (channels + states + (self.itemsize + 8.0) * self.n_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked(Op):
+    """The kernels of linear attention in chunks, as one op (Yang et al. 2024, arXiv 2406.06484 and 2412.06464)."""
+
+    tokens: Num = 0.0
+    seq: Num = 0.0
+    """Tokens of a sequence: its chunks follow one another."""
+    n_heads: Num = 0.0
+    d_k: int = 128
+    d_v: int = 128
+    chunk_sz: int = 64
+    delta: bool = False
+    """The delta rule: the states lose what the keys hold already."""
+    slowness: float = 1.0
+    """Time over that of Gated DeltaNet's kernels at the same FLOPs."""
+    backward_times: float = 2.0
+    """Backward time over forward's."""
+    counted: Num = 0.0
+    """Forward FLOPs per token that frameworks count, with the convolution's."""
+    forward_temp_bytes: Num = 0.0
+    backward_temp_bytes: Num = 0.0
+
+    @property
+    def flops(self) -> Num:
+        """Forward FLOPs.
+
+        Per token and head, with C tokens in a chunk: Q K^T and its product with V, 2 C (K + V); into and out of states, 4 K V;
+        with the delta rule K K^T, the two products that make W and U, and W's with the states, 2 C (2 K + V) + 2 K V.
+        """
+        k, v, c = self.d_k, self.d_v, self.chunk_sz
+        plain = 2.0 * c * (k + v) + 4.0 * k * v
+        return self.tokens * self.n_heads * (plain + (2.0 * c * (2.0 * k + v) + 2.0 * k * v if self.delta else 0.0))

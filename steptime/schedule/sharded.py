@@ -1,0 +1,161 @@
+"""Which actions of a pipeline gather the sharded parameters of their chunk, and after which the gradients are reduced.
+
+torch/distributed/pipelining (2.13): stage.py, backward_maybe_with_nosync, keeps parameters gathered and gradients unreduced after
+every backward; perform_reduce_grad reduces them once, after the last. schedules.py, _add_unshard_reshard, has the schedules of
+several chunks fetch the next three ahead and drop the others; GPipe and 1F1B of one chunk gather in FSDP's own hooks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from steptime.schedule.actions import Action
+from steptime.schedule.graph import Graph
+
+ACTIVE = 3
+"""Chunks whose parameters a stage holds gathered at most (schedules.py, max_active_stages)."""
+HOOKED = frozenset({"gpipe", "1f1b"})
+"""Schedules that, with one chunk per stage, fetch nothing ahead."""
+
+
+class ShardedStep(NamedTuple):
+    """An action of a stage, and what FSDP does around it."""
+
+    action: Action
+    fetched: tuple[int, ...]
+    """Chunks whose parameters are asked for just before it."""
+    gathers: bool
+    """Its own chunk's layers are not there when it starts: it gathers them as it goes."""
+    roots: bool
+    """The same of what of the chunk is in no layer."""
+    layers_held: frozenset[int]
+    """Chunks whose layers are gathered when it starts."""
+    roots_held: frozenset[int]
+    reduces: bool
+    """It is the last of its chunk: gradients are reduced once it is over, before the stage goes on."""
+
+
+class _Held:
+    """Chunks whose parameters are gathered, as a stage's actions go by."""
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        """`actions`: all of them."""
+        self.layers = set[int]()
+        self.roots = set[int]()
+        self.active: list[int] = []
+        self.uses: dict[int, list[int]] = {}
+        for at, action in enumerate(actions):
+            self.uses.setdefault(action.chunk, []).append(at)
+
+    def fetch(self, at: int) -> tuple[int, ...]:
+        """Ask for the chunks of the next actions, and drop those that are not among them."""
+        coming = self.next_chunks(at)
+        for chunk in [chunk for chunk in self.active if chunk not in coming]:
+            self.active.remove(chunk)
+            self.drop(chunk)
+        fetched = tuple(chunk for chunk in coming if chunk not in self.active)
+        self.active += fetched
+        self.layers |= set(fetched)
+        self.roots |= set(fetched)
+        return fetched
+
+    def next_chunks(self, at: int) -> list[int]:
+        """The next different chunks that run, in that order."""
+        uses = [(bisect_left(places, at), places, chunk) for chunk, places in self.uses.items()]
+        coming = sorted((places[i], chunk) for i, places, chunk in uses if i < len(places))
+        return [chunk for _, chunk in coming[:ACTIVE]]
+
+    def drop(self, chunk: int) -> None:
+        """Free a chunk's parameters."""
+        self.layers.discard(chunk)
+        self.roots.discard(chunk)
+
+
+def sharded_steps(
+    actions: Sequence[Action], *, ahead: bool, reshard: bool, first: int | None = None
+) -> list[ShardedStep]:
+    """A stage's actions with the gathers and reductions of FSDP.
+
+    Args:
+        actions: the stage's order.
+        ahead: the schedule fetches chunks before they run.
+        reshard: layers are freed after each forward (reshard_after_forward); a root never is.
+        first: the chunk that holds the embedding. Its input needs no gradient, so all of a split backward runs in its second half
+            (stage.py, backward_one_chunk: "Skip the backward for the first stage").
+    """
+    actions = [_as_run(action, first) for action in actions if (action.kind, action.chunk) != ("I", first)]
+    held, steps = _Held(actions), list[ShardedStep]()
+    for at, action in enumerate(actions):
+        kind, chunk = action.kind, action.chunk
+        fetched = held.fetch(at) if ahead else ()
+        gathers, roots = (kind != "W" and chunk not in those for those in (held.layers, held.roots))
+        reduces = at == held.uses[chunk][-1]
+        steps.append(
+            ShardedStep(action, fetched, gathers, roots, frozenset(held.layers), frozenset(held.roots), reduces)
+        )
+        if kind != "W":
+            held.layers.add(chunk)
+            held.roots.add(chunk)
+        if kind == "F" and reshard:
+            held.layers.discard(chunk)
+        if reduces:
+            held.drop(chunk)
+    return steps
+
+
+def _as_run(action: Action, first: int | None) -> Action:
+    """A second half of the first chunk's backward is the whole of it."""
+    return action._replace(kind="B") if (action.kind, action.chunk) == ("W", first) else action
+
+
+class Around(NamedTuple):
+    """What FSDP adds to an action of a stage."""
+
+    added_s: float
+    """Seconds by which it takes longer."""
+    fetched: tuple[tuple[int, float], ...]
+    """Chunks that are gathered from its start on, one after the other, each with its seconds; an action of one waits for it."""
+    after_s: float
+    """Seconds before the stage goes on; what it hands on is sent before."""
+
+    def rounded(self, grid: float) -> Around:
+        """All seconds as sums of the grid's steps."""
+        fetched = tuple((chunk, (seconds + grid) - grid) for chunk, seconds in self.fetched)
+        return Around((self.added_s + grid) - grid, fetched, (self.after_s + grid) - grid)
+
+
+AroundActions: TypeAlias = "Callable[[int, Sequence[Action]], dict[Action, Around]]"
+"""(stage, its order) to what is around those of its actions that have anything."""
+
+
+def sharded_run(
+    found: Graph, held: Sequence[float], waited: Sequence[float], around: AroundActions, grid: float
+) -> list[float]:
+    """When each action is over, as `walk.Step.run` has it, with what FSDP adds; a stage's last includes its reduction.
+
+    `grid`: what is added is rounded with it, as `walk.Step.exact` rounds the rest.
+    """
+    extra: dict[int, Around] = {}
+    place: dict[int, tuple[int, int]] = {}
+    for stage, (actions, numbers) in enumerate(zip(found.orders, found.stages, strict=True)):
+        mine = around(stage, actions)
+        for action, number in zip(actions, numbers, strict=True):
+            place[number] = stage, action.chunk
+            if action in mine:
+                extra[number] = mine[action].rounded(grid)
+    nothing = Around(0.0, (), 0.0)
+    free, network, come = [0.0], [0.0] * len(found.orders), dict[tuple[int, int], float]()
+    for number in range(1, len(found.rows)):
+        previous, source, cost, send = found.rows[number]
+        stage, _ = where = place[number]
+        ready = free[previous] + extra.get(previous, nothing).after_s
+        own = extra.get(number, nothing)
+        for chunk, seconds in own.fetched:
+            network[stage] = max(network[stage], ready) + seconds
+            come[stage, chunk] = network[stage]
+        free.append(max(ready, free[source] + waited[send], come.get(where, 0.0)) + held[cost] + own.added_s)
+    for numbers in found.stages:
+        free[numbers[-1]] += extra.get(numbers[-1], nothing).after_s
+    return free

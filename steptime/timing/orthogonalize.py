@@ -1,0 +1,71 @@
+"""Seconds that Muon takes to orthogonalize the momenta of matrices: Newton-Schulz iterations and their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steptime.base.num import Num, maximum, minimum
+from steptime.cost.compute import gemm_pass
+from steptime.cost.parts import Context
+from steptime.cost.rates import Rates
+from steptime.job.assembly import Assembly, Chunk
+from steptime.memory.moments import local_tensors, matrix, orthogonalized
+from steptime.memory.states import shard_ranks
+from steptime.model.ops import Gemm, Param
+
+STEPS = 5.0
+"""Iterations of a step (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Megatron-Core's muon_num_ns_steps)."""
+BF16 = 2.0
+FP32 = 4.0
+
+
+def orthogonalize_s(assembly: Assembly, chunks: Sequence[Chunk], context: Context) -> Num:
+    """Seconds for the matrices that one device updates; where whole ones are dealt out, for an even share or the longest one."""
+    software = assembly.job.software
+    if software.states.optimizer not in {"muon", "dist_muon"}:
+        return 0.0
+    every: Num = 0.0
+    longest: Num = 0.0
+    for params, count in assembly.counted_params(chunks):
+        for p in (p for p in params if orthogonalized(p)):
+            tensors, _ = local_tensors(assembly, p)
+            ranks = shard_ranks(assembly.job, p.group) if software.states.optimizer == "dist_muon" else 1
+            seconds = matrix_s(assembly, p, context)
+            every = every + count * tensors * seconds / ranks
+            longest = maximum(longest, seconds)
+    return maximum(every, longest)
+
+
+def matrix_s(assembly: Assembly, p: Param, context: Context) -> Num:
+    """Seconds for one matrix.
+
+    duplicated: the fp32 momentum is gathered over tp, and every rank iterates over the whole. distributed: the ranks add up their
+    Gram matrices of the dimension that is not split, in bf16, once an iteration (NVIDIA-NeMo/Emerging-Optimizers
+    orthogonalized_optimizers/muon_utils.py, newton_schulz_tp).
+    """
+    tp, mode = assembly.head.tp, assembly.job.software.states.muon_tp_mode
+    _, elements = local_tensors(assembly, p)
+    rows, columns = matrix(p, elements)
+    split = p.split_dim is not None and not p.n_experts
+    if not split or mode == "blockwise":
+        return newton_schulz_s(minimum(rows, columns), maximum(rows, columns), context.rates)
+    if mode == "duplicated":
+        whole = minimum(*p.shape), maximum(*p.shape)
+        gather = context.collective("all_gather", FP32 * elements * tp, "tp")
+        return newton_schulz_s(*whole, context.rates) + gather.time_s
+    kept, shared = (columns, rows) if p.split_dim == 0 else (rows, columns)
+    reduction = context.collective("all_reduce", BF16 * kept * kept, "tp")
+    return newton_schulz_s(kept, shared, context.rates) + STEPS * reduction.time_s
+
+
+def newton_schulz_s(m: Num, n: Num, r: Rates) -> Num:
+    """Seconds of five iterations on an m x n matrix in bf16: A = X X^T, B = b A + c A A, X = a X + B X.
+
+    4 m^2 n + 2 m^3 FLOPs each (Jordan et al. 2024). A and B are m x m, so bytes are those of three products.
+    """
+    seconds: Num = 0.0
+    for rows, columns, depth in ((m, m, n), (m, m, m), (m, n, m)):
+        product = Gemm("newton_schulz", (), (), m=rows, n=columns, k=depth)
+        moved = BF16 * (rows * depth + depth * columns + 2.0 * rows * columns)
+        seconds = seconds + gemm_pass(product, r, rows, columns, depth, moved).time_s
+    return STEPS * seconds

@@ -1,0 +1,96 @@
+"""Optimizers other than Adam: bytes of moments, bytes that an update moves, Muon's iterations, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from physics_jobs import job, machine
+
+from steptime.answer.result import estimate
+from steptime.cost.rates import Rates, rates
+from steptime.job.assembly import Assembly
+from steptime.job.job import Job
+from steptime.memory.moments import local_tensors, matrix, orthogonalized
+from steptime.timing.optimizer import update_bytes_per_param
+from steptime.timing.orthogonalize import newton_schulz_s
+
+LAYERS = 2 * 163_840
+"""Elements of the matrices of the two layers; embedding and head have 262,144, five norms of 128 have 640 elements."""
+
+
+def rates_of(found: Job) -> Rates:
+    return rates(found.machine.accelerator, found.software)
+
+
+def optimizer_bytes(name: str, software: str = "megatron-core", **said) -> float:
+    found = job(software, zero_level=0, **said).replace(**{"performance.optimizer": name})
+    return estimate(found).memory.stages[0].optimizer_bytes
+
+
+def test_moments_of_megatron():
+    """Master 4; two fp32 moments of Adam, one of SGD and Lion; Muon one of matrices, two of embedding, head and norms."""
+    total, ends = 590_464, 262_144 + 640
+    assert optimizer_bytes("adamw") == 12 * total
+    assert optimizer_bytes("sgd") == optimizer_bytes("lion") == 8 * total
+    assert optimizer_bytes("muon") == 8 * LAYERS + 12 * ends
+
+
+def test_eight_bits_of_a_moment():
+    """Two codes of a byte, a scale of 4 bytes for each block of 256 and moment: 2 + 8/256; norms of 128 keep two fp32 moments.
+
+    torchao/optim/subclass_8bit.py: codes and scale; adam.py, _new_buffer: tensors below 4,096 elements stay whole.
+    """
+    assert optimizer_bytes("adamw_8bit", "torch") == (LAYERS + 262_144) * (2 + 8 / 256) + 640 * 8
+
+
+def test_whole_matrices_dealt_out():
+    """Eight ranks share 327,680 elements of matrices evenly: 40,960; but up and gate, one matrix, are 65,536. So each rank's part
+    of the buffer is that long, and the fullest updates them beside an eighth of the rest, 32,848 padded to buckets of 1,024.
+    """
+    found = job(dp=8, microbatches=8).replace(**{"performance.optimizer": "dist_muon", "parallelism.zero_level": 1})
+    stage, usual = (
+        estimate(one).memory.stages[0] for one in (found, found.replace(**{"performance.optimizer": "adamw"}))
+    )
+    assert stage.params_bytes - usual.params_bytes == 2 * 8 * (65_536 - 40_960)
+    assert stage.gradients_bytes - usual.gradients_bytes == 4 * 8 * (65_536 - 40_960)
+
+
+def test_bytes_that_an_update_moves():
+    """Gradient 4, master 4 read and written, parameter 2 written: 14, beside twice the moments. Muon: 52 more.
+
+    Adafactor, all in fp32: 5 accesses of the parameter, 3 of the gradient, 11 of the estimate, 4 bytes each.
+    """
+    plain = job()
+    assert update_bytes_per_param(plain.replace(**{"performance.optimizer": "lion"}), 4.0) == 14 + 8
+    muon = plain.replace(**{"performance.optimizer": "muon", "parallelism.zero_level": 0})
+    assert update_bytes_per_param(muon, 4.0) == 14 + 8 + 52
+    states = {"performance.precision": "fp32", "performance.optimizer": "adafactor"}
+    assert update_bytes_per_param(job("torch", zero_level=0).replace(**states), 0.0) == 19 * 4
+
+
+def test_newton_schulz():
+    """m = 256 by n = 1024: five iterations of 4 m^2 n + 2 m^3 FLOPs, 5 x (268,435,456 + 33,554,432) = 1,509,949,440.
+
+    In whole waves of tiles on one SM that is 1.50995 ms at 1e12 FLOP/s. Where memory is slow, 1e9 B/s: five times the bytes of
+    three products in bf16, the added matrix read once more, 2 x (262,144 + 262,144 + 131,072), 2 x (65,536 x 2 + 131,072) and
+    2 x (65,536 + 262,144 + 524,288).
+    """
+    fast = rates_of(job("torch", on=machine(flops=1e12)))
+    assert newton_schulz_s(256, 1024, fast) == pytest.approx(1.509949440e-3, rel=1e-3)
+    slow = rates_of(job("torch", on=machine(memory=1e9)))
+    assert newton_schulz_s(256, 1024, slow) == pytest.approx(5 * (1_310_720 + 524_288 + 1_703_936) / 1e9, rel=1e-3)
+
+
+def test_what_a_device_orthogonalizes():
+    """tp 2 leaves half the rows of q, k and v, 192 of 384, and half the columns of the output projection, 64 of 128."""
+    split = Assembly(
+        job(tp=2, model={"n_q_heads": 2}).replace(**{"performance.optimizer": "muon", "parallelism.zero_level": 0})
+    )
+    found = {
+        p.name: matrix(p, local_tensors(split, p)[1])
+        for params, _ in split.counted_params(split.stages[0])
+        for p in params
+        if orthogonalized(p)
+    }
+    assert found["attn.qkv.weight"] == (192, 128)
+    assert found["attn.proj.weight"] == (128, 64)
+    assert not any("embedding" in name or "head" in name or "norm" in name for name in found)
