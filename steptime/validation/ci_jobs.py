@@ -43,8 +43,15 @@ RESUMED = "resumed from a checkpoint: what loading leaves behind is no part of a
 COMPILED = "the peak is of the first iteration, in which the loss is compiled"
 
 COPIED = "the record of another test, copied: the same bytes at tp 1 and 2, pp 1 and 4"
-COPIED_FROM_H100 = "H100's record under A100's name: the same bytes, though TransformerEngine's workspaces differ by 28 MiB"
-COPIED_PEAKS = {3_912_766_464.0: COPIED, 3_912_608_256.0: COPIED, 4_483_712_000.0: COPIED_FROM_H100, 2_743_134_208.0: COPIED_FROM_H100}
+COPIED_FROM_H100 = (
+    "H100's record under A100's name: the same bytes, though TransformerEngine's workspaces differ by 28 MiB"
+)
+COPIED_PEAKS = {
+    3_912_766_464.0: COPIED,
+    3_912_608_256.0: COPIED,
+    4_483_712_000.0: COPIED_FROM_H100,
+    2_743_134_208.0: COPIED_FROM_H100,
+}
 """Peaks [B] that records of hybrid tests on A100 hold of other runs.
 
 The first two are of gpt3_mr_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce, in first records of five tests.
