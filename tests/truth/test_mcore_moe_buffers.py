@@ -2,7 +2,8 @@
 
 Proved, to the element and byte: which parameters are experts' and over how many ranks they are reduced, every bucket of both
 buffers, gradient reductions and parameter gathers of each, fp32 master copies and moments, the all-reduce of what sequence
-parallelism leaves partial (router and norms), and all of it for several instances of the optimizer. Layers are dense and with experts by turns, or the first one dense.
+parallelism leaves partial (router and norms); all of it for two instances of the optimizer as well. Layers are dense and with
+experts by turns, or the first one dense.
 """
 
 from __future__ import annotations
