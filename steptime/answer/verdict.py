@@ -42,8 +42,10 @@ def stage_rows(assembly: Assembly, states: list[States]) -> list[StageMemory]:
     """Every stage at its peak, in a micro-batch or in the optimizer step."""
     job = assembly.job
     walked = fsdp.peak_moments(assembly) if fsdp.applies(job) else peak_moments(assembly)
+    first = assembly.first_alike
+    buffers = {stage: stage_buffers(assembly, stage, states[stage]) for stage in set(first)}
     return [
-        stage_row(job, stage, state, stage_buffers(assembly, stage, state), moment)
+        stage_row(job, stage, state, buffers[first[stage]], moment)
         for stage, (state, moment) in enumerate(zip(states, walked, strict=True))
     ]
 

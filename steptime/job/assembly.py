@@ -157,6 +157,13 @@ class Assembly:
         """Chunks by stage, virtual chunks in order."""
         return stages_of(self.chunks, self.job.parallelism.pp)
 
+    @cached_property
+    def first_alike(self) -> list[int]:
+        """Of each stage the first one that holds the same parts, so that what depends on these alone is counted once for all."""
+        first: dict[tuple[object, ...], int] = {}
+        keys = (tuple([(c.runs, c.embedding, c.head, c.depth == 0) for c in chunks]) for chunks in self.stages)
+        return [first.setdefault(key, stage) for stage, key in enumerate(keys)]
+
     @property
     def embedding_copied(self) -> bool:
         """Whether the last stage holds its own copy of the embedding: for a tied head, or for multi-token prediction."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 
 from steptime.base.num import Num
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
@@ -32,10 +33,6 @@ class PartMemories:
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
         self.embedding = self.walk(assembly.embedding)
         self.head = self.walk(assembly.head, assembly.head_modules)
-        self.plain = {part: self.walk(part) for part in assembly.kinds}
-        """A layer of each kind, nothing recomputed."""
-        modules = self.recompute.modules
-        self.selective = {part: self.walk(part, modules) for part in assembly.kinds} if modules else self.plain
         self._start()
 
     def _start(self) -> None:
@@ -43,6 +40,17 @@ class PartMemories:
         self._chunks: dict[tuple[object, ...], PartMemory] = {}
         self._split: dict[Part, SplitMemory] = {}
         self._groups: dict[Runs, PartMemory] = {}
+
+    @cached_property
+    def plain(self) -> dict[Part, PartMemory]:
+        """A layer of each kind, nothing recomputed."""
+        return {part: self.walk(part) for part in self.assembly.kinds}
+
+    @cached_property
+    def selective(self) -> dict[Part, PartMemory]:
+        """The same with the modules that are named recomputed."""
+        modules = self.recompute.modules
+        return {part: self.walk(part, modules) for part in self.assembly.kinds} if modules else self.plain
 
     def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""

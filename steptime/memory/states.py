@@ -92,7 +92,11 @@ def stage_states(assembly: Assembly) -> list[States]:
             known[key] = chunk_buckets(assembly, chunk)
         return known[key]
 
-    return [states_of(assembly, chunks, [buckets(chunk) for chunk in chunks]) for chunks in assembly.stages]
+    found: list[States] = []
+    for stage, (chunks, first) in enumerate(zip(assembly.stages, assembly.first_alike, strict=True)):
+        alike = first < stage
+        found.append(found[first] if alike else states_of(assembly, chunks, [buckets(chunk) for chunk in chunks]))
+    return found
 
 
 def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bucket]]) -> States:

@@ -153,7 +153,17 @@ def boundary_costs(assembly: Assembly, priced: Pricing) -> list[CommCost]:
     if p.pp == 1:
         return []
     pairs = [group(p, "pp", stage=r, n_dcs=n_dcs) for r in range(p.pp - 1)]
-    return [send(assembly, priced, pair) for pair in (*pairs, group(p, "embedding", n_dcs=n_dcs))]
+    inner = priced.context.tiers[:-1]
+    known: dict[tuple[Num, ...], CommCost] = {}
+
+    def cost(pair: Group) -> CommCost:
+        """Once for all pairs that lie alike in the domains of every tier."""
+        at = tuple([pair.first % tier.size for tier in inner])
+        if at not in known:
+            known[at] = send(assembly, priced, pair)
+        return known[at]
+
+    return [*map(cost, pairs), send(assembly, priced, group(p, "embedding", n_dcs=n_dcs))]
 
 
 def send(assembly: Assembly, priced: Pricing, pair: Group) -> CommCost:

@@ -34,7 +34,7 @@ def main(folder: Path, *, rows: bool) -> None:
             seen[name] = {"row": to_dict(row)}
             continue
         trainer = Trainer(lay_out(job, CPU))
-        losses = [mean_loss(trainer.laid, trainer.step()) for _ in range(3)]
+        losses = [mean_loss(trainer.laid, trainer.step()) for _ in range(2)]
         truths = [truth._asdict() for truth in layout_truths(trainer)]
         peaks = [peak for peak, _ in gathered(allocated(trainer))]
         seen[name] = {"losses": losses, "truths": truths, "peaks": peaks}

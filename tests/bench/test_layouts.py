@@ -30,9 +30,11 @@ PAIRS = {
     "fsdp2": config(WIDE, FSDP, SHARDED),
     "fsdp2, no reshard": config(WIDE, FSDP, SHARDED | {"fsdp": {"reshard_after_forward": False}}),
     "fsdp2, tied, full recompute": config({"tie_embeddings": True}, FSDP | FULL, SHARDED),
-    "tp": config(parallelism={"tp": 2}, gbs=2),
+    "tp": config({"n_layers": 1}, parallelism={"tp": 2}, gbs=2),
     "tp, sp": config(performance=FULL, parallelism={"tp": 2, "sp": True}, gbs=2),
-    "tp, sp, tied, qk_norm": config({"tie_embeddings": True, "qk_norm": True}, None, {"tp": 2, "sp": True}, gbs=2),
+    "tp, sp, tied, qk_norm": config(
+        {"n_layers": 1, "tie_embeddings": True, "qk_norm": True}, None, {"tp": 2, "sp": True}, gbs=2
+    ),
     "pp": config(parallelism={"pp": 2}),
     "pp, gpipe, uneven": config({"n_layers": 3}, None, {"pp": 2, "schedule": "gpipe", "layers_per_stage": [2, 1]}),
     "pp, interleaved": config({"n_layers": 4}, None, {"pp": 2, "vpp": 2}),
@@ -40,7 +42,7 @@ PAIRS = {
 FOURS = {
     "fsdp2+tp": config(performance=FSDP, parallelism={"dp": 2, "tp": 2}),
     "ddp+pp": config(parallelism={"dp": 2, "pp": 2}),
-    "tp+pp": config(parallelism={"tp": 2, "pp": 2, "sp": True}),
+    "tp+pp": config(parallelism={"tp": 2, "pp": 2, "sp": True}, gbs=2),
     "fsdp2, bf16": config(WIDE, BF16, {"dp": 4}),
     "hsdp": config(WIDE, FSDP, {"dp": 4, "replicas": 2}),
 }
@@ -75,10 +77,10 @@ def test_losses_are_those_of_one_process(seen, name):
     one = {"parallelism": {"tp": 1, "pp": 1, "dp": 1}, "performance.software": "torch"}
     dtypes = dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), job.software.compute_dtype)
     single = Trainer(lay_out(job.replace(**one, **{f"performance.{k}": v for k, v in dtypes.items()}), CPU))
-    losses = [mean_loss(single.laid, single.step()) for _ in range(3)]
+    losses = [mean_loss(single.laid, single.step()) for _ in range(2)]
     wide = job.software.compute_dtype == "fp32"
     assert seen[name]["losses"] == pytest.approx(losses, rel=1e-5 if wide else 1e-2)
-    assert losses[0] > losses[1] > losses[2]
+    assert losses[0] > losses[1]
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp2, bf16", "hsdp"])

@@ -23,10 +23,9 @@ from steptime.memory.part_memories import PartMemories
 CPU = torch.device("cpu")
 PAIRS = {
     "ddp": config(parallelism={"dp": 2}),
-    "fsdp2": config(performance={"software": "fsdp2"}, parallelism={"dp": 2}),
-    "tp": config(parallelism={"tp": 2, "sp": True}),
     "pp": config(parallelism={"pp": 2}),
 }
+"""FSDP2 and tensor parallelism are measured in test_command.py."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def test_ddp_logs_its_communication(seen):
     assert set(ddp) == {"forward_s", "backward_s", "comm_s", "overlapped_s"}
     assert ddp["comm_s"] > 0
     assert 0 <= ddp["overlapped_s"] <= ddp["comm_s"]
-    assert [seen[name]["row"]["ddp"] for name in ("fsdp2", "tp", "pp")] == [None] * 3
+    assert seen["pp"]["row"]["ddp"] is None
 
 
 def test_a_step_is_adamw_by_hand():

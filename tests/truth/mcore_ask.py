@@ -24,6 +24,14 @@ def ask(configs, **world):
     return json.loads(megatron(WORLD, request))
 
 
+def cases(layouts, variants, whole):
+    """(layout, variant): every variant on the layouts of `whole`, and on a third of the others, another third on each."""
+    others = [layout for layout in layouts if layout not in whole]
+    found = [(layout, variant) for layout in whole for variant in variants]
+    numbered = [(n, layout) for n, layout in enumerate(others)]
+    return found + [(layout, v) for n, layout in numbered for m, v in enumerate(variants) if (n + m) % 3 == 0]
+
+
 def megatron(script, text):
     """What a script says to a text, in a process that has Megatron-Core imported already."""
     done = forked.run(forked.server("mcore_imports"), script, stdin=text)

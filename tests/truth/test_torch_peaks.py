@@ -7,6 +7,8 @@ is larger by that bias); under tensor parallelism DTensor holds copies of its ow
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from torch_blocks import Kernels
 from torch_fsdp import Fsdp
@@ -65,13 +67,18 @@ def allocated(model: Model, kernels: Kernels, seqlen: int, layout: Layout) -> St
     return estimate(job(model, kernels, seqlen, layout)).memory.stages[0]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
+def in_turn(*axes):
+    """Every combination of names along the axes, each with the next of `SHAPES`: any two names meet, and any name every shape."""
+    shapes = list(SHAPES)
+    numbered = product(*(list(enumerate(names)) for names in axes))
+    return [(shapes[sum(n for n, _ in at) % len(shapes)], *(name for _, name in at)) for at in numbered]
+
+
+@pytest.mark.parametrize(("shape", "kind", "kernels", "micro_batches"), in_turn(KINDS, KERNELS, (1, 2)))
 def test_one_device(shape, kind, kernels, micro_batches):
     model, layout = Model(**SHAPES[shape], **KINDS[kind]), Layout(micro_batches=micro_batches)
-    torch_holds, ours = held(model, kernels, 64, layout), allocated(model, kernels, 64, layout)
+    torch_holds = held(model, KERNELS[kernels], 64, layout)
+    ours = allocated(model, KERNELS[kernels], 64, layout)
     assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
 
 
@@ -92,12 +99,15 @@ FSDP = {
 }
 
 
-@pytest.mark.parametrize(("micro_batches", "seqlen"), [(1, 8), (2, 32), (1, 128)])
-@pytest.mark.parametrize("kernels", ["flash", "fully recomputed", "fp32"])
-@pytest.mark.parametrize("fsdp", FSDP.values(), ids=FSDP)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fsdp(shape, fsdp, kernels, micro_batches, seqlen):
+LENGTHS = {"8": (1, 8), "two of 32": (2, 32), "128": (1, 128)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "fsdp", "kernels", "length"), in_turn(FSDP, ("flash", "fully recomputed", "fp32"), LENGTHS)
+)
+def test_fsdp(shape, fsdp, kernels, length):
     """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss. 251 rows are padded to 256."""
+    fsdp, (micro_batches, seqlen) = FSDP[fsdp], LENGTHS[length]
     if fsdp.params == "bf16" and kernels == "fp32":
         fsdp = Fsdp(reshard_root=None, reduce="fp32", params="fp32", reshard_blocks=True)
     model, layout = Model(**SHAPES[shape]), Layout(dp=8, micro_batches=micro_batches, fsdp=fsdp)
