@@ -8,9 +8,10 @@ of the chunk included; the groups of a layer whose experts lie on ranks of their
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
 from steptime.fsdp.memory_walk import Moments, Wrapped, wrapped
 from steptime.job.assembly import Assembly, Chunk
@@ -116,7 +117,7 @@ class ChunkBytes:
         """The worst moment of an action."""
         moments = Moments(0.0)
         if passing.fetched:
-            one = max([self.root.gathered, *(layer.buffers.gathered for layer in self.layers)])
+            one = reduce(maximum, [layer.buffers.gathered for layer in self.layers], self.root.gathered)
             saved = 0.0 if passing.kind == "F" else self.saved
             held = self.root.unsharded + self.parameters + self.held(passing.gradients) + one
             moments.mark(saved, held, "copies of gathered parameters")
@@ -218,7 +219,7 @@ class ChunkBytes:
         left, added = kept, self.head_grad
         for layer, waits in zip(reversed(self.layers), reversed(self.waits), strict=True):
             added = added + layer.buffers.gradients
-            grown = 0.0 if passing.gradients.fresh else min(added, then - now)
+            grown = 0.0 if passing.gradients.fresh else minimum(added, then - now)
             moments.mark(left, params + now + grown, "gradients of the weights")
             left = left - waits
 
