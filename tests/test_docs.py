@@ -154,6 +154,11 @@ def test_the_readme_names_every_refused_feature():
         "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
         "resharded parameters of split backwards": "zero-bubble with resharding where fsdp meets pipelines",
         "tied embeddings of FSDP stages": "tied embeddings or zero-bubble with resharding where fsdp meets pipelines",
+        "linear attention framework": "linear attention in other frameworks than megatron-core",
+        "linear attention with ZeRO": "under zero 2 and 3",
+        "linear attention with cp": "with context parallelism or windows",
+        "linear attention with a window": "with context parallelism or windows",
+        "linear attention with tp": "kimi's and lightning attention with tensor parallelism",
         "recomputation with split backward": "recomputation and tied embeddings under zero-bubble",
         "tied embeddings in a V": "recomputation and tied embeddings under zero-bubble",
     }

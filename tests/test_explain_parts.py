@@ -48,6 +48,15 @@ def test_optimizer_by_hand(found):
     assert words(found, "optimizer")[1]["bytes"].startswith("adamw 30 + clipping 12 bytes")
 
 
+def test_muon_explains_its_iterations(found):
+    """The optimizer takes its update, the iterations, and what zeroing gradients adds."""
+    muon = estimate(found.job.replace(**{"performance.optimizer": "dist_muon"}))
+    facts = words(muon, "optimizer")[1]
+    iterated = float(facts["orthogonalize"].split("matrix: ")[1].split(" ms")[0]) / 1e3
+    updated = float(facts["update"].split("= ")[1].split(" ms")[0]) / 1e3
+    assert 0 < muon.timing.optimizer_s - iterated - updated < 0.01 * found.step_s
+
+
 def test_the_kernels_listed_sum_to_their_part(found):
     for name in ("attention", "memory_bound"):
         total = sum(row.step_s for row in op_times(found) if row.part == name)

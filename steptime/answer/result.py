@@ -110,7 +110,7 @@ class Estimate:
             low, high = (low - high) / 2.0, (high - low) / 2.0
             beyond.append("calibration: the interval keeps its width and is centered on the calibrated step")
         if self.job.model.linear_attention:
-            beyond.append("model: no measured run has linear attention; its kernels' times are those of benchmarks")
+            beyond.append("model: no judged run has linear attention; the one compared by hand took 52 % longer")
         basis = Basis(rests.nearest, rests.n, beyond, "extrapolated" if beyond else rests.word)
         return step_parts(self.timing)._replace(
             step_s_p10=self.step_s * exp(low), step_s_p90=self.step_s * exp(high), basis=basis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, maximum, where
+from steptime.base.num import Num, ceil, is_column, maximum, where
 from steptime.cost.rates import Rates
 from steptime.model.ops import Attention, Gemm, Move, Op
 from steptime.model.scans import Chunked, Scan
@@ -231,8 +231,9 @@ def parameter_gradients(op: Op, r: Rates) -> Num:
         seconds = seconds + move_pass(op.m * op.n * op.count * op.itemsize, 1.0, r).time_s
     if op.recipe:
         seconds = seconds + move_pass(op.cast_bytes, op.cast_kernels, r).time_s
-    if r.accumulate_bytes:
-        seconds = seconds + move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
+    if is_column(r.accumulate_bytes) or r.accumulate_bytes:
+        added_s = move_pass(op.k * op.n * op.count * r.accumulate_bytes, 1.0, r).time_s
+        seconds = seconds + where(r.accumulate_bytes > 0.0, added_s, 0.0)
     return seconds
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum, minimum, where
-from steptime.cost import compute
+from steptime.cost import async_tp, compute
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
@@ -111,14 +111,20 @@ class Context:
         latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
         return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
 
-    def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num) -> Num:
-        """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp."""
+    def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num, reduced_bytes: Num = 0.0) -> Num:
+        """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp.
+
+        `reduced_bytes`: the full tensor where it is reduced.
+        """
         overlap = self.software.overlap
         if op.axis in EXPERT_AXES:
             slowed = contention(self.groups[op.axis], self.tiers)
             return hidden_s(cost.time_s, minimum(cost.time_s, neighbor_s), overlap.ep, slowed)
         if op.axis != "cp":
-            return hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
+            hidden = hidden_s(cost.time_s, in_pieces_s(cost.time_s, neighbor_s, self.tp), overlap.tp)
+            if async_tp.applies(self.software):
+                hidden = maximum(0.0, hidden - async_tp.sum_s(reduced_bytes, self.tp, self.rates.bytes_per_s))
+            return hidden
         slowed = contention(self.groups[op.axis], self.tiers)
         at_once_s = op.count * minimum(cost.time_s, neighbor_s * op.attention_share)
         return hidden_s(cost.time_s * op.count, at_once_s, overlap.cp, slowed)
@@ -201,7 +207,8 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             cost = context.price(op, op.kind)
             near = neighbor(ops, i)
             near_s = passes[near].time_s if near is not None else 0.0
-            hidden = context.hidden(op, cost, for_experts(op, mine, seconds) if op.axis in EXPERT_AXES else near_s)
+            near_s = for_experts(op, mine, seconds) if op.axis in EXPERT_AXES else near_s
+            hidden = context.hidden(op, cost, near_s, op.bytes if op.kind == "reduce_scatter" else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
             work.kernels += 1.0
     return work
@@ -266,6 +273,8 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
         dgrad, wgrad = passes[near] if near is not None else (NOTHING, NOTHING)
         both_s = [a.time_s + b.time_s for a, b in passes]
         dgrad_s = for_experts(op, ops, both_s) if op.axis in EXPERT_AXES else dgrad.time_s
+        if op.region == "enter" and async_tp.applies(context.software) and async_tp.waits_for_a_sum(ops, i):
+            dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
         work.kernels += 1.0
 
@@ -284,5 +293,5 @@ def backward_calls(op: Comm, kind: Kind, context: Context, dgrad_s: Num, wgrad_s
     if asynchronous:
         hidden = hidden_s(cost.time_s, minimum(cost.time_s, wgrad_s), share=True)
     else:
-        hidden = context.hidden(op, cost, dgrad_s)
+        hidden = context.hidden(op, cost, dgrad_s, sent if kind == "reduce_scatter" else 0.0)
     return [*calls, CommCall(f"{op.name}.grad", kind, sent, cost, hidden, op.axis, op.count)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, is_column, maximum
 from steptime.base.rows import CollectiveRow
 from steptime.cost.comm import CommCost, collective
-from steptime.cost.overlap import Stream, contention, hidden_s
+from steptime.cost.overlap import contention, hidden_s
 from steptime.cost.parts import PartTime
 from steptime.cost.rates import Rates
 from steptime.fsdp.groups import ParamGroup, buffers, groups, options
@@ -22,14 +22,14 @@ from steptime.model.ops import Kind
 class CommSeconds(NamedTuple):
     """Seconds of one group of one micro-batch: its collectives, and the compute between them."""
 
-    gather_s: float
-    compute_s: float
-    reduce_s: float = 0.0
-    copy_s: float = 0.0
+    gather_s: Num
+    compute_s: Num
+    reduce_s: Num = 0.0
+    copy_s: Num = 0.0
     """Copies between FSDP's flat buffers and the parameters, part of the compute stream."""
 
 
-def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
+def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> Num:
     """Seconds by which groups in a row outlast their compute, copies included.
 
     Compute and network are one stream each. The gather of the group `prefetch` ahead is queued when a group's compute starts, its
@@ -38,34 +38,38 @@ def exposed_s(groups_s: list[CommSeconds], prefetch: int) -> float:
     >>> exposed_s([CommSeconds(2.0, 10.0), CommSeconds(2.0, 10.0, 3.0)], 1)
     5.0
     """
-    compute, network = Stream("compute"), Stream("dp")
-    arrived: list[float] = []
+    compute: Num = 0.0
+    network: Num = 0.0
+    arrived: list[Num] = []
     for i, of in enumerate(groups_s):
         if len(arrived) == i:
-            arrived.append(network.run(of.gather_s, compute.free_s))
-        start = max(compute.free_s, arrived[i])
-        arrived += [network.run(ahead.gather_s, start) for ahead in groups_s[len(arrived) : i + 1 + prefetch]]
-        compute.run(of.compute_s, start)
-        done = compute.run(of.copy_s)
-        if of.reduce_s:
-            network.run(of.reduce_s, done)
-    return max(compute.free_s, network.free_s) - sum(of.compute_s for of in groups_s)
+            network = maximum(network, compute) + of.gather_s
+            arrived.append(network)
+        start = maximum(compute, arrived[i])
+        for ahead in groups_s[len(arrived) : i + 1 + prefetch]:
+            network = maximum(network, start) + ahead.gather_s
+            arrived.append(network)
+        compute = start + of.compute_s + of.copy_s
+        if is_column(of.reduce_s) or of.reduce_s:
+            network = maximum(network, compute) + of.reduce_s
+    return maximum(compute, network) - sum([of.compute_s for of in groups_s])
 
 
-def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]) -> float:
+def micro_batch_exposed(assembly: Assembly, tiers: tuple[Tier, ...], directions: Sequence[list[CommSeconds]]) -> Num:
     """Seconds that one micro-batch's collectives and copies add, in one direction or both.
 
     By the two streams, all, or a share, as `overlap.dp` says. What hides slows the compute that it hides under.
     """
     share = assembly.job.software.overlap.dp
     every = [of for groups_s in directions for of in groups_s]
-    network, copies = sum(of.gather_s + of.reduce_s for of in every), sum(of.copy_s for of in every)
-    outlasts = at_once = 0.0
+    network, copies = sum([of.gather_s + of.reduce_s for of in every]), sum([of.copy_s for of in every])
+    outlasts: Num = 0.0
+    at_once: Num = 0.0
     if share is True:
-        outlasts = sum(exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions) - copies
-        at_once = max(0.0, network - outlasts)
+        outlasts = sum([exposed_s(groups_s, options(assembly).prefetch) for groups_s in directions]) - copies
+        at_once = maximum(0.0, network - outlasts)
     slowed = contention(shard_group(assembly.job), tiers)
-    return copies + max(network, outlasts) - float(hidden_s(network, at_once, share, slowed))
+    return copies + maximum(network, outlasts) - hidden_s(network, at_once, share, slowed)
 
 
 def shard_group(job: Job, kind: str = "dense") -> Group:
@@ -85,7 +89,7 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     The reduction includes the replicas' all-reduce behind it (_fsdp_collectives.py, foreach_reduce). `copy_s` reads the gathered
     flat output and writes the parameters; `compute_s` reads the gradients and writes the reduction's input.
     """
-    if not of.padded:
+    if not is_column(of.padded) and not of.padded:
         return CommSeconds(0.0, 0.0)
     sizes, job = buffers(assembly, of), assembly.job
     over = shard_group(job, of.kind)

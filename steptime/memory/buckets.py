@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, lcm, where
 
@@ -39,37 +40,69 @@ def bucket_elements(
     >>> bucket_elements([100, 1000, 70], dp=2, bucket_size=1000)
     [1152, 128]
     """
-    params = list(params)
-    if any(map(is_column, (dp, bucket_size, *params))):
-        return _columns(params, dp, bucket_size, sharded=sharded, alone=alone, alignment=alignment)
+    pieces = [Pieces(elements, 1, position in alone) for position, elements in enumerate(params)]
+    return piece_buckets(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
+
+
+class Pieces(NamedTuple):
+    """Tensors of one size, one after the other."""
+
+    elements: Num
+    times: int
+    alone: bool = False
+    """A tied embedding's copy."""
+
+
+def piece_buckets(
+    pieces: Sequence[Pieces],
+    dp: Num,
+    bucket_size: Num | None,
+    *,
+    sharded: bool = True,
+    alignment: int = BUCKET_ALIGNMENT,
+) -> list[Num]:
+    """As `bucket_elements`, of tensors in backward order, alike ones together: those of a bucket are laid down at once.
+
+    >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
+    [1024, 1024, 1024, 896]
+    """
+    if any(map(is_column, (dp, bucket_size, *(each.elements for each in pieces)))):
+        return _columns(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
-    ends = [0]
-    end = 0
-    for position, elements in enumerate(params):
-        start = round_up(end, start_at)
-        own_bucket = sharded and position in alone
-        if own_bucket and end > ends[-1]:
-            start = round_up(start, end_at)
-            ends.append(start)
-        end = start + elements
-        if own_bucket or (bucket_size is not None and end - ends[-1] >= bucket_size):
-            end = round_up(end, end_at)
-            ends.append(end)
+    ends: list[Num] = [0]
+    end: Num = 0
+    for elements, times, alone in pieces:
+        own, apart, left = sharded and alone, round_up(elements, start_at), times
+        while left:
+            start = round_up(end, start_at)
+            if own and end > ends[-1]:
+                start = round_up(start, end_at)
+                ends.append(start)
+            laid = 1 if own else left
+            if bucket_size is not None and laid > 1 and apart > 0:
+                laid = int(min(left, max(1, 1 - (start - ends[-1] + elements - bucket_size) // apart)))
+            end = start + (laid - 1) * apart + elements
+            left -= laid
+            if own or (bucket_size is not None and end - ends[-1] >= bucket_size):
+                end = round_up(end, end_at)
+                ends.append(end)
+                if left > 1 and bucket_size is not None and not own:  # buckets of this size alone, all alike
+                    each = max(1, 1 - int((elements - bucket_size) // apart))
+                    size = round_up((each - 1) * apart + elements, end_at)
+                    ends += [end + size * i for i in range(1, left // each + 1)]
+                    end, left = ends[-1], left % each
     if end > ends[-1]:
         ends.append(round_up(end, end_at))
     return [stop - start for start, stop in pairwise(ends)]
 
 
-def _columns(
-    params: Sequence[Num], dp: Num, bucket_size: Num | None, *, sharded: bool, alone: Collection[int], alignment: int
-) -> list[Num]:
+def _columns(pieces: Sequence[Pieces], dp: Num, bucket_size: Num | None, *, sharded: bool, alignment: int) -> list[Num]:
     """The same, parameter by parameter for all candidates at once."""
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
     sizes: list[Num] = []
     last = end = 0.0
-    for position, elements in enumerate(params):
+    for elements, own_bucket in ((each.elements, sharded and each.alone) for each in pieces for _ in range(each.times)):
         start = round_up(end, start_at)
-        own_bucket = sharded and position in alone
         if own_bucket:
             start = where(end > last, round_up(start, end_at), start)
             sizes.append(where(end > last, start - last, 0.0))

@@ -168,9 +168,9 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
         for elements in local_groups(assembly, [chunk]).values():
             rest = rest + block_rest(size.gradients * elements)
         for p, count in ((p, count) for own, count in assembly.chunk_params(chunk) for p in own):
-            pieces = pieces_of(assembly, p)
-            tensors = block_rest(size.params * pieces[0]) + block_rest(size.master * pieces[0])
-            rest = rest + count * len(pieces) * (tensors + 2.0 * block_rest(size.moments / 2.0 * pieces[0]))
+            elements, times, _ = pieces_of(assembly, p)
+            tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
+            rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest
 
 

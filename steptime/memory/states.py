@@ -12,7 +12,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, ceil, lcm, maximum
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, bucket_elements, round_up
+from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
 from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
@@ -184,16 +184,15 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     if chunk.depth and not (sharded and copied):
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
-    ordered = [p for params, count in assembly.chunk_params(chunk) for p in params * count]
-    known = {id(p): pieces_of(assembly, p) for p in {id(p): p for p in ordered}.values()}
-    for group in dict.fromkeys(p.group for p in ordered):
-        backward = [p for p in reversed(ordered) if p.group == group]
-        pieces = [(p, known[id(p)]) for p in backward]
-        whole = sum([sum(own) for _, own in pieces])
+    parts = assembly.chunk_params(chunk)
+    for group in dict.fromkeys(p.group for params, _ in parts for p in params):
+        backward: list[Pieces] = []
+        for params, count in reversed(parts):
+            mine = [p for p in reversed(params) if p.group == group]
+            backward += [pieces_of(assembly, p)._replace(alone=p is copied) for p in mine] * count
+        whole = sum([piece.times * piece.elements for piece in backward])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
-        each = [(n, p is copied) for p, own in pieces for n in own]
-        alone = {i for i, (_, is_copy) in enumerate(each) if is_copy}
-        counts = bucket_elements([n for n, _ in each], shard_ranks(job, group), size, sharded=sharded, alone=alone)
+        counts = piece_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
         found += [Bucket(elements, group) for elements in counts]
     return found
 
@@ -203,20 +202,20 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
-            pieces = pieces_of(assembly, p)
-            each = round_up(pieces[0], PARAM_ALIGNMENT) if sharded else pieces[0]
-            found[p.group] = found.get(p.group, 0.0) + count * len(pieces) * each
+            size, times, _ = pieces_of(assembly, p)
+            each = round_up(size, PARAM_ALIGNMENT) if sharded else size
+            found[p.group] = found.get(p.group, 0.0) + count * times * each
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
 
 
-def pieces_of(assembly: Assembly, p: Param) -> list[Num]:
-    """Elements of each tensor that a parameter stands for on one device: one, or one for each local expert."""
+def pieces_of(assembly: Assembly, p: Param) -> Pieces:
+    """The tensors that a parameter stands for on one device: one, or one for each local expert."""
     local = p.local(assembly.head.tp, assembly.experts)
     if not p.n_experts:
-        return [local]
+        return Pieces(local, 1)
     count = int(p.n_experts // assembly.job.parallelism.ep)
-    return [local / count] * count
+    return Pieces(local / count, count)
 
 
 def bucket_size(job: Job, elements: Num) -> Num:
@@ -232,7 +231,7 @@ def bucket_size(job: Job, elements: Num) -> Num:
 class PartialGradients(NamedTuple):
     """All-reduces over tp in a step: how many, and the bytes of one (the mean where each parameter goes by itself)."""
 
-    calls: float
+    calls: Num
     bytes: Num
 
 
@@ -251,4 +250,4 @@ def partial_gradients(assembly: Assembly, stage: int, *, one_by_one: bool) -> Pa
     if not one_by_one:
         return PartialGradients(1.0, elements * state_bytes(job).gradients)
     tensors = sum([count for _, count in whole])
-    return PartialGradients(float(tensors * job.microbatches), elements * job.software.itemsize / tensors)
+    return PartialGradients(1.0 * tensors * job.microbatches, elements * job.software.itemsize / tensors)

@@ -95,8 +95,35 @@ def experts(model: Model, rows: Rows, sent: Sent) -> Sublayer:
     ops += weighted(model, shard, up, act, sent.probs)
     quantized, operand = cast("experts.act", act.name, act.elements, shard, role="moe_act")
     out = Tensor("experts.out", rows.here * rows.hidden, size)
-    down = grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)
-    return [*ops, *quantized, down], out.name
+    ops += [*quantized, grouped(rows, operand, out, local, rows.hidden, "down", bias=model.bias)]
+    if not (model.bias and shard.software.moe.grouped_gemm):
+        return ops, out.name
+    added = add_bias(rows, out, sent.probs)
+    return [*ops, added], added.outputs[0].name
+
+
+def add_bias(rows: Rows, x: Tensor, probs: str) -> Move:
+    """The second product's bias times the probability, expert by expert, then put together (TEGroupedMLP._apply_bias).
+
+    With fp32 probabilities the sums are fp32 until they are cast back. Forward: product, sum, concatenation, cast; backward:
+    cast, the rows' gradients cast and put together, and product and sum for the bias and for the probabilities.
+    """
+    wide, size = max(rows.prob, x.itemsize), x.itemsize
+    casts = 0.0 if wide == size else 1.0
+    forward = (5.0 + casts) * wide + (1.0 + casts) * size
+    backward = (6.0 + 2.0 * casts) * wide + (2.0 + 2.0 * casts) * size
+    return Move(
+        "experts.bias",
+        (x.name, probs),
+        (x._replace(name="experts.biased"),),
+        (probs,),
+        forward_bytes=forward * x.elements,
+        backward_bytes=backward * x.elements,
+        kernels=2.0 * rows.local_experts + 1.0 + casts,
+        forward_temp_bytes=(2.0 * wide - size) * x.elements,
+        backward_temp_bytes=2.0 * wide * x.elements,
+        role="moe",
+    )
 
 
 def weighted(model: Model, shard: Shard, up: Tensor, out: Tensor, probs: str) -> list[Op]:

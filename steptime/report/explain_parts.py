@@ -13,6 +13,7 @@ from steptime.report.format import BINARY, GIB, SI, number, percent, quantity, s
 from steptime.report.kernel_table import op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
+from steptime.timing.orthogonalize import STEPS, orthogonalize_s
 from steptime.timing.step_time import STRAGGLER
 
 if TYPE_CHECKING:
@@ -142,9 +143,20 @@ def optimizer(estimate: Estimate) -> FactList:
             [(f"{number(most)} x {per + clip:g} B / {quantity(timing.rates.bytes_per_s, SI, 'B/s')} = "
              f"{seconds(most * (per + clip) / timing.rates.bytes_per_s)}")],
         ),
+        *_orthogonalized(estimate),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)
+
+
+def _orthogonalized(estimate: Estimate) -> list[Fact]:
+    """Muon's iterations, if it is Muon."""
+    assembly, states = estimate.assembly, estimate.job.software.states
+    if "muon" not in states.optimizer:
+        return []
+    took = max(orthogonalize_s(assembly, chunks, estimate.timing.pricing.context) for chunks in assembly.stages)
+    how = f"{STEPS:g} iterations of 4 m^2 n + 2 m^3 FLOPs on each m x n matrix: {seconds(took)}"
+    return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
 
 
 def stage(estimate: Estimate, row: StageMemory) -> FactList:

@@ -40,10 +40,13 @@ def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -
 Tell = Callable[[float], None]
 
 
-def run(plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None = None) -> Search:
+def run(
+    plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None = None, *, every: bool = False
+) -> Search:
     """The search; a keyboard interrupt ends it with what it has. `tell`: takes the share of it that is done.
 
-    `bound`: leaves out what is of no use, which is not counted.
+    `bound`: leaves out what is of no use, which is not counted. `every`: works out what needs many times a device's memory, too,
+    as it does of itself where nothing needs less.
 
     Raises:
         ConfigError: no devices, or an axis that has no value left.
@@ -57,7 +60,7 @@ def run(plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None =
     try:
         for at, (extra, devices, gbs) in enumerate(lots):
             changed = plan.replace(**extra) if extra else plan
-            screen = Screen(changed, asked.axes, result.counts, bound)
+            screen = Screen(changed, asked.axes, result.counts, bound, every)
             for share, block in screen.blocks(devices, gbs):
                 _keep(result, changed, extra, block)
                 if tell:
@@ -67,6 +70,8 @@ def run(plan: Job, asked: Asked, tell: Tell | None = None, bound: Bound | None =
     result.seconds = perf_counter() - start
     if not result.interrupted and not result.counts.evaluated:
         raise ConfigError(nothing_runs(result))
+    if not every and not bound and not result.interrupted and _nothing_near(result):
+        return run(plan, asked, tell, every=True)
     return result
 
 
@@ -108,6 +113,12 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
         kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, outside=None, legal=None)
         result.found.append(Found(kept, plan, extra, choice, row, value, step, held))
+
+
+def _nothing_near(result: Search) -> bool:
+    """Whether nothing fits and the nearest may be among what was counted as hopeless."""
+    capacity = result.plan.machine.accelerator.usable_memory_bytes
+    return not result.found and (result.nearest is None or result.nearest[0] > EXCESS[-2] * capacity)
 
 
 def _count_excess(counts: Counts, shares: Any) -> None:

@@ -9,12 +9,13 @@ from functools import cached_property
 from math import inf
 from typing import Any, Protocol
 
+from steptime import fsdp
 from steptime.answer.interval import interval_at
 from steptime.answer.measured import place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
-from steptime.search import walked
+from steptime.search import hopeless, sharded, walked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
@@ -52,6 +53,8 @@ class Screen:
     counts: Counts
     bound: Bound | None = None
     """What layouts are of no use, where not all of them are."""
+    every: bool = False
+    """Whether those are worked out, too, that need many times what a device has."""
     _allowed: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -112,10 +115,15 @@ class Screen:
         self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
     ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
-        parts = self.parts(part_keys(found, zeros), found.devices)
-        chunks, sketches = Chunks(self.job, parts), Sketches(self.job)
+        sketches = Sketches(self.job)
+        useful = found if self.every else self.useful(found, zeros, sketches, listed)
+        keys = part_keys(useful, zeros)
+        if not keys:
+            return
+        parts = self.parts(keys, found.devices)
+        chunks = Chunks(self.job, parts)
         priced = pricing(Candidates(self.job, dp=found.devices).as_job)
-        common = Pipelines(self.job, zeros, found, chunks, sketches, priced, self.margin)
+        common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.margin)
         plain = facts(self.job)
         if bound := self.bound:
             listed = sorted(listed, key=lambda one: (bound.changes(*one[:3]), -min(one[1], 8)))
@@ -127,15 +135,32 @@ class Screen:
             for block in common.blocks(shape, split, rows, self.choices(shape.layers), share, limit):
                 yield at, block
 
+    def useful(
+        self, found: Grid, zeros: dict[int, Job], sketches: Sketches, listed: list[tuple[int, int, Split, Any]]
+    ) -> Grid:
+        """The grid less the layouts that are hopeless, which are counted."""
+        lost = hopeless.hopeless(zeros, found, sketches)
+        for pp, vpp, split, rows in listed:
+            layers = walked.shape(self.job, pp, vpp, split).layers
+            hopeless.count(self.counts, found, lost, rows, len(self.choices(layers)))
+        return hopeless.without(found, lost)
+
     def _walked(
         self, found: Grid, zero: int, job: Job, listed: list[tuple[int, int, Split, Any]]
     ) -> Iterator[tuple[float, Block]]:
-        """The layouts that no columns cover, one by one."""
-        done, total = 0, sum(len(rows) for *_, rows in listed)
+        """The layouts that no pipeline in columns covers: FSDP's together, others one by one."""
+        done, total = 0.0, sum(len(rows) for *_, rows in listed)
         for pp, vpp, split, rows in listed:
             shape = walked.shape(self.job, pp, vpp, split)
-            for block in walked.blocks(job, zero, found, shape, split, rows, self.choices(shape.layers)):
-                done += 1
+            choices = self.choices(shape.layers)
+            together = pp == 1 and fsdp.applies(job)
+            blocks = (
+                sharded.blocks(job, zero, found, shape, split, rows, choices, self.margin)
+                if together
+                else walked.blocks(job, zero, found, shape, split, rows, choices)
+            )
+            for block in blocks:
+                done += len(rows) / len(choices) if together else 1
                 yield min(done / total, 1.0), block
 
     @cached_property

@@ -81,6 +81,9 @@ def seat(job: Job) -> Job:
     """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
+    if job.model.moe is not None and job.performance.moe is not None and job.performance.moe.dispatcher == "flex":
+        changes["parallelism.ep"] = divisors(job.model.moe.n_experts)[1]  # it wants several
+        copies *= changes["parallelism.ep"]
     changes |= {"parallelism.dp": copies, "data.microbatch_sz": 1, "data.gbs": 4096 * copies}
     unsaid = (
         "layers_per_stage",
@@ -126,7 +129,8 @@ def numbers(job: Job, plan: Job, axes: Axes, devices: int, gbs: int) -> dict[str
 
     whole, layers = divisors(devices), job.model.n_layers
     tps, cps = axes.values("tp", whole), axes.values("cp", whole)
-    pps = axes.values("pp", [pp for pp in whole if pp <= layers])
+    alone = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1  # each pipeline under FSDP takes an estimate
+    pps = axes.values("pp", [1] if alone else [pp for pp in whole if pp <= layers])
     vpps = axes.values("vpp", chunk_counts(layers, pps, ends=split_of(plan) != "auto") if len(pps) else [1])
     batches = axes.values("microbatch_sz", [b for b in divisors(gbs) if b <= LARGEST_MICROBATCH])
     lists = [np.array(values, dtype=float) for values in (tps, cps, pps, vpps, batches)]
@@ -217,17 +221,33 @@ def dealt_as(found: Facts, split: Split) -> Facts:
 
 def checked(every: Sequence[Facts], rows: Any, counts: Counts, weight: int) -> Any:
     """Those of `rows` that break no rule."""
-    for found in every:
+    import numpy as np
+
+    left = np.flatnonzero(rows)
+    for facts_of in every:
+        found = _some(facts_of, left)
         for rule in RULES:
+            if not left.size:
+                break
             good = rule.holds(found)
             if good is True:
                 continue
-            left = rows & good
-            lost = int(rows.sum()) - int(left.sum())
-            if lost:
-                counts.rejected[rule.name] = counts.rejected.get(rule.name, 0) + lost * weight
-            rows = left
-    return rows
+            kept = np.broadcast_to(good, left.shape)
+            lost = left.size - int(kept.sum())
+            if not lost:
+                continue
+            counts.rejected[rule.name] = counts.rejected.get(rule.name, 0) + lost * weight
+            left, found = left[kept], _some(found, kept)
+    result = np.zeros(rows.size, dtype=bool)
+    result[left] = True
+    return result
+
+
+def _some(found: Facts, which: Any) -> Facts:
+    """The facts of some rows."""
+    import numpy as np
+
+    return Facts._make(x[which] if isinstance(x, np.ndarray) and x.ndim else x for x in found)
 
 
 def shapes(found: Grid) -> Iterator[tuple[int, int, Split, Any]]:

@@ -90,21 +90,25 @@ class Sketches:
         self.job = job
         self._known: dict[Spread, Assembly] = {}
         self._buckets: dict[tuple[object, ...], list[Bucket]] = {}
+        self._rests: dict[tuple[object, ...], Num] = {}
         self._sides: dict[tuple[object, ...], Side] = {}
 
-    def states(self, sketch: Assembly, spread: Spread, joined: Stages) -> list[States]:
-        """States of every kind of stage; the buckets of a chunk are cut once for all ZeRO levels that shard."""
+    def states(self, sketch: Assembly, spread: Spread, joined: Stages) -> tuple[list[States], list[Num]]:
+        """States of every kind of stage, and the ends of their blocks: those of a chunk once for all ZeRO levels that shard."""
         job = sketch.job
         ranks, sharded = job.parallelism.dp * job.parallelism.cp, job.zero_level >= 1
-
-        def buckets(mine: Chunk, of: Chunk) -> list[Bucket]:
-            key = (spread, ranks, sharded, sketch.embedding_copied, of.runs, of.embedding, of.head, of.depth == 0)
-            if key not in self._buckets:
-                self._buckets[key] = chunk_buckets(sketch, mine)
-            return self._buckets[key]
-
-        held = zip(sketch.stages, joined.chunks, strict=True)
-        return [states_of(sketch, mine, [buckets(*pair) for pair in zip(mine, of, strict=True)]) for mine, of in held]
+        lead = (spread, ranks, sharded, sketch.embedding_copied)
+        states: list[States] = []
+        rests: list[Num] = []
+        for mine, of in zip(sketch.stages, joined.chunks, strict=True):
+            keys = [(*lead, chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0) for chunk in of]
+            for key, chunk in zip(keys, mine, strict=True):
+                if key not in self._buckets:
+                    self._buckets[key] = chunk_buckets(sketch, chunk)
+                    self._rests[key] = block_rest_bytes(sketch, [chunk], [self._buckets[key]])
+            states.append(states_of(sketch, mine, [self._buckets[key] for key in keys]))
+            rests.append(sum([self._rests[key] for key in keys]))
+        return states, rests
 
     def side(self, sketch: Assembly, spread: Spread, joined: Stages, priced: Pricing) -> Side:
         """What no ZeRO level changes."""
@@ -118,11 +122,19 @@ class Sketches:
             )
         return self._sides[key]
 
-    def of(self, spread: Spread, stages: Stages, joined: Assembly, view: Any) -> Assembly:
-        """The assembly of one spread with one stage of each kind; `view`: its job."""
+    def one(self, spread: Spread) -> Assembly:
+        """The assembly of one spread."""
         if spread not in self._known:
             self._known[spread] = Assembly(Candidates(self.job, **spread._asdict()).as_job)
-        known = self._known[spread]
+        return self._known[spread]
+
+    def layer_params(self, spread: Spread) -> float:
+        """Parameters of all layers that lie on one device without a pipeline."""
+        return float(sum([count * part.n_params for part, count in self.one(spread).runs]))
+
+    def of(self, spread: Spread, stages: Stages, joined: Assembly, view: Any) -> Assembly:
+        """The assembly of one spread with one stage of each kind; `view`: its job."""
+        known = self.one(spread)
         part = dict(zip(joined.kinds, known.kinds, strict=True))
         sketch = Assembly.__new__(Assembly)
         vars(sketch).update({key: value for key, value in vars(known).items() if key != "head_params"})
@@ -151,11 +163,10 @@ def around(
     for spread in spreads:
         said = {**spread._asdict(), "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * spread.tp)}
         sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
-        states, side = sketches.states(sketch, spread, stages), sketches.side(sketch, spread, stages, priced)
+        states, rests = sketches.states(sketch, spread, stages)
+        side = sketches.side(sketch, spread, stages, priced)
         over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
         update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
-        held = zip(sketch.stages, states, strict=True)
-        rests = [block_rest_bytes(sketch, chunks, state.buckets) for chunks, state in held]
         rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s), rests))
     columns = {name: np.array([float(getattr(spread, name)) for spread in spreads]) for name in Spread._fields}
     view = Candidates(job, **columns, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * columns["tp"])).as_job

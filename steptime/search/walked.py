@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: ZeRO 3, FSDP, and frameworks whose gradients do not stay between steps."""
+"""Layouts that no columns cover, each estimated: those of frameworks whose gradients do not stay between steps."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ of the same source grow by 0.7 % (Nemotron 15B fp8) and 2.5 % (Nemotron 340B fp8
 class Reduce(NamedTuple):
     """All-reduces of a step that are alike: how many, the bytes of one [B], its cost."""
 
-    calls: float
-    bytes: float
+    calls: Num
+    bytes: Num
     cost: CommCost
 
     @property

@@ -15,6 +15,14 @@ DOUBTFUL = {
 }
 """Published rows whose inputs are wrong or unknown though their quality says A or B."""
 
+NOT_COUNTED = (
+    (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
+    (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
+    (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
+    (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
+)
+"""Words of a row's notes, and what its time rests on that nothing here prices."""
+
 
 def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
     """Why a row is judged but not counted in the headline; None where it is. A user's own rows all count."""
@@ -24,6 +32,9 @@ def exclusion(row: MeasuredRow, assumed: list[str]) -> str | None:
         return "deterministic debug mode: uninitialized memory is filled"
     if is_ci(row):
         return CI_ROWS
+    words = f"{row.text('overlap_notes')}; {row.text('note')}".lower()
+    if row.published and (cause := next((why for said, why in NOT_COUNTED if re.search(said, words)), None)):
+        return cause
     if row.id in DOUBTFUL and row.published:
         return f"inputs in doubt: {DOUBTFUL[row.id]}"
     if row.published and row.text("task").lower() not in {"", "pretrain"}:

@@ -101,9 +101,9 @@ def dispatch_of(row: MeasuredRow, assumed: list[str]) -> dict[str, Any]:
         return {}
     words = f"{row.text('overlap_notes')} {row.text('note')} {row.text('model_name')}".lower()
     section: dict[str, Any] = {}
-    if re.search(r"hybridep|deepep|flex", words):
+    if re.search(r"hybridep|deepep|\bflex\b(?! attention)", words):
         section["dispatcher"] = "flex"
-    elif "alltoall" in words or "a2a" in words:
+    elif re.search(r"all-?to-?all|a2a", words):
         section["dispatcher"] = "alltoall"
     else:
         assumed.append("dispatcher: alltoall")

@@ -29,6 +29,8 @@ _PER_NODE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], float]], ...] 
     (re.compile(r"\b(\d+) Gb/s ?(?:/| per )node"), lambda m: float(m[1])),
 )
 """How sources write the network of a node, and its rate [Gbit/s]."""
+_INSTANCE = re.compile(r"\bp\d\w*(-\w+)?\.\d+xlarge\b")
+"""An instance of AWS among other words."""
 _PER_PAIR = re.compile(r"\b(\d+) Gb/s per GPU-pair")
 _DEVICES = re.compile(r"\b([1-9]\d*)x [A-Z]+\d+\S*(?: \S+)? per node")
 
@@ -48,6 +50,8 @@ def hardware_of(row: MeasuredRow) -> Found:
         raise SkipRowError(f"gpu: {error}") from None
     name = name if Path(name).suffix else _load(name).name
     place = normalise(re.sub(r"\(.*?\)", " ", row.text("machine")))
+    if (found := _INSTANCE.search(place)) and found[0] in known_names():
+        place = found[0]
     if place in known_names() and _load(place).accelerator.name == _load(name).accelerator.name:
         name, exact = _load(place).name, True
     assumed = [] if exact else [f"machine: {name} for gpu {gpu!r}"]

@@ -39,6 +39,8 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
     (aot_eager, GraphTrainer without full inductor) keeps torch's own kernels.
     """
     found = re.search(r"\bcompile=([a-z_]*)([^;]*)", notes)
+    if found and f"{found[1]}{found[2]}".startswith("loss only"):
+        return {"loss_impl": "compiled"}
     if not found or (found[1] != "on" and "inductor" not in notes):
         return {}
     if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
@@ -61,6 +63,9 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
     if "flexflash" in notes:
         section["attention_kernel"] = "best"
     elif "flexattention" in notes or "flex_attention" in notes:
+        section["attention_kernel"] = "flex"
+    elif "gpt-oss" in row.text("model_name").lower():
+        # torchtitan/models/gpt_oss/model.py@58b03444: sinks need the log-sum-exp, which FlexAttention returns
         section["attention_kernel"] = "flex"
     elif re.match(r"gb?[23]00|b[23]00", row.text("gpu").lower()) and "pr #" in row.text("source").lower():
         section["attention_kernel"] = "best"

@@ -23,8 +23,8 @@ def overlap_of(notes: str, tp: int, recipe: str) -> dict[str, bool]:
     overlap: dict[str, bool] = {}
     if tp > 1 and re.search(r"tp (userbuffer|ub) overlap|(?<!no )tp-comm-overlap|\+ tp overlap", notes):
         overlap["tp"] = True
-    if re.search(r"ep a2a overlap|a2a_overlap=1", notes):
-        overlap["ep"] = True
+    if found := re.search(r"ep a2a overlap( off)?|a2a_overlap=1", notes):
+        overlap["ep"] = not found[1]
     if re.search(r"\bno tp overlap", notes) or (tp > 1 and recipe == "nvfp4"):
         # Megatron-Bridge scripts/performance/configs/llama: tp_comm_overlap = False for nvfp4
         overlap["tp"] = False

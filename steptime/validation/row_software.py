@@ -268,7 +268,10 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
-    if re.search(r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)", notes):
+    if re.search(
+        r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)|te cuda graphs|^cuda graphs",
+        notes,
+    ):
         section["cuda_graphs"] = True
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"

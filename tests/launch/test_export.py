@@ -117,6 +117,25 @@ def test_config_objects_say_what_flags_say(kind, name):
     assert tree["_target_"].endswith("ConfigContainer" if kind == "bridge" else "pretrain")
 
 
+@pytest.mark.parametrize("freq", [2, [1, 0, 0, 1]])
+def test_linear_attention_prediction_and_muon_have_flags(freq):
+    linear = {"n_key_heads": 4, "n_value_heads": 8, "freq": freq}
+    job = Job(
+        model={"n_layers": 4, "hidden_sz": 512, "inter_sz": 1024, "n_q_heads": 8, "vocab_sz": 1000, "mtp": 1}
+        | {"linear_attention": linear},
+        parallelism={"tp": 1, "pp": 2, "dp": 2, "zero_level": 0},
+        performance={"optimizer": "muon"},
+        data={"gbs": 8, "seqlen": 512, "microbatch_sz": 1},
+        hardware="dgx-h100",
+    )
+    written = write(job, "megatron")
+    assert not {path for path in written.left_out if path.startswith(("model", "performance.optimizer"))}
+    assert plain(read_back(written.text, written.reader, written.left_out)) == plain(job)
+    assert "--experimental-attention-variant gated_delta_net" in written.text
+    assert "--optimizer muon" in written.text
+    assert "--mtp-num-layers 1" in written.text
+
+
 def test_flags_of_llama_by_hand():
     """Llama-3 70B as Megatron-LM's arguments (arguments.py of megatron-core 0.16.1) say it."""
     text = write(Job.load("configs/llama3_70b.yaml"), "megatron").text

@@ -77,3 +77,28 @@ def test_torch_keeps_what_it_has_gathered():
     shown = 2 * 8 * ONE + 2 * ONE + EMBEDDING + LOSS + NORMS / 2
     found = tp_comm(software="torch", sp=True)
     assert found == by_hand(shown)
+
+
+def test_torch_cuts_only_what_stands_beside_a_single_product():
+    """Asynchronous TP: without overlap a layer has 4 collectives forward and 4 backward, the head a gather and a reduce-scatter.
+
+    Products are long: one of two pieces of each hides, but not of the reduce-scatters of the gradients of query, key and value,
+    and of gate and up, which are summed first: 6 a layer. The head's are both beside its one product.
+    """
+    alone = tp_comm(software="fsdp2", flops=1e-3)
+    hidden = alone - tp_comm(software="fsdp2", flops=1e-3, overlap=True)
+    assert alone == by_hand(2 * 8 * ONE + 2 * ONE + EMBEDDING + LOSS + NORMS / 2)  # gradients in bf16
+    assert hidden == by_hand(0.85 * 0.5 * (2 * 6 + 2) * ONE)
+
+
+def test_torch_sums_the_pieces_of_a_reduction():
+    """A device that moves 16 B/s: of each reduction that hides 2,048 bytes are read and 1,024 written, 192 s more. A layer has 2
+    forward; the head's gradient is one more.
+    """
+    on = machine(flops=1e-3, link=1.0, memory=16.0)
+    layout = {"model": {"n_q_heads": 2}, "tp": 2}
+    shown = [
+        estimate(job("fsdp2", on=on, performance={"overlap": {"tp": overlap}}, **layout)).time.parts_s["tp_comm"]
+        for overlap in (False, True)
+    ]
+    assert shown[0] - shown[1] == by_hand(0.85 * 0.5 * (2 * 6 + 2) * ONE - (2 * 2 + 1) * 192)

@@ -9,12 +9,14 @@ warnings.filterwarnings("ignore")
 import mcore_linear  # noqa: E402
 import mcore_mamba  # noqa: E402
 import mcore_moe  # noqa: E402
+import mcore_muon  # noqa: E402
 import mcore_patches  # noqa: E402
 
 mcore_patches.extensions()
 mcore_moe.extensions()
 mcore_mamba.extensions()
 mcore_linear.extensions()
+mcore_muon.extensions()
 
 import megatron.core.distributed  # noqa: E402
 import megatron.core.models.gpt.gpt_model  # noqa: E402

@@ -71,7 +71,7 @@ class Grouped(torch.autograd.Function):
 class GroupedLinear(torch.nn.Module):
     """One weight per local expert, split over the expert-tensor-parallel ranks."""
 
-    def __init__(self, n, inputs, outputs, *, config, pg_collection, tp_comm_buffer_name, **_):
+    def __init__(self, n, inputs, outputs, *, config, pg_collection, tp_comm_buffer_name, bias, skip_bias_add, **_):
         super().__init__()
         ranks = pg_collection.expt_tp.size()
         first = tp_comm_buffer_name == "fc1"
@@ -80,9 +80,18 @@ class GroupedLinear(torch.nn.Module):
             weight = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             weight.allreduce = config.expert_model_parallel_size == 1
             self.register_parameter(f"weight{j}", weight)
+        self.biases = [
+            torch.nn.Parameter(torch.empty(shape[0], dtype=config.params_dtype)) for _ in range(n if bias else 0)
+        ]
+        for j, own in enumerate(self.biases):
+            own.allreduce = config.expert_model_parallel_size == 1
+            self.register_parameter(f"bias{j}", own)
+        self.returns_bias = bias and skip_bias_add
 
     def forward(self, x, splits):
-        return Grouped.apply(x, splits, *self.parameters()), None
+        weights = [w for name, w in self.named_parameters() if name.startswith("weight")]
+        out = Grouped.apply(x, splits, *weights)
+        return out, self.biases if self.returns_bias else None
 
 
 class Permute(torch.autograd.Function):

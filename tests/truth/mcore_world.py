@@ -19,6 +19,7 @@ import mcore_linear
 import mcore_mamba
 import mcore_moe
 import mcore_mtp
+import mcore_muon
 import mcore_patches as patches
 import torch
 import torch.distributed as dist
@@ -249,7 +250,10 @@ def train(c, world):
         optimizer="adam", lr=1e-3, bf16=core.config.bf16, fp16=False, use_distributed_optimizer=c["sharded"]
     )
     with patches.CudaIsCpu():
-        optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
+        if c.get("muon"):
+            optimizer = mcore_muon.optimizer(adam, model)
+        else:
+            optimizer = get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
     reduce, step = Collectives(), Collectives()
     forward(model, core, c, world).sum().backward()
     with reduce:

@@ -98,6 +98,8 @@ VARIANTS = {
     "bf16 gradients": {"fp32_grads": False},
     "replicated optimizer": {"sharded": False},
     "replicated optimizer, tied": {"sharded": False, "tied": True},
+    "Muon": {"sharded": False, "muon": True},
+    "Muon, tied, biases": {**GPT, "sharded": False, "muon": True},
     "prediction of two tokens": {"mtp": 1},
     "of three, replicated optimizer": {"mtp": 2, "sharded": False},
     "of two, learned positions": {"mtp": 1, "learned_positions": True},
@@ -132,7 +134,7 @@ def job(layout, variant):
             "zero_level": 1 if c["sharded"] else 0,
             "bucket_size_mb": megabytes,
         },
-        performance={"main_grad_dtype": grads},
+        performance={"main_grad_dtype": grads, "optimizer": "muon" if c.get("muon") else "adamw"},
         data={"gbs": world["dp"] * c["b"], "seqlen": c["s"], "microbatch_sz": c["b"]},
         hardware="dgx-h100",
     )
@@ -159,7 +161,7 @@ def test_buffers_and_states(layout, variant):
         padding = 4 * 3 * (sum(theirs["buckets"]) - elements)
         assert 0 <= ours.optimizer_bytes - held <= padding
     else:
-        assert ours.optimizer_bytes == held
+        assert round(ours.optimizer_bytes, 6) == held
 
 
 @pytest.mark.parametrize(("layout", "variant"), CASES)

@@ -71,6 +71,8 @@ ROUTERS = {
     "deterministic": {"deterministic": True},
     "deterministic, fp32": {"deterministic": True, "moe_router_dtype": "fp32"},
     "squared relu": {"glu": False, "activation": "relu2", "fused_activation": False},
+    "bias": {"bias": True},
+    "bias, fp32 router": {"bias": True, "moe_router_dtype": "fp32"},
     "unfused": {"fused_activation": False},
     "unfused, fp32": {"fused_activation": False, "moe_router_dtype": "fp32"},
 }
@@ -121,7 +123,7 @@ def variants():
 
 
 VARIANTS = variants()
-PLAIN = ("grouped", "glu", "activation", "fused_activation", "stride", "deterministic")
+PLAIN = ("bias", "grouped", "glu", "activation", "fused_activation", "stride", "deterministic")
 
 
 def config(layout, variant):
@@ -180,6 +182,7 @@ CASES = [
     (layout, variant)
     for layout, variant in cases(LAYOUTS, VARIANTS, whole=("ep2", "tp2 etp1 ep4"))
     if not (layout == "ep1" and variant.startswith("flex"))  # flex wants more than one rank
+    and not (LAYOUTS[layout].get("etp", 1) > 1 and variant.startswith("bias"))  # "only supported when ETP==1"
 ]
 
 

@@ -16,7 +16,7 @@ LATENT = {
 }
 
 
-_LINEAR = {
+LINEAR = {
     "linear_num_key_heads": "n_key_heads",
     "linear_num_value_heads": "n_value_heads",
     "linear_key_head_dim": "key_head_dim",
@@ -67,7 +67,7 @@ def _linear(keys: JobKeys) -> dict[str, Any]:
             "linear_attention_freq", f"expected a number from 2 on, or layers of 0 and 1 (got {said or 'nothing'})"
         )
         return {}
-    sizes = {ours: keys.whole(name) for name, ours in _LINEAR.items()}
+    sizes = {ours: keys.whole(name) for name, ours in LINEAR.items()}
     section = {key: size for key, size in sizes.items() if size is not None}
     return {"linear_attention": {"kind": kind, **section, "freq": freq}}
 

@@ -164,14 +164,13 @@ def kernels_of(keys: JobKeys, degrees: Degrees) -> dict[str, Any]:
 
 
 def compiled_of(keys: JobKeys) -> dict[str, Any]:
-    """What torch.compile makes kernels of: blocks, or the loss too; of the loss alone nothing is counted."""
+    """What torch.compile makes kernels of: blocks, the loss, or both."""
     if not keys.on("compile.enable"):
         return {}
     parts = keys.get("compile.components")
     if "model" in parts:
         return {"compile": "all" if "loss" in parts else "blocks"}
-    keys.approximate("compile.components", "the loss alone: its eager kernels are counted")
-    return {}
+    return {"loss_impl": "compiled"} if "loss" in parts else {}
 
 
 def checkpointing_of(keys: JobKeys, n_layers: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.launch.keys import KeyTable
-from steptime.launch.megatron.attention_kinds import LATENT
+from steptime.launch.megatron.attention_kinds import LATENT, LINEAR
 from steptime.launch.megatron.hybrid_layers import SIZES
 from steptime.launch.write.plain_keys import word_for
 from steptime.model.blocks import layers
@@ -19,7 +19,9 @@ COEFFICIENT = 0.01
 
 def kinds(job: Job, model: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:
     """Argument -> value of all kinds of layer and attention that a resolved model section has."""
-    return _hybrid(model) | _experts(job, model, table) | _attention(model.get("attention") or {}, table)
+    return (
+        _hybrid(model) | _experts(job, model, table) | _attention(model.get("attention") or {}, table) | _linear(model)
+    )
 
 
 def _hybrid(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,6 +59,17 @@ def layer_freq(on: Sequence[int]) -> str | None:
     '([0]*2+[1]*3)'
     """
     return None if all(on) else f"({'+'.join(f'[{kind}]*{len([*run])}' for kind, run in groupby(on))})"
+
+
+def _linear(model: Mapping[str, Any]) -> dict[str, Any]:
+    said = model.get("linear_attention")
+    if not said:
+        return {}
+    if said["kind"] != "gated_delta_net":
+        return dict.fromkeys(("linear_attention_freq", *LINEAR))
+    freq = said["freq"]
+    words = {"linear_attention_freq": freq if isinstance(freq, int) else layer_freq(freq)}
+    return {"experimental_attention_variant": said["kind"]} | words
 
 
 def _attention(attention: Mapping[str, Any], table: KeyTable) -> dict[str, Any]:

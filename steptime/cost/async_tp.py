@@ -1,0 +1,41 @@
+"""Asynchronous tensor parallelism of torch: collectives cut into pieces beside the projection next to them.
+
+torch 2.13 distributed/_symmetric_memory/__init__.py and _inductor/fx_passes/micro_pipeline_tp.py: a gather runs beside the
+products that read it, a product beside the reduce-scatter of its result; what arrives is summed by a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from steptime.base.num import Num
+from steptime.model.ops import Comm, Gemm, Op
+from steptime.software.performance import EAGER_TORCH, Software
+
+
+def applies(software: Software) -> bool:
+    """Whether torch runs tensor parallelism so."""
+    return software.family in EAGER_TORCH and software.overlap.tp is True
+
+
+def waits_for_a_sum(ops: list[Op], i: int) -> bool:
+    """Whether the gradient of what collective `i` gathers is a sum of several products'.
+
+    Its reduce-scatter then follows an addition, not a product, and stays whole (micro_pipeline_tp.py, _find_producer_matmul): of
+    separate query, key and value projections, or gate and up.
+    """
+    readers = 0
+    for op in ops[i + 1 :]:
+        if isinstance(op, Comm) and op.region:
+            break
+        readers += isinstance(op, Gemm) and any(param.split_dim == 0 for param in op.params)
+    return readers > 1
+
+
+def sum_s(bytes_: Num, tp: Num, bytes_per_s: float) -> Num:
+    """Seconds of the sum that ends a reduce-scatter: `bytes_` read, a `tp`-th of them written.
+
+    _symmetric_memory/__init__.py, _fused_matmul_reduce_scatter_impl.
+
+    >>> sum_s(8.0, 2, 1.0)
+    12.0
+    """
+    return bytes_ * (1.0 + 1.0 / tp) / bytes_per_s
