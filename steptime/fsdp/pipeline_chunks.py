@@ -8,9 +8,10 @@ of the chunk included; the groups of a layer whose experts lie on ranks of their
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
 from steptime.fsdp.memory_walk import Moments, Wrapped, wrapped
 from steptime.job.assembly import Assembly, Chunk
@@ -116,7 +117,7 @@ class ChunkBytes:
         """The worst moment of an action."""
         moments = Moments(0.0)
         if passing.fetched:
-            one = max([self.root.gathered, *(layer.buffers.gathered for layer in self.layers)])
+            one = reduce(maximum, [self.root.gathered, *(layer.buffers.gathered for layer in self.layers)])
             saved = 0.0 if passing.kind == "F" else self.saved
             held = self.root.unsharded + self.parameters + self.held(passing.gradients) + one
             moments.mark(saved, held, "copies of gathered parameters")
@@ -218,7 +219,7 @@ class ChunkBytes:
         left, added = kept, self.head_grad
         for layer, waits in zip(reversed(self.layers), reversed(self.waits), strict=True):
             added = added + layer.buffers.gradients
-            grown = 0.0 if passing.gradients.fresh else min(added, then - now)
+            grown = 0.0 if passing.gradients.fresh else minimum(added, then - now)
             moments.mark(left, params + now + grown, "gradients of the weights")
             left = left - waits
 
@@ -258,7 +259,7 @@ def chunk_bytes(
     return ChunkBytes(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
-        [max(one.last for one in of.all) * itemsize for of in found.layers], embedding, head,
+        [reduce(maximum, [one.last for one in of.all]) * itemsize for of in found.layers], embedding, head,
         sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
         (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,

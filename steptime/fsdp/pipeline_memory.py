@@ -62,7 +62,7 @@ def peak_moments(assembly: Assembly) -> list[PeakMoment]:
 def stage_peaks(assembly: Assembly) -> list[PeakMoment]:
     """The worst moment of every stage; a step whose middle repeats holds no more than one in which it repeats a few times."""
     job, p = assembly.job, assembly.job.parallelism
-    short, period, _ = shortened(job.schedule, p.pp, p.vpp, job.microbatches, p.microbatch_group_sz, REPEATS)
+    short, period, _ = shortened(job.schedule, p.pp, p.vpp, job.schedule_microbatches, p.microbatch_group_sz, REPEATS)
     orders = order(job.schedule, p.pp, p.vpp, short, period)
     found = []
     for stage, chunks in enumerate(stage_chunks(assembly)):
