@@ -36,6 +36,8 @@ TREE = {
     "cp": ("context_parallel_size",),
 }
 """Our word -> the same in an index."""
+SINCE_MODELED = ("mixture of experts", "hybrid Mamba model")
+"""Kinds of models that an index may say are to be refused, and that are read."""
 
 
 def said(job: Job) -> dict[str, Any]:
@@ -92,13 +94,14 @@ def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[st
         asks = [
             problem
             for problem in error.problems
-            if re.search(r"--set |name one as|write \w+=|--with |--plan ", problem)
+            if re.search(r"--set |name (?:one as|the script)|write \w+=|--with |--plan ", problem)
         ]
         return ("asks" if len(asks) == len(error.problems) else "refused"), list(error.problems)
     except Exception as error:  # noqa: BLE001  a traceback is what is looked for
         return "crash", [repr(error)]
     wrong = differences(job, expected)
-    return ("wrong", wrong) if wrong or "refuse" in note else ("at once", [])
+    refused = "refuse" in note and not note.startswith(SINCE_MODELED)
+    return ("wrong", wrong) if wrong or refused else ("at once", [])
 
 
 def main() -> None:

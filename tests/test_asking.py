@@ -81,6 +81,11 @@ def test_numbers_that_contradict():
         Job.load(json.dumps(plan | {"parallelism": {"tp": 1, "pp": 1, "dp": "auto"}}))
 
 
+def test_a_degree_that_is_a_list_is_one_line():
+    with pytest.raises(ConfigError, match=r"parallelism\.dp: "):
+        load(parallelism={"tp": 8, "pp": 4, "dp": [1]})
+
+
 @settings(max_examples=30, deadline=None)
 @given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4, 8]), devices=st.sampled_from([64, 128, 512]))
 def test_the_cluster_never_changes_under_a_fixed_number(tp, pp, devices):

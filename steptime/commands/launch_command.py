@@ -11,7 +11,7 @@ from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import LEAVE_OUT, to_job
-from steptime.launch.write.written import write
+from steptime.launch.write.export import write
 from steptime.search.changes import word, words
 
 QUOTE = "'"

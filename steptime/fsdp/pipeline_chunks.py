@@ -117,7 +117,7 @@ class ChunkBytes:
         """The worst moment of an action."""
         moments = Moments(0.0)
         if passing.fetched:
-            one = reduce(maximum, [self.root.gathered, *(layer.buffers.gathered for layer in self.layers)])
+            one = reduce(maximum, [layer.buffers.gathered for layer in self.layers], self.root.gathered)
             saved = 0.0 if passing.kind == "F" else self.saved
             held = self.root.unsharded + self.parameters + self.held(passing.gradients) + one
             moments.mark(saved, held, "copies of gathered parameters")
@@ -259,7 +259,7 @@ def chunk_bytes(
     return ChunkBytes(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
-        [reduce(maximum, [one.last for one in of.all]) * itemsize for of in found.layers], embedding, head,
+        [max(one.last for one in of.all) * itemsize for of in found.layers], embedding, head,
         sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
         (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,

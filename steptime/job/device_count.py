@@ -26,7 +26,7 @@ def spread(plan: Any) -> Any:
     if not isinstance(given, Mapping):
         return plan
     key, devices = said_devices(plan)
-    open_dp = given.get("dp", AUTO) in {AUTO, None}
+    open_dp = given.get("dp", AUTO) in (AUTO, None)
     if devices is None:
         if given.get("dp") == AUTO:
             line = "parallelism.dp: auto needs a number of devices; set devices, or hardware.nodes"

@@ -84,7 +84,10 @@ def _said(
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}: line {error.lineno}: not valid JSON ({error.msg})") from None
     if path.endswith(".toml"):
-        return flatten(tomllib.loads(text)), None
+        try:
+            return flatten(tomllib.loads(text)), None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML ({error})") from None
     if not re.match(r"\s*(#[^\n]*\n\s*)*[\w\"'-]+\s*:(\s|$)", text):
         script = read_script(text, path, env, beside)
         if script.problems:
@@ -96,6 +99,11 @@ def _said(
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     return flatten(tree), None
+
+
+def _size(value: Any, default: Any) -> Any:
+    """A whole number, `default` where it is none: what is said stays in the config, whose own check tells it."""
+    return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
 
 
 def _flags(words: list[str]) -> list[tuple[str, Any]]:
@@ -182,7 +190,7 @@ class _Plan:
         if optimizer := self._optimizer():
             config["performance"]["optimizer"] = optimizer
         # olmo/model.py: the width of a gated MLP is said of both halves together
-        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * int(config["model"].get("hidden_sz", 0))
+        width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
         if width:
             config["model"]["inter_sz"] = width // 2 if config["model"].get("glu") else width
         self._model()
@@ -209,7 +217,7 @@ class _Plan:
                 why = f"{name} is not there; add --with FILE, or --set parallelism.zero_level=N"
                 keys.left_open["parallelism.zero_level"] = why
             elif stage is not None:
-                self.config["parallelism"]["zero_level"] = int(stage)
+                self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
         if self.on("@fsdp") and "fsdp" in profiles:
             strategy = str(self.get("@fsdp_strategy") or self.get("@fsdp")).lower()
@@ -234,7 +242,7 @@ class _Plan:
             return
         if config["model"].keys() >= {"n_layers", "hidden_sz"}:
             if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
-                config["model"]["inter_sz"] = 4 * int(config["model"]["hidden_sz"])
+                config["model"]["inter_sz"] = 4 * _size(config["model"]["hidden_sz"], 0)
             if "vocab_sz" not in config["model"]:
                 keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
             return
@@ -252,10 +260,12 @@ class _Plan:
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""
         keys, data, layout = self.keys, self.config["data"], self.config["parallelism"]
-        degrees = {axis: int(layout.get(axis, 1)) for axis in ("tp", "pp", "cp")}
+        degrees = {axis: _size(layout.get(axis), 1) for axis in ("tp", "pp", "cp")}
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
-        axes = [int(size) for name in ("@dp_shard", "@dp_replicate", "@dp_dcn") if (size := self.get(name)) is not None]
+        axes = [
+            _size(size, 0) for name in ("@dp_shard", "@dp_replicate", "@dp_dcn") if (size := self.get(name)) is not None
+        ]
         product = prod(axes) if axes and min(axes) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
         micro, steps, batch = self.whole("@micro"), self.whole("@steps"), self.whole("@batch")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.commands.cli import main
+from steptime.launch.write.export import KINDS, plain, read_back, write
 from steptime.launch.write.plain_keys import value_at
-from steptime.launch.write.written import KINDS, plain, read_back, write
 
 MOE = {"n_experts": 8, "expert_inter_sz": 512, "experts_per_token": 2}
 MLA = {"kind": "mla", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}

@@ -453,6 +453,16 @@ def test_programs_for_other_models_are_not_modelled():
     ]
 
 
+def test_a_script_without_its_words_and_without_layers_asks_for_both_in_one_round():
+    text = script().replace("--num-layers 8", "--model_name $1")
+    with pytest.raises(ConfigError) as caught:
+        read_megatron("run.sh", text)
+    assert (
+        caught.value.problems[0] == "run.sh: $1 has no value; name the script with its words, in one: 'SCRIPT WORD ...'"
+    )
+    assert caught.value.problems[1].startswith("run.sh: its flags have no --num-layers; add --set model=NAME")
+
+
 # --- bad input ---
 
 NO_LAYERS = (

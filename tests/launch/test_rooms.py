@@ -23,7 +23,7 @@ ORDER = [
     ),
     "torchtitan",
     "trainers",
-    *("read", "plan_yaml"),
+    *("read", "plan_yaml", "write"),
 ]
 """Folders and modules, bottom to top."""
 

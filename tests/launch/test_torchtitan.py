@@ -78,13 +78,54 @@ def test_replicas_shards_and_every_second_block():
 
 
 def test_what_changes_cost_and_is_not_modelled_is_an_error_until_it_is_allowed():
-    found = read(read_torchtitan, "torchtitan/llama3_405b.toml")
+    text = MINIMAL.replace(
+        'flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8", "quantize.grouped_mm.float8"]'
+    )
+    found = read_torchtitan("a.toml", text)
     assert [flag.name for flag in found.of("unmodelled")] == ["model.converters"]
-    with pytest.raises(ConfigError, match=r"model\.converters float8: .*--allow-unmodelled"):
+    with pytest.raises(ConfigError, match=r"model\.converters \[.*float8.*--allow-unmodelled"):
         to_job(found, HARDWARE)
     job = to_job(found, HARDWARE, allow_unmodelled=True)
     assert len(job.notes) == 1
-    assert found.config["performance"]["overlap"] == {"tp": True}
+    assert str(job.performance.precision) == "bf16"
+
+
+FLOAT8 = "[quantize.linear.float8]\n"
+
+
+@pytest.mark.parametrize(
+    ("converters", "section", "said"),
+    [
+        # float8.py: Float8LinearConfig() without a recipe name, which scales by tensor; the all-gather in float8 is its own
+        ('["float8"]', "", {"precision": "fp8_tensorwise"}),
+        ('["float8"]', "[float8]\nenable_fsdp_float8_all_gather = true\n", {"precision": "fp8_tensorwise", "fp8_params": True}),
+        ('["quantize.linear.float8"]', f'{FLOAT8}recipe_name = "rowwise"\n', {"precision": "fp8_rowwise"}),
+        (
+            '["quantize.linear.float8"]', f'{FLOAT8}recipe_name = "rowwise"\nenable_fsdp_float8_all_gather = true\n',
+            {"precision": "fp8_rowwise"},
+        ),
+        ('["float8"]', '[float8]\nrecipe_name = "rowwise_with_gw_hp"\n', {"precision": "fp8_rowwise_gw_hp"}),
+        ('["quantize.linear.mx"]', "", {"precision": "mxfp8_torchao"}),
+        ("[]", f'{FLOAT8}recipe_name = "rowwise"\n', {"precision": "bf16"}),
+    ],
+)  # fmt: skip
+def test_converters_are_the_recipe_that_torchao_names(converters, section, said):
+    text = MINIMAL.replace('flavor = "8B"', f'flavor = "8B"\nconverters = {converters}') + section
+    performance = read_torchtitan("a.toml", text).config["performance"]
+    assert {key: performance[key] for key in ("precision", "fp8_params") if key in performance} == said
+    assert (
+        to_job(read_torchtitan("a.toml", text), {"hardware.node_type": "dgx-b200"}).performance.precision
+        == said["precision"]
+    )
+
+
+def test_a_job_with_float8_of_an_older_kind_or_without_fsdp_is_refused():
+    for old, new in (
+        ("training]", 'training]\nfp8_linear = "delayed"'),
+        ("degree = 8", "degree = 1\n[float8]\nenable_float8_linear=true"),
+    ):
+        found = read_torchtitan("a.toml", MINIMAL.replace(old, new), {"WORLD_SIZE": "1"} if "degree" in old else {})
+        assert len(found.of("unmodelled")) == 1, found.flags
 
 
 def test_a_log_tells_the_devices_and_the_model():

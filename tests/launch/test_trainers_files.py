@@ -6,7 +6,7 @@ from launch_readings import DATA, HARDWARE, REFUSED
 from steptime.base.config import ConfigError
 from steptime.launch.keys import load_table
 from steptime.launch.named_models import preset_of
-from steptime.launch.read import TABLES, kind_of, read
+from steptime.launch.read import TABLES, kind_of, read, read_as
 from steptime.launch.reading import to_job
 from steptime.validation.logged import compare, read_run
 
@@ -165,3 +165,26 @@ def test_optimizers_of_hugging_face(tmp_path, optim, optimizer):
     reading = read("llamafactory", str(tmp_path / "plan.yaml"), sets)
     assert to_job(reading, sets, allow_unmodelled=True).performance.optimizer == optimizer
     assert any("another optimizer" in flag.note for flag in reading.flags) == (optim == "adafactor")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "line"),
+    [
+        ("nanotron", "a.toml", "[model]\nx y = 1\n", r"a\.toml: not valid TOML \(Expected '='"),
+        (
+            "gpt-neox",
+            "a.yml",
+            "num_layers: 4\nhidden_size: wide\nnum_attention_heads: 4\n",
+            r"^a\.yml: ",
+        ),
+        (
+            "axolotl",
+            "a.yml",
+            "base_model: a\ntensor_parallel_size: $9\ncontext_parallel_size: $9\n",
+            r"^a\.yml: ",
+        ),
+    ],
+)
+def test_what_is_no_number_and_no_toml_is_a_line(kind, name, text, line):
+    with pytest.raises(ConfigError, match=line):
+        to_job(read_as(kind, name, text, {}, {"hardware.node_type": "dgx-h100"}), {"hardware.node_type": "dgx-h100"})

@@ -41,9 +41,11 @@ def model_of(kind: str) -> Model:
     return Model(**SIZES, **MODELS[kind])
 
 
-def expert_job(model: Model, kernels: Kernels, ep: int, fsdp: Fsdp, dp: int = 8, micro_batches: int = 1) -> Job:
+def expert_job(
+    model: Model, kernels: Kernels, ep: int, fsdp: Fsdp, dp: int = 8, micro_batches: int = 1, replicas: int = 1
+) -> Job:
     """As `torch_jobs.job`, with experts on `ep` ranks."""
-    base = job(model, kernels, SEQLEN, Layout(dp, 1, micro_batches, fsdp), BATCH)
+    base = job(model, kernels, SEQLEN, Layout(dp, 1, micro_batches, fsdp, replicas), BATCH)
     return base.model_copy(update={"parallelism": base.parallelism.model_copy(update={"ep": ep})})
 
 
@@ -86,6 +88,8 @@ LAYOUTS = {
     "ep 4, no reshard": (8, 4, Fsdp(reshard_blocks=False)),
     "ep 4, more ranks than experts": (16, 4, Fsdp(reduce="bf16")),
     "ep 8 of 16": (16, 8, Fsdp()),
+    "ep 2, 2 replicas": (8, 2, Fsdp(), 2),
+    "ep 4, 2 replicas": (16, 4, Fsdp(reduce="bf16"), 2),
 }
 
 
@@ -95,14 +99,14 @@ LAYOUTS = {
 def test_collectives(kind, layout, recompute):
     """FSDP's of both groups, and the exchanges of tokens and of their counts: kind, ranks, bytes, how often."""
     model, kernels = model_of(kind), Kernels(recompute=recompute)
-    dp, ep, fsdp = layout
-    with expert_world(dp, ep) as meshes:
+    dp, ep, fsdp, *more = layout
+    with expert_world(dp, ep, *more) as meshes:
         module = sharded(model, kernels, fsdp, SEQLEN, meshes)
         with Collectives() as seen:
             run(module, BATCH, SEQLEN, 2)
     issued = Counter({(c.kind, c.ranks, c.bytes): n for c, n in seen.calls.items()})
     stated: Counter[tuple[str, int, float]] = Counter()
-    for row in estimate(expert_job(model, kernels, ep, fsdp, dp, 2)).collectives:
+    for row in estimate(expert_job(model, kernels, ep, fsdp, dp, 2, *more)).collectives:
         stated[row.kind, row.ranks, row.bytes] += row.count_per_step
     assert issued == stated
 
@@ -118,8 +122,8 @@ def test_peak(kind, layout, recompute, micro_batches):
     by then, which the op lists do not see: N fp32 numbers.
     """
     model, kernels = model_of(kind), Kernels(recompute=recompute)
-    dp, ep, fsdp = layout
-    with expert_world(dp, ep) as meshes:
+    dp, ep, fsdp, *more = layout
+    with expert_world(dp, ep, *more) as meshes:
         module = sharded(model, kernels, fsdp, SEQLEN, meshes)
         run(module, BATCH, SEQLEN, micro_batches)
         module.zero_grad()
@@ -127,7 +131,7 @@ def test_peak(kind, layout, recompute, micro_batches):
         with LiveBytes([*module.parameters(), *buffers]) as live:
             run(module, BATCH, SEQLEN, micro_batches)
         tables_ = sum(t.untyped_storage().nbytes() for t in buffers)
-    ours = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches)).memory.stages[0]
+    ours = estimate(expert_job(model, kernels, ep, fsdp, dp, micro_batches, *more)).memory.stages[0]
     summed = 4 * BATCH * SEQLEN * model.moe.experts_per_token if recompute == "full" else 0
     more = ours.allocated_bytes - ours.optimizer_bytes - (live.peak.total - tables_)
     assert more in {0, summed}, (live.peak.op, ours.peak_op)

@@ -217,21 +217,30 @@ def fitted(module: Transformer, ep: DeviceMesh | None = None) -> Transformer:
 
 
 @contextmanager
-def expert_world(dp: int, ep: int) -> Iterator[tuple[DeviceMesh, DeviceMesh]]:
-    """The mesh of the dense parameters, and that of the experts (efsdp, ep); this process is rank 0."""
+def expert_world(dp: int, ep: int, replicas: int = 1) -> Iterator[tuple[DeviceMesh, DeviceMesh]]:
+    """The mesh of the dense parameters, and that of the experts, both with `replicas` copies; this process is rank 0.
+
+    `dp`: all copies together.
+    """
     dist.init_process_group("fake", rank=0, world_size=dp, store=FakeStore())
+    shards, names = dp // replicas, ("replicas", "fsdp")
     try:
-        data = init_device_mesh("cpu", (dp,), mesh_dim_names=("fsdp",))
-        yield data, init_device_mesh("cpu", (dp // ep, ep), mesh_dim_names=("efsdp", "ep"))
+        data = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=names)
+        yield data, init_device_mesh("cpu", (replicas, shards // ep, ep), mesh_dim_names=("replicas", "efsdp", "ep"))
     finally:
         dist.destroy_process_group()
+
+
+def copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
+    """The mesh to shard over, of two dimensions where there are several copies."""
+    return mesh["replicas", shards] if mesh["replicas"].size() > 1 else mesh[shards]
 
 
 def sharded(
     model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, meshes: tuple[DeviceMesh, DeviceMesh]
 ) -> Transformer:
     """apply_fsdp_to_decoder, embedding, final norm and head in the root's group."""
-    data, sparse = meshes
+    data, sparse = copies(meshes[0], "fsdp"), meshes[1]
     spread = sparse["ep"].size() > 1
     torch.set_default_dtype(DTYPES[fsdp.params])
     try:
@@ -241,11 +250,12 @@ def sharded(
     policy = MixedPrecisionPolicy(
         param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce], cast_forward_inputs=False
     )
-    over = {"efsdp": _get_mesh_info(sparse["efsdp"]), "fsdp": _get_mesh_info(data)}
+    over = {"efsdp": _get_mesh_info(copies(sparse, "efsdp")), "fsdp": _get_mesh_info(data)}
+    ranks = sparse["efsdp"].size() * sparse["ep"].size()
     for block in module.blocks:
         options = {"mesh": data, "mp_policy": policy, "reshard_after_forward": fsdp.reshard_blocks}
         if isinstance(block.mlp, MoeLayer):
-            options["shard_placement_fn"] = placement(block.mlp, data.size(), over, spread=spread)
+            options["shard_placement_fn"] = placement(block.mlp, ranks, over, spread=spread)
         fully_shard(block, **options)
     fully_shard(module, mesh=data, mp_policy=policy)
     if spread:

@@ -165,10 +165,8 @@ def _without_layers(keys: JobKeys, script: Script | None, words: list[Word]) -> 
         return
     fix = "add --set model=NAME (3dtrn models), or the file that has it with --with FILE"
     if "use_checkpoint_args" in keys.values or {"micro_batch_size", "hidden_size", "seq_length"} & keys.values.keys():
-        why = f" ({blank})" if blank else ""
-        raise ConfigError(
-            [f"{keys.source}: its flags have no --num-layers{why}; {fix}", *refusals(keys.source, keys.flags())]
-        )
+        lines = [*([blank] if blank else []), f"its flags have no --num-layers; {fix}"]
+        raise ConfigError([*(f"{keys.source}: {line}" for line in lines), *refusals(keys.source, keys.flags())])
     where = (
         f"line {script.line} launches {script.program}, which is not a Megatron-LM training script; " if script else ""
     )

@@ -19,6 +19,7 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
 from steptime.launch.reading import LaunchFlag, Reading
+from steptime.launch.torchtitan.converters import put_converters
 from steptime.launch.torchtitan.flavors import flavor_of, from_log, known_models
 from steptime.launch.torchtitan.plan_sections import config_of
 
@@ -120,12 +121,7 @@ def as_toml(tree: Tree) -> Tree:
         if spec.get("moe_comm_backend") is not None:
             tree.setdefault("parallelism", {})["expert_parallel_comm_backend"] = spec["moe_comm_backend"]
         given += spec.get("converters") or [] if isinstance(spec.get("converters"), list) else []
-    if given:
-        names = [
-            str(item.get(CLASS, "a converter")).removesuffix(".Config") if isinstance(item, dict) else item
-            for item in given
-        ]
-        tree.setdefault("model", {})["converters"] = names
+    put_converters(tree, given)
     checkpointing = tree.get("activation_checkpoint", {})
     if checkpointing is None:
         tree["activation_checkpoint"] = {"mode": "none"}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from steptime.job.edit import read_model
 from steptime.launch.devices import data_parallel, told
 from steptime.launch.job_keys import JobKeys
+from steptime.launch.torchtitan.converters import precision_of
 
 _P = "parallelism."
 
@@ -54,7 +55,12 @@ def config_of(keys: JobKeys, model: Any, devices: int | None, release: str) -> d
     if degrees.pp > 1:
         parallelism |= pipeline_of(keys, degrees, n_layers)
     performance = {"software": f"torchtitan{release}" if degrees.fsdp else "torch"}
-    performance |= dtypes_of(keys, degrees) | kernels_of(keys, degrees) | checkpointing_of(keys, n_layers)
+    performance |= (
+        dtypes_of(keys, degrees)
+        | precision_of(keys, fsdp=degrees.fsdp)
+        | kernels_of(keys, degrees)
+        | checkpointing_of(keys, n_layers)
+    )
     performance |= experts.get("performance", {})
     return {"model": model, "parallelism": parallelism, "performance": performance, "data": data_of(keys, degrees)}
 

@@ -15,8 +15,8 @@ from steptime.launch.write.torchtitan_toml import flavor
 
 KINDS = {
     "megatron": ("megatron", "steptime.launch.write.megatron_script", "script"),
-    "bridge": ("nemo", "steptime.launch.write.config_objects", "bridge"),
-    "nemo": ("nemo", "steptime.launch.write.config_objects", "nemo"),
+    "bridge": ("nemo", "steptime.launch.write.recipe_yaml", "bridge"),
+    "nemo": ("nemo", "steptime.launch.write.recipe_yaml", "nemo"),
     "torchtitan": ("torchtitan", "steptime.launch.write.torchtitan_toml", "toml"),
     "deepspeed": ("deepspeed", "steptime.launch.write.deepspeed_json", "ds_config"),
 }

@@ -1,0 +1,63 @@
+"""torchtitan's model converters as a precision: torchao's float8 and MX projections.
+
+Sources: pytorch/torchtitan@01db32e9 torchtitan/components/quantization/float8.py, mx.py (TOML: float8 without a recipe name
+scales by tensor), @026c75f2 of the same (config functions: rowwise unless said).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.config_functions import CLASS, Tree
+from steptime.launch.job_keys import JobKeys
+
+_FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
+CONVERTERS = {
+    "float8": _FLOAT8, "Float8LinearConverter": _FLOAT8, "mx": _MX, "MXLinearConverter": _MX, "MXFP8LinearConverter": _MX,
+}  # fmt: skip
+"""What releases call a converter -> its section of a TOML file since 0.2."""
+_BF16 = {"output", "lm_head", "router.gate", "auto_filter_small_kn"}
+"""Modules whose products are counted in bf16, or that are left out by their size."""
+
+
+def put_converters(tree: Tree, given: list[Any]) -> None:
+    """Put the converters of a config function into a tree as a TOML file has them: their names, and sections of their own."""
+    known = [item for item in given if isinstance(item, dict)]
+    names = [str(item.get(CLASS, "a converter")).removesuffix(".Config") for item in known]
+    if given:
+        tree.setdefault("model", {})["converters"] = [
+            *names,
+            *(str(item) for item in given if not isinstance(item, dict)),
+        ]
+    for name, item in zip(names, known, strict=True):
+        if section := CONVERTERS.get(name):
+            tree[section] = {"recipe_name": "rowwise" if section == _FLOAT8 else "mxfp8_cublas"} | item
+
+
+def precision_of(keys: JobKeys, *, fsdp: bool) -> dict[str, Any]:
+    """`precision`, and `fp8_params` where FSDP gathers weights in float8; nothing without a converter that is modeled."""
+    key, named = "model.converters", keys.words("model.converters")
+    switch = "float8.enable_float8_linear"
+    if (said := str(keys.get(switch) or "false").lower()) in {"true", "dynamic"}:
+        named = [*named, _FLOAT8]
+    elif said != "false":
+        keys.leave_out(switch, "scales of an older kind; projections are taken as they are")
+    known = {CONVERTERS.get(name, name) for name in named}
+    if not named or known not in ({_FLOAT8}, {_MX}):
+        return {}
+    section = known.pop()
+    if not fsdp:
+        keys.leave_out(key, "projections in another precision without FSDP; taken as they are")
+        return {}
+    keys.becomes(key, "performance.precision")
+    keys.without_effect(f"{_MX if section == _FLOAT8 else _FLOAT8}.recipe_name", "another converter's")
+    found = {"precision": keys.word(f"{section}.recipe_name")}
+    gathers = f"{section}.enable_fsdp_float8_all_gather"
+    if section == _FLOAT8 and keys.on(gathers):
+        if found["precision"] == "fp8_tensorwise":
+            return found | {"fp8_params": True}
+        keys.without_effect(gathers, "weights scaled by row are gathered as they are")
+    left = set(keys.words(f"{section}.filter_fqns"))
+    if left - _BF16:
+        keys.approximate(f"{section}.filter_fqns", "all projections of the layers are counted in the recipe")
+    return found
