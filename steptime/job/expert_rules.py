@@ -30,18 +30,20 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
-        "megatron_only": next((key for key, said in megatron_only(moe, model).items() if said), ""),
+        "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
 
-def megatron_only(moe: Moe, model: Model) -> dict[str, bool]:
-    """What torchtitan's layers with experts have not, and whether a model says it."""
+def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]:
+    """What torchtitan's layers with experts have not, and whether a job says it."""
     return {
         "capacity_factor": moe.capacity_factor is not None,
         "load_balancing": moe.load_balancing != "none",
         "z_loss": moe.z_loss,
         "shared_expert_gate": moe.shared_expert_gate,
         "post_norms": model.post_norms and model.moe is not None,
+        "allgather": software.moe.dispatcher == "allgather",
+        "shared_expert_overlap": software.moe.shared_expert_overlap,
     }
 
 
