@@ -13,9 +13,9 @@ read; the same rows, estimates and date give the same file. What is fitted, each
 - `margins`: widening per step or doubling beyond what was measured, so that 80 % are inside when a whole accelerator, software
   family, kind of layers, series (for the distance of the nearest run) or end of an axis is left out; one vote for each. Memory
   has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
-  which are counted.
+  which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with the bandwidth and the step of the step times.
 """
 
 from __future__ import annotations
@@ -135,13 +135,15 @@ def interval_score(kept: Kept, known: Measured) -> float:
     return total / sum(run.vote for run, *_ in kept)
 
 
-def fit(runs: list[FitRun]) -> tuple[list[FitRun], Constants]:
+def fit(
+    runs: list[FitRun], bandwidths: Iterable[float] = BANDWIDTHS, machine_steps: Iterable[float] = MACHINE_STEPS
+) -> tuple[list[FitRun], Constants]:
     """The runs with their scores, and all constants of one list."""
     tried: list[tuple[float, list[FitRun], Constants]] = []
-    for step in MACHINE_STEPS:
+    for step in machine_steps:
         start = {"machine_step": step}
         cells, series = left_out(runs, start, "cell"), left_out(runs, start, "series")
-        for bandwidth in BANDWIDTHS:
+        for bandwidth in bandwidths:
             constants: Constants = {"bandwidth": bandwidth, "machine_step": step, "margins": {}}
             known = scored(runs, scores(cells, constants), scores(series, constants))
             tried.append((interval_score(cells, Measured(known, constants)), known, constants))
@@ -151,6 +153,7 @@ def fit(runs: list[FitRun]) -> tuple[list[FitRun], Constants]:
     margins = margins_of(runs, constants) | ASSUMED
     if all(run.metric != "step" for run in runs):
         margins |= dict.fromkeys(("machine", "scale", "layout", "batch", *ASSUMED), 0.0)
+        margins |= dict.fromkeys(("model", "sequence"), FLOOR)
     reach = [round(max(run.place.reach[i] for run in runs), 6) for i in range(len(REACH))]
     return runs, constants | {"margins": margins, "reach": reach, "score": round(score, 4)}
 
@@ -160,12 +163,15 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
     kinds = {run.place.kind for run in runs}
     families = sorted({kind.family for kind in kinds})
     found: dict[str, list[Group]] = {name: [] for name in MARGINS}
+
+    def leave(name: str, out: Callable[[FitRun], bool]) -> None:
+        found[name].append(needs(runs, name, constants, out))
+
     for name, field in (("machine", "accelerator"), ("software", "family"), ("layers", "layers")):
         for word in sorted({getattr(kind, field) for kind in kinds}):
-            out = lambda r, f=field, w=word: getattr(r.place.kind, f) == w  # noqa: E731
-            found[name].append(needs(runs, name, constants, out))
+            leave(name, lambda r, f=field, w=word: getattr(r.place.kind, f) == w)
     for number in sorted({run.series for run in runs}):
-        found["gap"].append(needs(runs, "gap", constants, lambda r, n=number: r.series == n))
+        leave("gap", lambda r, n=number: r.series == n)
     for axis, name in ((0, "model"), (2, "sequence"), (3, "scale"), (4, "layout"), (7, "batch")):
         for family in families:
             own = [(run.place.at[axis], run.vote) for run in runs if run.place.kind.family == family]
@@ -173,7 +179,7 @@ def margins_of(runs: list[FitRun], constants: Constants) -> dict[str, float]:
             for outside in (lambda v, e=low: v <= e, lambda v, e=high: v >= e):
                 out = lambda r, f=family, o=outside, a=axis: r.place.kind.family == f and o(r.place.at[a])  # noqa: E731
                 if any(run.place.kind.family == family and not out(run) for run in runs):
-                    found[name].append(needs(runs, name, constants, out))
+                    leave(name, out)
     return {name: margin(groups) for name, groups in found.items()}
 
 
@@ -197,9 +203,8 @@ def margin(groups: list[Group]) -> float:
     return round(max(FLOOR, upper((pair for group in groups for pair in group), COVERED)), 4)
 
 
-def section(judged: list[Judgement], kind: str) -> str:
+def section(kind: str, runs: list[FitRun], constants: Constants) -> str:
     """One list of the file, a run on each line."""
-    runs, constants = fit(runs_of(judged, kind))
     lines = ",\n".join(
         json.dumps(
             [
@@ -232,9 +237,10 @@ def main(date: str) -> None:
         "source": "steptime/data/measurements, rows of the split fit that 3dtrn validate counts",
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
-    INTERVALS_FILE.write_text(
-        f"{lead},\n{section(judged, 'step')},\n{section([*judged, *held], 'memory')}\n}}\n", encoding="utf-8"
-    )
+    steps, constants = fit(runs_of(judged, "step"))
+    memory = fit(runs_of([*judged, *held], "memory"), [constants["bandwidth"]], [constants["machine_step"]])
+    sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
+    INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

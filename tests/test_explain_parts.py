@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from steptime.answer.result import estimate
+from steptime.commands.cli import main
 from steptime.job.job import Job
+from steptime.report.breakdown import part_name
 from steptime.report.explain import explain, names
 from steptime.report.explain_parts import PARTS
 from steptime.report.kernel_table import op_times
@@ -26,14 +28,18 @@ def words(found, name):
 
 
 def test_every_part_and_stage_has_a_name(found):
-    assert {*PARTS, "stage 0", "stage 3"} <= set(names(found))
+    listed = set(names(found))
+    assert {"stage 0", "stage 3", "launch", "tp_comm"} <= listed
+    assert not {"cp_comm", "ep_comm"} & listed  # the job has neither
+    assert {part for part in PARTS if found.time.parts_s.get(part)} <= listed
 
 
 def test_launch_gaps_by_hand(found):
     """20 layers on each of 4 stages, 64 micro-batches, 0.5 ms: 0.64 s."""
     title, facts = words(found, "launch")
     assert facts["gaps"] == "layer_gap_s 500.0 us x 20 layers x 64 micro-batches = 640.0 ms"
-    assert title.startswith("launch: 640.0 ms")
+    assert title.startswith("launch gaps: 640.0 ms")
+    assert words(found, "launch gaps") == (title, facts)
 
 
 def test_stragglers_by_hand(found):
@@ -41,11 +47,17 @@ def test_stragglers_by_hand(found):
     facts = words(found, "stragglers")[1]
     assert facts["replicas"] == "min(dp x cp, nodes) = min(32, 128) = 32"
     assert " x 5 x " in facts["numbers"]
+    assert facts["STRAGGLER"].startswith("0.0036: ")
+    assert "dgxc-benchmarking" in facts["STRAGGLER"]
 
 
 def test_optimizer_by_hand(found):
     """Adam: gradient 4, master 2 x 4, moments 2 x 8, parameter 2; clipping reads the gradient twice and writes it: 12."""
-    assert words(found, "optimizer")[1]["bytes"].startswith("adamw 30 + clipping 12 bytes")
+    facts = words(found, "optimizer")[1]
+    assert facts["bytes"].startswith("adamw 30 + clipping 12 bytes")
+    zeroed, update = 2.27e9 * 4 / 2.97e12, 7.10e7 * 42 / 2.97e12
+    assert facts["beside"].endswith(": 3.058 ms, as 8.46 GiB take at that rate")
+    assert zeroed + update == pytest.approx(found.time.parts_s["optimizer"], rel=2e-3)
 
 
 def test_muon_explains_its_iterations(found):
@@ -58,7 +70,7 @@ def test_muon_explains_its_iterations(found):
 
 
 def test_the_kernels_listed_sum_to_their_part(found):
-    for name in ("attention", "memory_bound"):
+    for name in ("gemm", "attention", "memory_bound"):
         total = sum(row.step_s for row in op_times(found) if row.part == name)
         assert total == pytest.approx(found.time.parts_s[name])
         assert f"{100 * total / found.step_s:.1f} %" in words(found, name)[0]
@@ -69,3 +81,38 @@ def test_a_stage_has_its_states_by_the_byte(found):
     facts = words(found, "stage 0")[1]
     for label, size in (("parameters", 4.231), ("gradients", 8.462), ("optimizer", 0.793)):
         assert facts[label].startswith(f"{size} GiB")
+
+
+def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
+    """Stage 1: 4.2 micro-batches of 5.239 GiB are 22.006; 13.229 + 22.201 x 1.2 = 39.870."""
+    facts = words(found, "stage 1")[1]
+    assert facts["activations"].startswith("22.006 GiB   saved for backward, 4.2 micro-batches")
+    assert "keeps 5.239 GiB, 20 layers in 5 chunks" in facts["activations"]
+    assert facts["reserved"].startswith("39.870 GiB   13.229 states and buffers + 22.201 activations")
+
+
+def test_communication_lists_what_the_step_waits_for(found):
+    """Sends and gradients of the busiest stage sum to their parts; tensor-parallel ones have those of the head beside."""
+    for part in ("dp_comm", "pp_comm"):
+        title, facts = words(found, part)
+        rows = [row for row in found.collectives if row.axis == part[:2]]
+        assert sum(row.exposed_s for row in rows) == pytest.approx(found.time.parts_s[part])
+        assert {row.name for row in rows} <= facts.keys()
+        assert title.endswith("of the step")
+
+
+def test_every_part_of_the_step_is_explained_by_the_name_of_the_report(found):
+    for name, value in found.time.parts_s.items():
+        if value and name != "embedding_comm":
+            assert explain(found, part_name(name))[0].facts
+
+
+def test_a_name_may_follow_an_option(capsys):
+    """`3dtrn explain PLAN --set A.B=C NAME` as `3dtrn explain PLAN NAME --set A.B=C`."""
+    plan, change = str(PLAN), ["--set", "data.gbs=1024"]
+    shown = []
+    for args in (["explain", plan, *change, "tokens"], ["explain", plan, "tokens", *change]):
+        assert main(args) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "1,024 x 8,192" in shown[0]

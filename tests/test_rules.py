@@ -49,8 +49,8 @@ BROKEN = {
         FSDP2_MOE | {"model.moe": MOE | {"capacity_factor": 1.0}},
         [
             (
-                "model.moe: capacity, balancing losses, gated shared experts and norms after experts are not modeled yet with "
-                "FSDP2 (got capacity_factor); remove it, or use megatron-core"
+                "model.moe: capacity, balancing losses, gated or overlapped shared experts, norms after experts and dispatch by "
+                "all-gather are not modeled yet with FSDP2 (got capacity_factor); remove it, or use megatron-core"
             )
         ],
     ),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from steptime.answer.result import estimate
 from steptime.answer.whole_run import goodput_fraction, whole_run, young_daly_s
 from steptime.base.config import ConfigError
+from steptime.hardware.machine import Machine, machine_names
 from steptime.job.job import Job
 
 PARAMS = 70_553_706_496
@@ -45,7 +46,7 @@ def test_days_and_device_hours_by_hand():
     assert found["wall_days"] == found["days"]
     assert found["device_hours"] == pytest.approx(1e7 / 3600 * 1024)
     assert found["energy_kwh"] == pytest.approx(1e7 / 3600 * 1024 * 0.7)  # 700 W each
-    assert found["goodput"] == 1.0
+    assert "goodput" not in found
     assert found["cost"] == pytest.approx(found["device_hours"] * plan().machine.price_per_device_hour)
 
 
@@ -58,6 +59,31 @@ def test_price():
     found = whole(tokens=2048 * 8192 * 1e6, price_per_device_hour=2.5)
     assert found["cost"] == pytest.approx(1e7 / 3600 * 1024 * 2.5)
     assert whole(tokens=2048 * 8192 * 1e6, price_per_device_hour=0)["cost"] == 0
+    assert found["price_source"] == "run.price_per_device_hour"
+
+
+def test_no_price_in_a_machine_file_is_without_a_source():
+    """A price enters the cost where the plan has none, so it says who asked it; where nobody is found to, there is no cost."""
+    priced = [machine for machine in map(Machine.load, machine_names()) if machine.price_per_device_hour is not None]
+    assert len(priced) > 10
+    for machine in priced:
+        source = machine.source("price_per_device_hour") or ""
+        assert "price" in source, machine.name
+        assert "not found" not in source, machine.name
+
+
+def test_goodput_counts_what_the_plan_gives():
+    """A start-up is no share of a run; a failure rate with a restart is, and its absence leaves the goodput out."""
+    tokens = 2048 * 8192 * 1e6
+    assert "goodput" not in whole(tokens=tokens, startup_s=600)
+    found = whole(tokens=tokens, mtbf_device_hours=100 * 1024, restart_s=900)
+    assert found["goodput"] == pytest.approx(1 - 900 / 360_000)
+    assert found["counted"] == ["restarts after failures"]
+    assert [line.partition(" (")[0] for line in found["not_counted"]] == [
+        "start-up",
+        "checkpoint writes",
+        "work redone after failures",
+    ]
 
 
 def test_a_machines_own_price_is_the_default():

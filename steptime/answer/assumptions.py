@@ -117,6 +117,10 @@ def _experts(job: Job) -> list[str]:
     per_expert = rows * p.ep / moe.n_experts
     load = "even" if moe.imbalance_factor == 1 else f"{moe.imbalance_factor:g} times the mean on the fullest device"
     router = "fp32" if how.router_dtype == "fp32" else job.software.compute_dtype
+    torch = job.software.family == "fsdp2"
+    kept = f" in {job.software.compute_dtype}, which torchao's converters of linear layers leave alone"
+    permutes = "fused" if how.permute_fusion and not torch else "unfused"
+    products = "grouped" if how.grouped_gemm else "single"
     return [
         (
             f"experts: {moe.n_experts // p.ep} of {moe.n_experts} on each of ep {p.ep} devices, each layer held {holders} times "
@@ -127,8 +131,8 @@ def _experts(job: Job) -> list[str]:
             "have 1.04 to 1.22 per micro-batch"
         ),
         (
-            f"dispatch: {how.dispatcher}, {'fused' if how.permute_fusion else 'unfused'} permutation, router in {router}, "
-            f"{'grouped' if how.grouped_gemm else 'single'} products"
+            f"dispatch: {how.dispatcher}, {permutes} permutation, router in {router}, {products} products"
+            f"{kept if torch and job.software.recipe is not None else ''}"
         ),
     ]
 

@@ -28,8 +28,9 @@ def whole_run(job: Job, step_s: float, n_params: int, devices: int) -> dict[str,
             result["best_checkpoint_interval_s"] = young_daly_s(write_s, mtbf_s)
             interval = interval or result["best_checkpoint_interval_s"]
     goodput = goodput_fraction(interval, write_s, mtbf_s, said.restart_s)
-    result["goodput"] = goodput
     result |= included(said, checkpoints=bool(interval and write_s), failures=mtbf_s is not None)
+    if set(result["counted"]) - {"start-up"}:  # else the goodput is 100 % of nothing
+        result["goodput"] = goodput
     if said.tokens is not None:
         result |= totals(job, said, step_s, devices, goodput)
     return result

@@ -94,7 +94,11 @@ def _leave(code: int) -> None:
 def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
-    options = parser(name).parse_args((args[1:] if name else args) or ([] if name else ["--help"]))
+    given = (args[1:] if name else args) or ([] if name else ["--help"])
+    made = parser(name)
+    options = (
+        made.parse_intermixed_args(given) if name == "explain" else made.parse_args(given)
+    )  # NAME may follow --set
     from steptime.base.config import ConfigError
     from steptime.commands import console
     from steptime.commands import plans as commands

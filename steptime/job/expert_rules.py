@@ -30,18 +30,20 @@ def expert_facts(model: Model, software: Software) -> dict[str, Any]:
         "capacity": moe.capacity_factor is not None,
         "padded": moe.pad_to_capacity,
         "dispatcher": software.moe.dispatcher,
-        "megatron_only": next((key for key, said in megatron_only(moe, model).items() if said), ""),
+        "megatron_only": next((key for key, said in megatron_only(moe, model, software).items() if said), ""),
     }
 
 
-def megatron_only(moe: Moe, model: Model) -> dict[str, bool]:
-    """What torchtitan's layers with experts have not, and whether a model says it."""
+def megatron_only(moe: Moe, model: Model, software: Software) -> dict[str, bool]:
+    """What torchtitan's layers with experts have not, and whether a job says it."""
     return {
         "capacity_factor": moe.capacity_factor is not None,
         "load_balancing": moe.load_balancing != "none",
         "z_loss": moe.z_loss,
         "shared_expert_gate": moe.shared_expert_gate,
         "post_norms": model.post_norms and model.moe is not None,
+        "allgather": software.moe.dispatcher == "allgather",
+        "shared_expert_overlap": software.moe.shared_expert_overlap,
     }
 
 
@@ -74,6 +76,13 @@ EXPERT_RULES = [
         "cross_dc.n_dcs",
         "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
+    ),
+    # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"
+    Rule(
+        "replicas of experts",
+        "parallelism.replicas",
+        "must divide edp = dp*cp*tp / (ep*etp) (got {f.replicas}); lower it, or ep {f.ep}",
+        lambda f: (not f.moe) | (f.stage_ranks % (f.expert_ranks * f.replicas) == 0),
     ),
     Rule(
         "ep divides experts",

@@ -178,8 +178,6 @@ def run(estimate: Estimate) -> FactList | None:
     if not estimate.run:
         return None
     found = dict(estimate.run)
-    if not found.get("counted"):  # 100 % of nothing
-        found.pop("goodput", None)
     if "wall_days" not in found:
         found = {key: value for key, value in found.items() if key not in {"counted", "not_counted"}}
     names = sorted(found, key=lambda name: list(_RUN).index(name) if name in _RUN else len(_RUN))

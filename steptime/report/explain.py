@@ -15,7 +15,8 @@ from steptime.memory.buffers import stage_buffers
 from steptime.memory.states import stage_states
 from steptime.model.ops import Gemm
 from steptime.report.breakdown import part_name
-from steptime.report.explain_parts import PARTS, stage_named
+from steptime.report.explain_parts import PARTS
+from steptime.report.explain_stage import stage_named
 from steptime.report.format import BINARY, COUNT, GIB, SI, column, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -35,15 +36,17 @@ def names(estimate: Estimate) -> list[str]:
     """All that can be explained: totals, then matrix multiplies, then collectives."""
     rows = [row.name for row in estimate.gemms] + [row.name for row in estimate.collectives]
     stages = [f"stage {row.stage}" for row in estimate.memory.stages]
-    return list(dict.fromkeys([*_TOTALS, *PARTS, *stages, *rows]))
+    parts = [part for part in PARTS if estimate.time.parts_s.get(part)]
+    return list(dict.fromkeys([*_TOTALS, *parts, *stages, *rows]))
 
 
 def explain(estimate: Estimate, name: str) -> list[FactList]:
-    """The working of one name.
+    """The working of one name; a part of the step is called as its key (memory_bound) or as reports say (memory-bound kernels).
 
     Raises:
         UnknownNameError: if no total, matrix multiply or collective is called `name`.
     """
+    name = _KEYS.get(name.lower(), name)
     if name in _TOTALS:
         return [_TOTALS[name](estimate)]
     if name in PARTS:
@@ -260,3 +263,6 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "memory": _memory,
     "bubble": _bubble,
 }
+
+_KEYS = {part_name(key): key for key in (*_TOTALS, *PARTS)}
+"""Parts of the step as reports call them, to their keys."""

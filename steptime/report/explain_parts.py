@@ -1,16 +1,18 @@
-"""Parts of the step and stages' memory written out: formula with the job's numbers, constant, source."""
+"""Parts of the step written out: formula with the job's numbers, constant, source."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
-from steptime.memory.states import local_groups, shard_ranks, state_bytes
 from steptime.model.ops import Attention
 from steptime.model.scans import Chunked
-from steptime.report.format import BINARY, GIB, SI, number, percent, quantity, seconds, whole
-from steptime.report.kernel_table import op_times
+from steptime.report.breakdown import part_name
+from steptime.report.constants import shared_constants
+from steptime.report.format import BINARY, SI, number, percent, quantity, seconds, whole
+from steptime.report.kernel_table import OpTime, op_times
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import clip_bytes_per_param, update_bytes_per_param, updated
 from steptime.timing.orthogonalize import STEPS, orthogonalize_s
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from steptime.answer.result import Estimate
-    from steptime.base.rows import StageMemory
 
 _SHOWN = 12
 
@@ -75,13 +76,44 @@ def memory_bound(estimate: Estimate) -> FactList:
         ),
         Fact("source", [f"memory_efficiency: {_source(estimate, 'accelerator.memory_efficiency')}"]),
     ]
+    return _part(estimate, "memory_bound", [*facts, *_widest(rows, estimate)])
+
+
+def products(estimate: Estimate) -> FactList:
+    """Every matrix multiply with its calls; the working of each stands under its own name."""
+    rows = sorted((row for row in op_times(estimate) if row.part == "gemm"), key=lambda row: -row.step_s)
+    return _part(
+        estimate, "gemm", [*_widest(rows, estimate), Fact("each", ["3dtrn explain PLAN NAME: FLOPs over rate"])]
+    )
+
+
+def _widest(rows: list[OpTime], estimate: Estimate) -> list[Fact]:
+    """Kernels with their calls, widest first, the last ones together."""
+    facts = []
     for row in rows[:_SHOWN]:
         moved = f"forward moves {quantity(row.forward_bytes, BINARY)}; " if row.forward_bytes else ""
         facts.append(Fact(row.name, [moved + _calls(row.times, row.forward_s, row.backward_s, estimate)]))
     if len(rows) > _SHOWN:
         rest = sum(row.step_s for row in rows[_SHOWN:])
         facts.append(Fact("others", [f"{len(rows) - _SHOWN} kernels, {seconds(rest)}"]))
-    return _part(estimate, "memory_bound", facts)
+    return facts
+
+
+def communication(estimate: Estimate, part: str) -> FactList:
+    """Every collective of one axis, or send between stages: calls, time of each, and what of it the step waits for."""
+    axis = part.removesuffix("_comm")
+    rows = sorted((row for row in estimate.collectives if row.axis == axis), key=lambda row: -row.exposed_s)
+    facts = [
+        Fact(
+            row.name,
+            [f"{whole(row.count_per_step)} x {seconds(row.time_s)}, {seconds(row.exposed_s)} exposed, over {row.tier}"],
+        )
+        for row in rows
+    ]
+    facts.append(
+        Fact("each", ["3dtrn explain PLAN NAME: latency, bytes over rate; those of the ends on their stages alone"])
+    )
+    return _part(estimate, part, facts)
 
 
 def launch(estimate: Estimate) -> FactList:
@@ -123,7 +155,7 @@ def stragglers(estimate: Estimate) -> FactList:
         Fact(
             "numbers", [f"{STRAGGLER:g} x {tree_depth(replicas):g} x {seconds(inside)} = {seconds(timing.straggler_s)}"]
         ),
-        Fact("source", ["STRAGGLER is a shared constant; 3dtrn explain ROW_ID lists it with its source"]),
+        Fact("STRAGGLER", [_constant("timing.step_time.STRAGGLER")]),
     ]
     return _part(estimate, "stragglers", facts)
 
@@ -134,16 +166,16 @@ def optimizer(estimate: Estimate) -> FactList:
     shares = [updated(estimate.assembly, stage) for stage in range(len(estimate.assembly.stages))]
     most, moments = max(shares, key=lambda share: share.owned)
     named = job.software.states.optimizer
-    per, clip = update_bytes_per_param(job, moments), clip_bytes_per_param(job)
+    per, clip, rate = update_bytes_per_param(job, moments), clip_bytes_per_param(job), timing.rates.bytes_per_s
+    update_s = most * (per + clip) / rate
+    rest_s = timing.optimizer_s - update_s
     facts = [
         Fact("owned", [f"{number(most)} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each; zeroing persistent gradients beside them"]),
-        Fact(
-            "update",
-            [(f"{number(most)} x {per + clip:g} B / {quantity(timing.rates.bytes_per_s, SI, 'B/s')} = "
-             f"{seconds(most * (per + clip) / timing.rates.bytes_per_s)}")],
-        ),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each"]),
+        Fact("update", [f"{number(most)} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
+        Fact("beside", [(f"persistent gradients zeroed, weights quantized anew, Muon's iterations: {seconds(rest_s)}, "
+                         f"as {quantity(rest_s * rate, BINARY)} take at that rate")]),
         Fact("source", ["passes of megatron/core/optimizer/optimizer.py and torch/optim/adam.py"]),
     ]  # fmt: skip
     return _part(estimate, "optimizer", facts)
@@ -159,48 +191,6 @@ def _orthogonalized(estimate: Estimate) -> list[Fact]:
     return [Fact("orthogonalize", [how, f"muon_tp_mode {states.muon_tp_mode}; Jordan et al. 2024"])]
 
 
-def stage(estimate: Estimate, row: StageMemory) -> FactList:
-    """The memory of one stage: states by their formula, then what is saved and what lives only at the peak."""
-    job, size, chunks = estimate.job, state_bytes(estimate.job), estimate.assembly.stages[row.stage]
-    groups, moments = local_groups(estimate.assembly, chunks), updated(estimate.assembly, row.stage).moments
-    held = sum(groups.values())
-    ranks = {of: shard_ranks(job, of) for of in groups}
-    shared = ", ".join(f"{number(n)} {of} over {ranks[of]:g} ranks" for of, n in groups.items())
-    facts = [
-        Fact("held", [f"{number(held)} parameters on a device: {shared}"]),
-        Fact("parameters", [_state(row.params_bytes, f"{size.params:g} B each, shared from zero_level 3")]),
-        Fact("gradients", [_state(row.gradients_bytes, f"{size.gradients:g} B each, shared from zero_level 2")]),
-        Fact(
-            "optimizer",
-            [
-                _state(
-                    row.optimizer_bytes,
-                    f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1",
-                )
-            ],
-        ),
-        Fact("activations", [_state(row.activations_bytes, _in_flight(estimate, row))]),
-        Fact("transient", [_state(row.transient_bytes, f"lives only at the peak, {row.peak_op}")]),
-        Fact("allocated", [_state(row.allocated_bytes, "their sum")]),
-        Fact("reserved", [_state(row.reserved_bytes, "with fragmentation of the caching allocator")]),
-        Fact(
-            "source",
-            [f"zero_level {job.zero_level}; docs/notation.md has the formulas; bytes of buffers include padding"],
-        ),
-    ]
-    return FactList(f"memory of a device of stage {row.stage}", facts)
-
-
-def _in_flight(estimate: Estimate, row: StageMemory) -> str:
-    held = estimate.pipeline.in_flight
-    count = held[row.stage] if row.stage < len(held) else 1.0
-    return f"saved for backward, {whole(round(count, 2))} micro-batches in flight at most"
-
-
-def _state(size: float, how: str) -> str:
-    return f"{size / GIB:.3f} GiB   {how}"
-
-
 def _calls(times: float, forward_s: float, backward_s: float, estimate: Estimate) -> str:
     total = times * (forward_s + backward_s)
     share = percent(total / estimate.step_s)
@@ -213,27 +203,24 @@ def _source(estimate: Estimate, path: str) -> str:
     return estimate.job.machine.source(path) or "not in the machine's file: the usual figure (assumed)"
 
 
+def _constant(name: str) -> str:
+    """A shared constant with its source."""
+    value, source = next((one.value, one.source) for one in shared_constants() if one.name == name)
+    return f"{value:g}: {source}"
+
+
 def _part(estimate: Estimate, name: str, facts: list[Fact]) -> FactList:
     total = estimate.time.parts_s.get(name, 0.0)
-    title = f"{name.replace('_', '-')}: {seconds(total)}, {percent(total / estimate.step_s)} of the step"
+    title = f"{part_name(name)}: {seconds(total)}, {percent(total / estimate.step_s)} of the step"
     return FactList(title, facts)
 
 
 PARTS: dict[str, Callable[[Estimate], FactList]] = {
+    "gemm": products,
     "attention": attention,
     "memory_bound": memory_bound,
     "launch": launch,
     "stragglers": stragglers,
     "optimizer": optimizer,
+    **{part: partial(communication, part=part) for part in ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm")},
 }
-
-
-def stage_named(estimate: Estimate, name: str) -> FactList | None:
-    """The memory of "stage N"; None where the name is none of a stage of this job."""
-    word, _, digits = name.replace("-", " ").partition(" ")
-    stages = estimate.memory.stages
-    return (
-        stage(estimate, stages[int(digits)])
-        if word == "stage" and digits.isdecimal() and int(digits) < len(stages)
-        else None
-    )

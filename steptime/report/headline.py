@@ -106,11 +106,13 @@ def _whole_run(estimate: Estimate) -> list[Fact]:
     if not {"days", "tokens"} <= found.keys():
         return []
     days = found.get("wall_days", found["days"])
-    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens"]
+    counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training alone"
+    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
     if "device_hours" in found:
         words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
     if "cost" in found and "price_per_device_hour" in found:
-        words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h)")
+        whose = "" if found["price_source"].startswith("run.") else f", of {estimate.job.machine.name}'s file"
+        words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h{whose})")
     return [Fact("RUN", ["   ".join(words)])]
 
 

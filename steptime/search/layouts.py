@@ -133,7 +133,7 @@ class Pipelines:
         flavors = self.flavors(stages, choices, rows.part)
         view = self.view(stages, rows)
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
-        pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share)
+        pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share, limit_s)
         peaks = [held.peaks(stages, 0, flavors[0], microbatches)]
         outside = sum(overhead(view)) + 0.0 * rows.tp
         spreads, at = spreads_of(rows)

@@ -8,6 +8,7 @@ micro-batch, and by times at which the first forward and the last backward of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum, where
@@ -92,9 +93,14 @@ def send_s(job: Job, priced: Pricing, pair: Group, sent: Any, tp: Any, sp: Any) 
 
 
 def pipe(
-    stages: Stages, flavors: Sequence[Sequence[Flavor]], microbatches: Any, found: Sends, share: Share | None
+    stages: Stages,
+    flavors: Sequence[Sequence[Flavor]],
+    microbatches: Any,
+    found: Sends,
+    share: Share | None,
+    limit_s: float = inf,
 ) -> Pipe:
-    """The pipeline in closed form; `share`: how much of the sends is hidden."""
+    """The pipeline in closed form, or walked; `share`: how much of the sends is hidden; `limit_s`: longer ones are of no use."""
     import numpy as np
 
     forward = [sums(chunks, "forward_s") for chunks in flavors]
@@ -113,7 +119,8 @@ def pipe(
     around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
     if unlike(stages) or (blocking and stages.vpp > 1):
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
-        makespan = makespans(stages, flavors, microbatches, boundaries, blocking=blocking)
+        least = microbatches * most
+        makespan = makespans(stages, flavors, microbatches, boundaries, blocking=blocking, least=least, limit_s=limit_s)
     elif blocking:
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
@@ -34,7 +35,14 @@ def unlike(stages: Stages) -> bool:
 
 
 def makespans(
-    stages: Stages, flavors: Sequence[Sequence[Flavor]], microbatches: Any, boundaries: Sequence[Num], *, blocking: bool
+    stages: Stages,
+    flavors: Sequence[Sequence[Flavor]],
+    microbatches: Any,
+    boundaries: Sequence[Num],
+    *,
+    blocking: bool,
+    least: Num = 0.0,
+    limit_s: float = inf,
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row].
 
@@ -44,6 +52,8 @@ def makespans(
         microbatches: of every row.
         boundaries: exposed seconds of one send from each stage to the next, the last to the first, by row.
         blocking: a send also holds its sender.
+        least: seconds that it takes at least.
+        limit_s: what takes longer than this by `least` is not walked, and keeps that.
     """
     import numpy as np
 
@@ -52,9 +62,10 @@ def makespans(
     each = [flavor for stage in range(stages.pp) for flavor in flavors[kind_of[stage]]]
     costs = [*(flavor.forward_s for flavor in each), *(flavor.backward_s for flavor in each)]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
-    result = np.empty(shape)
+    result = np.array(np.broadcast_to(least, shape), dtype=float)
+    useful = result <= limit_s
     for m in np.unique(microbatches).astype(int).tolist():
-        left = np.broadcast_to(microbatches == m, shape)
+        left = useful & (microbatches == m)
         for repeats in (REPEATS, 4 * REPEATS):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
             which = np.nonzero(left)
