@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from steptime.validation.gpu_memory import gpu_memory
 from steptime.validation.judgement import judge_shipped
 from steptime.validation.slices import headline, leads, memory_errors, native, others, step_errors, with_experts
 from steptime.validation.stats import stats
@@ -53,3 +54,22 @@ def test_peak_memory():
     experts = stats(memory_errors(j for j in runs if with_experts(j)))
     assert (dense.rows, experts.rows) == (14, 4)
     assert (100 * dense.mean <= 0.3, 100 * experts.mean <= 1.0) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "persisting", "peak"),
+    [
+        # of now 0.2 and 0.2; 0.8, 0.9 and 1.6
+        ("mixture of experts", 235, {"median": 0.35, "mean": 0.5}, {"median": 0.9, "mean": 1.2, "p90": 2.5}),
+        # of now 0.05 and 0.05; 0.05, 0.05 and 0.07
+        ("hybrid", 13, {"median": 0.1, "mean": 0.1}, {"median": 0.1, "mean": 0.1, "p90": 0.1}),
+        # of now 0.3 and 0.5; 0.2, 0.2 and 0.3
+        ("latent attention", 18, {"median": 0.4, "mean": 0.6}, {"median": 0.3, "mean": 0.3, "p90": 0.4}),
+    ],
+)
+def test_memory_of_gpu_jobs(kind, rows, persisting, peak):
+    """Megatron-LM's own tests, per cent of torch's bytes; no constant is fitted, no row may leave."""
+    found = gpu_memory(judge_shipped(), 0)["kinds"][kind]["test"]
+    assert found["peak"]["rows"] >= rows
+    for name, ceilings in (("persisting", persisting), ("peak", peak)):
+        assert {key: 100 * found[name][key] for key, most in ceilings.items() if 100 * found[name][key] > most} == {}

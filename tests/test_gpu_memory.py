@@ -11,7 +11,7 @@ from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.memory.buffers import block_rest, cublas_workspace_bytes, stage_buffers, te_workspace_bytes
 from steptime.memory.states import stage_states
-from steptime.validation.ci_jobs import COPIED, COPIED_PEAKS, is_ci
+from steptime.validation.ci_jobs import COPIED, COPIED_FROM_H100, COPIES, is_ci
 from steptime.validation.judgement import judge_all
 from steptime.validation.measurements import shipped
 
@@ -175,9 +175,14 @@ def test_the_first_step_has_no_moments():
 
 
 def test_a_copied_record_stands_apart():
-    """Five hybrid tests of different layouts began with one record of a dense model: no layout leaves another's bytes."""
-    rows = [row for row in shipped() if is_ci(row) and row.number("peak_allocated_bytes") in COPIED_PEAKS]
-    assert len({row.id.partition("/")[0] for row in rows if row.id.startswith("hybrid")}) == 5
-    held = [j.held for j in judge_all(rows) if j.held is not None and (j.config or {})["model"].get("hybrid_pattern")]
-    assert held
-    assert {h.apart for h in held} == {COPIED}
+    """Tests on A100 that hold another run's bytes: five hybrid ones a dense model's, two H100's, one that of one optimizer."""
+    peaks = frozenset[float]().union(*(found for _, _, found, _ in COPIES))
+    rows = [row for row in shipped() if is_ci(row) and row.number("peak_allocated_bytes") in peaks]
+    judged = [j for j in judge_all(rows) if j.held is not None]
+    tests = {
+        why: {j.row.id.partition("/")[0] for j in judged if j.held.apart == why} for why in (COPIED, COPIED_FROM_H100)
+    }
+    assert [len(found) for found in tests.values()] == [5 + 2, 2]  # the last under its old name too
+    its_own = {j.row.id.partition("/")[0] for j in judged if not j.held.apart}
+    assert any(name.endswith("parallel_dist_optimizer") for name in its_own)
+    assert {j.row.text("gpu")[:4] for j in judged if j.held.apart in tests} == {"A100"}

@@ -77,6 +77,13 @@ EXPERT_RULES = [
         "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
     ),
+    # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"
+    Rule(
+        "replicas of experts",
+        "parallelism.replicas",
+        "must divide edp = dp*cp*tp / (ep*etp) (got {f.replicas}); lower it, or ep {f.ep}",
+        lambda f: (not f.moe) | (f.stage_ranks % (f.expert_ranks * f.replicas) == 0),
+    ),
     Rule(
         "ep divides experts",
         "parallelism.ep",

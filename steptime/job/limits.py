@@ -94,12 +94,6 @@ MODELLED = [
         lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
     ),
     Rule(
-        "moe with replicas",
-        "parallelism.replicas",
-        "not modeled yet together with a mixture of experts (got {f.replicas}); use 1, or software fsdp2",
-        lambda f: (not f.moe) | (f.replicas == 1) | (f.family == "fsdp2"),
-    ),
-    Rule(
         "experts of Megatron",
         "model.moe",
         "capacity, balancing losses, gated or overlapped shared experts, norms after experts and dispatch by all-gather are not "

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Figures = Mapping[str, Any]
 
-HEADER = ["", "", "n", "states", "worst", "peak", "mean", "p90", "worst"]
+HEADER = ["", "", "n", "states", "mean", "worst", "peak", "mean", "p90", "worst"]
 
 
 def fine(share: float | None) -> str:
@@ -26,7 +26,7 @@ def lines(name: str, found: Figures) -> list[list[str]]:
     for split, figures in found.items():
         states, peak = figures["persisting"], figures["peak"]
         if peak["rows"]:
-            shown = [fine(states["median"]), fine(states["worst"])]
+            shown = [fine(states[key]) for key in ("median", "mean", "worst")]
             shown += [fine(peak[key]) for key in ("median", "mean", "p90", "worst")]
             rows.append([name, split, f"{peak['rows']:,}", *shown])
             name = ""
@@ -34,12 +34,12 @@ def lines(name: str, found: Figures) -> list[list[str]]:
 
 
 def tables(summary: Figures) -> list[Table]:
-    """Headline, mechanisms, machines, what stands apart, and the worst rows; none without such rows."""
+    """Headline, mechanisms, kinds, machines, what stands apart, the worst rows, what is refused; none without such rows."""
     if not summary["rows"]:
         return []
     first = {split: figures["first_peak"] for split, figures in summary["headline"].items()}
     notes = [
-        "errors in per cent of torch's own figures, last rank; states: median and worst of what persists between steps",
+        "errors in per cent of torch's own figures, last rank; states: median, mean and worst of what persists between steps",
         *(
             f"peak of the first step, {split}: median {fine(found['median'])}, mean {fine(found['mean'])}, n {found['rows']}"
             for split, found in first.items()
@@ -53,12 +53,20 @@ def tables(summary: Figures) -> list[Table]:
     found.append(Table("memory of real GPU jobs, by mechanism", HEADER, rows, told, left=2))
     rows = [line for name, figures in summary["kinds"].items() for line in lines(name, figures)]
     found.append(Table("memory of real GPU jobs, by kind of model", HEADER, rows, left=2))
+    rows = [line for name, figures in summary["experts"].items() for line in lines(name, figures)]
+    found.append(Table("memory of real GPU jobs, mixtures of experts by mechanism", HEADER, rows, told, left=2))
     rows = [line for name, figures in summary["machines"].items() for line in lines(name, figures)]
     found.append(Table("memory of real GPU jobs, by GPU and container", HEADER, rows, left=2))
     if summary["apart"]:
         rows = [line for i, figures in enumerate(summary["apart"].values()) for line in lines(f"({i + 1})", figures)]
         why = tuple(f"({i + 1}) {name}" for i, name in enumerate(summary["apart"]))
         found.append(Table("memory of real GPU jobs, judged apart", HEADER, rows, why, left=2))
-    worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary["worst"]]
-    found.append(Table("memory of real GPU jobs, worst rows", ["", "split", "peak, %"], worst, left=2))
+    for words, key in (("worst rows, dense", "worst"), ("worst rows, experts, hybrid, latent", "worst_others")):
+        worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary[key]]
+        found.append(Table(f"memory of real GPU jobs, {words}", ["", "split", "peak, %"], worst, left=2))
+    if summary["refused"]:
+        rows = [[reason, *(f"{n:,}" for n in counts.values())] for reason, counts in summary["refused"].items()]
+        found.append(
+            Table("GPU jobs that are not judged", ["", *next(iter(summary["refused"].values()))], rows, left=1)
+        )
     return found

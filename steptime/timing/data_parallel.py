@@ -103,9 +103,10 @@ def data_parallel(
 def networks(job: Job, tiers: tuple[Tier, ...]) -> dict[str, Network]:
     """Who reduces a parameter group, by its name."""
     n_dcs = job.cross_dc.n_dcs if job.cross_dc else 1
-    over = group(job.parallelism, "shards" if job.zero_level >= 1 else "dp_cp", n_dcs=n_dcs)
+    sharded = job.zero_level >= 1
+    over = group(job.parallelism, "shards" if sharded else "dp_cp", n_dcs=n_dcs)
     copies = group(job.parallelism, "replicas", n_dcs=n_dcs)
-    holders = group(job.parallelism, "edp", n_dcs=n_dcs)
+    holders = group(job.parallelism, "expert_shards" if sharded else "edp", n_dcs=n_dcs)
     return {"dense": Network(over, copies, tiers), "expert": Network(holders, copies, tiers)}
 
 

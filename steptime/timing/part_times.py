@@ -9,7 +9,7 @@ from steptime.base.num import Num
 from steptime.cost import compute
 from steptime.cost.comm import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
-from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time
+from steptime.cost.parts import Context, PartTime, Work, forward_work, part_time, wait_for_host
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Tier
 from steptime.job.assembly import Assembly, Chunk, Part, take
@@ -182,8 +182,8 @@ def whole_replay(part: Part, times: PartTime, context: Context) -> Work:
     again = replayed(ops, 0, len(ops) - 1, stops_early=context.software.activations.recompute_stops_early)
     passes = [compute.forward(op, context.rates, part.sizes) for op in ops]
     work = forward_work(ops, passes, context, again)
-    work.launch_s = times.forward.launch_s * len(again) / len(ops)
-    work.host_s = times.forward.host_s * len(again) / len(ops)
+    work.launch_s = (times.forward.launch_s - times.forward.host_s) * len(again) / len(ops)
+    wait_for_host(work, context.software, context.tp)
     return work
 
 

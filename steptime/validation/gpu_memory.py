@@ -5,16 +5,18 @@ The rows are those of Megatron-LM's own tests, in which torch's allocator was re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from steptime.validation.ci_jobs import HeldMemory
+from steptime.validation.ci_jobs import HeldMemory, is_ci
 from steptime.validation.judgement import Judgement
 
 LARGE = 10e9
 """A job with a peak above this is no toy [B]."""
 SPLITS = ("test", "fit")
+EXPERTS = "mixture of experts"
 
 
 def _said(j: Judgement, section: str, key: str) -> Any:
@@ -82,6 +84,44 @@ MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
 """A job can show several."""
 
 
+def _routed(key: str, *values: object) -> Callable[[Judgement], bool]:
+    return lambda j: (_said(j, "model", "moe") or {}).get(key) in values
+
+
+def _run(key: str, *values: object) -> Callable[[Judgement], bool]:
+    return lambda j: (_said(j, "performance", "moe") or {}).get(key) in values
+
+
+EXPERT_MECHANISMS: dict[str, Callable[[Judgement], bool]] = {
+    "expert parallel": _above_one("ep"),
+    "expert tensor parallel": _above_one("etp"),
+    "context parallel": _above_one("cp"),
+    "pipeline": _above_one("pp"),
+    "distributed optimizer": lambda j: _said(j, "parallelism", "zero_level") == 1,
+    "copies of the shards": _above_one("replicas"),
+    "dispatcher alltoall": _run("dispatcher", "alltoall"),
+    "dispatcher allgather": _run("dispatcher", "allgather"),
+    "dispatcher flex": _run("dispatcher", "flex"),
+    "fused permutation": _run("permute_fusion", True),
+    "deterministic sums of rows": _run("deterministic", True),
+    "grouped products": _run("grouped_gemm", True),
+    "products one by one": _run("grouped_gemm", False),
+    "fp32 router": _run("router_dtype", "fp32"),
+    "balancing loss": _routed("load_balancing", "aux_loss", "seq_aux_loss", "global_aux_loss"),
+    "sinkhorn": _routed("load_balancing", "sinkhorn"),
+    "sigmoid scores": _routed("score_function", "sigmoid"),
+    "shared experts": lambda j: bool((_said(j, "model", "moe") or {}).get("shared_expert_inter_sz")),
+    "shared experts, overlapped": _run("shared_expert_overlap", True),
+    "capacity": lambda j: bool((_said(j, "model", "moe") or {}).get("capacity_factor")),
+    "latent attention": lambda j: (_said(j, "model", "attention") or {}).get("kind") == "mla",
+    "multi-token prediction": lambda j: bool(_said(j, "model", "mtp")),
+    "all-to-all beside another micro-batch": lambda j: bool((_said(j, "performance", "overlap") or {}).get("ep")),
+    "recompute selective": lambda j: _recomputes(j, "selective"),
+    "recompute full": lambda j: _recomputes(j, "full"),
+}
+"""Of mixtures of experts."""
+
+
 def figures(errors: Sequence[float]) -> dict[str, Any]:
     """How many, and median, mean, p90 and worst of their size; every row has one vote, as no layout is there twice alike."""
     if not errors:
@@ -135,6 +175,7 @@ def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
     known = [j for j in judged if j.skipped is None and j.held is not None]
     plain = [j for j in known if not _held(j).apart]
     leading = [j for j in plain if kind_of(j) == "dense"]
+    routed = [j for j in plain if kind_of(j) == EXPERTS]
     told = [j for j in plain if kind_of(j) in {"dense", "Megatron-FSDP"}]
     return {
         "rows": len(known),
@@ -142,13 +183,29 @@ def gpu_memory(judged: Iterable[Judgement], worst: int) -> dict[str, Any]:
         "large": by_split([j for j in leading if (j.measured_bytes or 0.0) > LARGE]),
         "mechanisms": {name: by_split([j for j in told if shows(j)]) for name, shows in MECHANISMS.items()},
         "kinds": groups(plain, kind_of),
+        "experts": {name: by_split([j for j in routed if shows(j)]) for name, shows in EXPERT_MECHANISMS.items()},
         "machines": groups(leading, lambda j: f"{j.row.text('gpu')}, {j.row.text('container')}"),
         "apart": groups([j for j in known if _held(j).apart], lambda j: _held(j).apart),
-        "worst": [
-            {"id": j.row.id, "split": j.row.text("split"), "memory_error": j.memory_error}
-            for j in sorted(leading, key=lambda j: (-abs(j.memory_error or 0.0), j.row.id))[:worst]
-        ],
+        "worst": worst_rows(leading, worst),
+        "worst_others": worst_rows([j for j in plain if kind_of(j) not in {"dense", "Megatron-FSDP"}], worst),
+        "refused": refused(judged),
     }
+
+
+def worst_rows(rows: Iterable[Judgement], count: int) -> list[dict[str, Any]]:
+    """The rows whose peaks are farthest off."""
+    ordered = sorted(rows, key=lambda j: (-abs(j.memory_error or 0.0), j.row.id))[:count]
+    return [{"id": j.row.id, "split": j.row.text("split"), "memory_error": j.memory_error} for j in ordered]
+
+
+def refused(judged: Iterable[Judgement]) -> dict[str, dict[str, int]]:
+    """How many jobs of each split have no estimate, by the one reason of each; most first."""
+    found: dict[str, Counter[str]] = {}
+    for j in judged:
+        if j.skipped is not None and is_ci(j.row):
+            found.setdefault(j.skipped, Counter())[j.row.text("split")] += 1
+    ordered = sorted(found.items(), key=lambda item: (-item[1].total(), item[0]))
+    return {reason: {split: count[split] for split in SPLITS} for reason, count in ordered}
 
 
 def kind_of(j: Judgement) -> str:
@@ -157,7 +214,7 @@ def kind_of(j: Judgement) -> str:
     if _fsdp(j):
         return "Megatron-FSDP"
     if model.get("moe"):
-        return "mixture of experts"
+        return EXPERTS
     if model.get("layers") or model.get("mamba"):
         return "hybrid"
     return "latent attention" if (model.get("attention") or {}).get("kind") == "mla" else "dense"

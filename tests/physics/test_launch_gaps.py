@@ -86,3 +86,13 @@ def test_a_device_waits_for_a_host_that_is_late_with_a_whole_part(flops, waits):
     """A launch takes 1 ms. A device that computes in no time waits for all; one on which each part takes longer, for none."""
     of = job("torch", on=machine(flops=flops, memory=flops, kernels={"host_kernel_s": 0.001}))
     assert estimate(of).time.parts_s.get("launch", 0.0) == pytest.approx(waits)
+
+
+def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
+    """Of a layer's 24 kernels all but down and the residual behind it run again: 22 ms for each of two layers.
+
+    A share of what forward waited would be 13/15 of 24 ms, and more the faster the device.
+    """
+    on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
+    found = estimate(job("torch", on=on, performance={"activation_checkpointing_type": "full"}))
+    assert found.time.parts_s["recompute"] == pytest.approx(2 * 22 * 0.001)

@@ -7,7 +7,7 @@ from jobs import job
 
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
-from steptime.model.ops import Scan
+from steptime.model.scans import Scan
 
 SMALL = {
     "n_layers": 2,

@@ -18,7 +18,7 @@ WORLD = Path(__file__).with_name("mcore_world.py")
 def ask(configs, **world):
     """Answers of Megatron-Core on rank `rank` of tp*dp*pp ranks, one for each configuration; `checked` reads one.
 
-    `world`: tp, pp, dp, ep = 1, etp = tp, rank = 0.
+    `world`: tp, pp, dp, ep = 1, etp = tp, rank = 0, instances = 1.
     """
     request = json.dumps({**world, "configs": configs})
     return json.loads(megatron(WORLD, request))

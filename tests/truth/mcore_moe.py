@@ -209,7 +209,7 @@ def install():
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     torch.cuda.Stream = torch.cuda.Event = Stream
-    torch.cuda.current_stream = lambda *_: Stream()
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: Stream()
     torch.cuda.stream = lambda *_: contextlib.nullcontext()
     moe_utils.te_general_gemm = None
     moe_utils.RandomSTE = Even

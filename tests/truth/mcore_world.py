@@ -43,7 +43,7 @@ def squared_relu(x):
 ACTIVATIONS = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu, "relu2": squared_relu}
 
 
-def start(tp, pp, dp, rank, ep, etp):
+def start(tp, pp, dp, rank, ep, etp, instances):
     """Pretend to be `rank` of tp*dp*pp (tp fastest, pp slowest) and set Megatron's parallel state."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tp * pp * dp)
     from megatron.core import parallel_state
@@ -56,6 +56,7 @@ def start(tp, pp, dp, rank, ep, etp):
         pipeline_model_parallel_size=pp,
         expert_model_parallel_size=ep,
         expert_tensor_parallel_size=etp,
+        num_distributed_optimizer_instances=instances,
         create_gloo_process_groups=False,
     )
 
@@ -241,6 +242,7 @@ def train(c, world):
     core = model_of(c, world)
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=c["sharded"],
+        num_distributed_optimizer_instances=world["instances"],
         overlap_grad_reduce=c.get("overlap", True),
         grad_reduce_in_fp32=c.get("fp32_grads", True),
         bucket_size=c.get("bucket_size"),
@@ -322,7 +324,8 @@ def main():
     """Answer one request."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     request = json.load(sys.stdin)
-    world = {k: request.get(k, v) for k, v in (("tp", 1), ("pp", 1), ("dp", 1), ("rank", 0), ("ep", 1), ("etp", None))}
+    usual = {"tp": 1, "pp": 1, "dp": 1, "rank": 0, "ep": 1, "etp": None, "instances": 1}
+    world = {key: request.get(key, value) for key, value in usual.items()}
     start(**world)
     torch.set_num_threads(1)
     tasks = {"run": run, "peak": peak, "train": train, "buckets": buckets}

@@ -2,7 +2,8 @@
 
 Proved, to the element and byte: which parameters are experts' and over how many ranks they are reduced, every bucket of both
 buffers, gradient reductions and parameter gathers of each, fp32 master copies and moments, the all-reduce of what sequence
-parallelism leaves partial (router and norms). Layers are dense and with experts by turns, or the first one dense.
+parallelism leaves partial (router and norms); all of it for two instances of the optimizer as well. Layers are dense and with
+experts by turns, or the first one dense.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mcore_ask import ask, checked, model
 
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.states import data_parallel_ranks, stage_states
+from steptime.memory.states import shard_ranks, stage_states
 from steptime.timing.step_time import step_time
 
 EXPERTS = {
@@ -34,6 +35,8 @@ LAYOUTS = {
     "ep2, six ranks": {"tp": 1, "dp": 6, "ep": 2, "etp": 1},
     "tp2 ep2 etp2": {"tp": 2, "dp": 4, "ep": 2, "etp": 2},
     "tp2 ep4 etp1": {"tp": 2, "dp": 4, "ep": 4, "etp": 1},
+    "ep2, two instances": {"tp": 1, "dp": 8, "ep": 2, "etp": 1, "instances": 2},
+    "tp2 ep2 etp2, two instances": {"tp": 2, "dp": 4, "ep": 2, "etp": 2, "instances": 2},
 }
 VARIANTS = {
     "plain": {},
@@ -43,7 +46,12 @@ VARIANTS = {
     "first dense": {"layers": 3, "moe": {"moe_layer_freq": [0, 1, 1]}},
     "prediction of two tokens": {"mtp": 1},
 }
-CASES = [(layout, variant) for layout in LAYOUTS for variant in VARIANTS]
+CASES = [
+    (layout, variant)
+    for layout, world in LAYOUTS.items()
+    for variant in VARIANTS
+    if "instances" not in world or variant != "replicated optimizer"  # instances are the distributed optimizer's
+]
 
 
 def config(layout, variant):
@@ -68,6 +76,7 @@ def assembly(layout, variant):
             **{axis: world[axis] for axis in ("tp", "dp", "ep", "etp")},
             "pp": 1,
             "zero_level": 1 if c["sharded"] else 0,
+            "replicas": world.get("instances", 1),
             "bucket_size_mb": None if size is None else (size - 0.5) * 4 / 1e6,
         },
         data={"gbs": world["dp"] * c["b"], "seqlen": c["s"], "microbatch_sz": c["b"]},
@@ -85,7 +94,7 @@ def test_buffers_states_and_collectives(layout, variant):
     for bucket in ours.buckets[0]:
         mine.setdefault(bucket.group, []).append(bucket.elements)
     theirs = [(b["buckets"], b["ranks"]) for b in answer["buffers"]]
-    assert [(buckets, data_parallel_ranks(whole.job, group)) for group, buckets in mine.items()] == theirs
+    assert [(buckets, shard_ranks(whole.job, group)) for group, buckets in mine.items()] == theirs
     assert ours.gradients_bytes == sum(b["grad_bytes"] for b in answer["buffers"])
     elements = sum(n for _, n, _ in answer["params"])
     held = answer["master_bytes"] + answer["moment_bytes"]
@@ -96,7 +105,10 @@ def test_buffers_states_and_collectives(layout, variant):
     else:
         assert ours.optimizer_bytes == held
     timing = step_time(whole)
-    calls = [(r.kind, r.over.ranks, r.bytes) for r in timing.dp.reductions[0][0] if r.over.ranks > 1]
+    reduced = timing.dp.reductions[0][0]
+    calls = [(r.kind, r.over.ranks, r.bytes) for r in reduced if r.over.ranks > 1]
+    copies = LAYOUTS[layout].get("instances", 1)
+    calls += [("all_reduce", copies, r.bytes / r.over.ranks) for r in reduced if copies > 1]
     norm = [("all_reduce", LAYOUTS[layout]["tp"], timing.norm_reduce.bytes)] if c["sp"] else []
     assert Counter(calls + norm) == Counter((kind, n, size) for kind, n, size, _ in answer["reduce"] if n > 1)
     if c["sharded"]:

@@ -1,0 +1,88 @@
+"""Memory that experts add on a GPU beside states and saved tensors, worked out by hand for each mechanism.
+
+The job is a GPT of Megatron-LM's own tests: 12 layers of 512, 8 heads, 4 sequences of 1,024 tokens, 8 experts of 2,048, top 2.
+"""
+
+import pytest
+from jobs import job
+
+from steptime.base.config import ConfigError
+from steptime.job.assembly import Assembly
+from steptime.memory.buffers import stage_buffers
+from steptime.memory.states import stage_states
+from steptime.validation.gpu_memory import refused
+from steptime.validation.judgement import Judgement
+from steptime.validation.measurements import shipped
+
+MIB = 2.0**20
+MOE = {"n_experts": 8, "expert_inter_sz": 2048, "experts_per_token": 2, "score_function": "softmax"}
+GPT = {
+    "n_layers": 12, "hidden_sz": 512, "inter_sz": 2048, "n_q_heads": 8, "vocab_sz": 50257, "norm": "layernorm", "bias": False,
+    "learned_positions": True, "rotary_embeds": False, "glu": False, "tie_embeddings": True, "dropout": 0.1, "moe": MOE,
+}  # fmt: skip
+PLAIN = {"permute_fusion": False, "router_dtype": "compute"}
+
+
+def experts(hardware="dgx-h100", moe=None, gbs=32, **layout):
+    said = {"cublas_workspace": ":4096:8", "grad_accumulation_fusion": False, "moe": PLAIN | (moe or {})}
+    return job(GPT, gbs=gbs, seqlen=1024, microbatch_sz=4, hardware=hardware, performance=said, **layout)
+
+
+def held(plan):
+    """MiB of every buffer of the last stage."""
+    assembly = Assembly(plan)
+    states = stage_states(assembly)
+    return {item.name: item.bytes / MIB for item in stage_buffers(assembly, -1, states[-1])}
+
+
+@pytest.mark.parametrize(("hardware", "mib"), [("dgx-a100-80", 4 * 4.0), ("dgx-h100", 4 * 32.0)])
+def test_workspaces_of_grouped_products(hardware, mib):
+    """TransformerEngine's grouped products run on 4 streams, each with a workspace like that of a plain product."""
+    found = held(experts(hardware, tp=1, pp=1, dp=8, ep=8))
+    assert found["workspaces of grouped products"] == mib
+    one_by_one = held(experts(hardware, {"grouped_gemm": False}, tp=1, pp=1, dp=8, ep=8))
+    assert "workspaces of grouped products" not in one_by_one
+
+
+def test_gathered_tokens_lie_in_the_grow_only_buffer():
+    """The all-gather dispatcher: 8 ranks of 4,096 tokens of 512 in 2 bytes are 32 MiB, the largest of the buffer's tensors."""
+    found = held(experts(moe={"dispatcher": "allgather"}, tp=1, pp=1, dp=8, ep=8))
+    assert found["Megatron's grow-only buffer"] == 8 * 4096 * 512 * 2 / MIB == 32.0
+    assert "Megatron's grow-only buffer" not in held(experts(tp=1, pp=1, dp=8, ep=8))
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
+def test_deterministic_sums_keep_their_rows(dispatcher):
+    """index_add_ keeps 2 x 4,096 rows of 512 in 2 bytes, 8 MiB a layer, and index_put_ the numbers of 4,096 tokens, 32 KiB."""
+    layout = {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
+    kinds = [
+        Assembly(experts(moe={"dispatcher": dispatcher, "deterministic": said}, **layout)).kinds[0]
+        for said in (False, True)
+    ]
+    kept = [
+        sum({name: part.sizes[name] for op in part.ops for name in op.saves if name in part.sizes}.values())
+        for part in kinds
+    ]
+    assert kept[1] - kept[0] == 2 * 4096 * 512 * 2 + 4096 * 8
+
+
+def test_replicas_divide_the_ranks_of_experts():
+    """dp 8 and ep 4 leave edp 2: two instances of the optimizer hold an expert's states whole, four there are none of."""
+    states = [stage_states(Assembly(experts(tp=1, pp=1, dp=8, ep=4, zero_level=1, replicas=n)))[0] for n in (1, 2)]
+    expert = 12 * 2 * 2 * 512 * 2048
+    dense = states[0].params_bytes / 2 - expert
+    assert states[0].optimizer_bytes == 12.0 * (expert / 2 + dense / 8)
+    assert states[1].optimizer_bytes == 12.0 * (expert + dense / 4)
+    with pytest.raises(ConfigError, match="replicas: must divide edp"):
+        experts(tp=1, pp=1, dp=8, ep=4, zero_level=1, replicas=4)
+
+
+def test_refused_jobs_are_counted_by_reason():
+    """Two of one reason and split, one of another; rows that are judged or of other sources do not count."""
+    rows = [row for row in shipped() if row.file == "megatron_ci" and row.text("split") == "test"][:3]
+    other = next(row for row in shipped() if row.file != "megatron_ci")
+    judged = [Judgement(row, skipped=why) for row, why in zip(rows, ("b", "a", "a"), strict=True)]
+    assert refused([*judged, Judgement(rows[0]), Judgement(other, skipped="a")]) == {
+        "a": {"test": 2, "fit": 0},
+        "b": {"test": 1, "fit": 0},
+    }
