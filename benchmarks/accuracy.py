@@ -24,7 +24,7 @@ from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
 from steptime.validation.error_summary import fitting, summarise
-from steptime.validation.gpu_memory import kind_of
+from steptime.validation.gpu_memory import EXPERTS, kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
 from steptime.validation.slices import (
@@ -84,7 +84,11 @@ def main() -> None:
     dense, experts = ([j for j in simumax if with_experts(j) == wanted] for wanted in (False, True))
     print(line("peak allocated memory, Megatron-LM on 8 x B200 (fit and test)", memory_errors(dense)), end="")
     print(line("the same, DeepSeek-V2 and V3", memory_errors(experts)), end="")
-    print(line("peak allocated memory, Megatron-LM's own tests, dense", memory_errors(own_tests("test"))), end="")
+    for kind in ("dense", EXPERTS, "hybrid", "latent attention"):
+        print(
+            line(f"peak allocated memory, Megatron-LM's own tests, {kind}", memory_errors(own_tests("test", kind))),
+            end="",
+        )
 
 
 def experts_of_nvidia(j: Judgement) -> bool:
@@ -97,10 +101,10 @@ def experts_of_others(j: Judgement) -> bool:
     return with_experts(j) and not experts_of_nvidia(j)
 
 
-def own_tests(split: str) -> list[Judgement]:
-    """Dense jobs of Megatron-LM's own tests that count."""
+def own_tests(split: str, kind: str = "dense") -> list[Judgement]:
+    """Jobs of Megatron-LM's own tests that count, of one kind of model."""
     held = [j for j in judge_shipped() if j.skipped is None and j.held is not None and not j.held.apart]
-    return [j for j in held if kind_of(j) == "dense" and j.row.text("split") == split]
+    return [j for j in held if kind_of(j) == kind and j.row.text("split") == split]
 
 
 @cache
