@@ -294,8 +294,8 @@ SHORT = {"llm-foundry": 0.65, "gb200-186": 0.68, "Megatron-LM": 0.62, "h100-sxm5
 
 
 def test_the_intervals_cover_test_rows(lines):
-    """80 % is meant: 75 to 85 % of all and of slices of 100 rows, 70 % at least of each. On fewer rows, which are of few cells
-    (20 of b300 have three models), more than 85 % may be inside."""
+    """80 % is meant: 75 to 85 % of all and of slices of 100 rows, 70 % at least of each. On fewer rows, which are of few cells,
+    more than 85 % may be inside."""
     found = [line for line in lines if line["split"] == "test"]
     assert found[0]["what"] == "all"
     for line in found:

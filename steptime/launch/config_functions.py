@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ def read_function(path: str, text: str, name: str, returns: str, bases: str = ""
         ConfigError: no Python, no such function, or a statement that cannot be evaluated statically.
     """
     try:
-        module = ast.parse(text)
+        with warnings.catch_warnings(action="ignore"):
+            module = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}:{line or 1}: not valid Python ({getattr(error, 'msg', error)})") from None

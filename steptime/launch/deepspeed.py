@@ -72,7 +72,7 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
         return
     table = load_table("deepspeed")
     inner = JobKeys(str(name), table, read_keys(flatten(_json(str(name), text)), table))
-    if inner.get("zero_optimization.stage") not in {None, "auto"}:
+    if inner.get("zero_optimization.stage") not in (None, "auto"):
         keys.put(
             "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
         )
@@ -120,12 +120,12 @@ def _check_told(keys: JobKeys, devices: int | None) -> None:
         keys.problem("a ds_config.json has no sequence length; add --set data.seqlen=N")
     by_trainer = [key for key in (_BATCH, _MICRO, _STEPS) if keys.get(key) == "auto"]
     for key in (_BATCH, _MICRO) if by_trainer else ():
-        if keys.get(key) in {None, "auto"} and unsaid(_TOLD[key]):
+        if keys.get(key) in (None, "auto") and unsaid(_TOLD[key]):
             keys.problem(f'{", ".join(by_trainer)}: "auto" is filled in by the trainer; add --set {_TOLD[key]}=N')
     halves = [key for key in ("bf16.enabled", "fp16.enabled") if keys.get(key) == "auto"]
     if halves and unsaid("performance.precision"):
         keys.problem(f'{", ".join(halves)}: "auto" is filled in by the trainer; add --set performance.precision=bf16')
-    batch_told = all(keys.get(key) not in {None, "auto"} for key in (_BATCH, _MICRO, _STEPS))
+    batch_told = all(keys.get(key) not in (None, "auto") for key in (_BATCH, _MICRO, _STEPS))
     if not batch_told and devices is None and unsaid("parallelism.dp"):
         keys.problem("number of devices unknown; add --set parallelism.dp=N, or set WORLD_SIZE")
     if keys.get("zero_optimization.stage") == "auto" and unsaid("parallelism.zero_level"):

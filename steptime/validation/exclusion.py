@@ -19,6 +19,10 @@ NOT_COUNTED = (
     (r"deepep over (uccl|nvshmem)", "DeepEP over EFA, whose sends a proxy on the host makes: not modeled"),
     (r'(?<!")unbalanced|\(imbalanced\)', "experts' load unbalanced, by how much is not stated"),
     (r"mem-efficient kernel", "torch's memory-efficient attention: its rate is not modeled"),
+    (
+        r"not explained \(interconnect not stated",
+        "interconnect not stated, and the time not explained by its own source",
+    ),
     (r"no fast grouped_mm", "experts one by one on the host, for want of a grouped kernel: not modeled"),
 )
 """Words of a row's notes, and what its time rests on that nothing here prices."""

@@ -41,7 +41,7 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
     found = re.search(r"\bcompile=([a-z_]*)([^;]*)", notes)
     if found and f"{found[1]}{found[2]}".startswith("loss only"):
         return {"loss_impl": "compiled"}
-    if not found or (found[1] != "on" and "inductor" not in notes):
+    if not found or (found[1] != "on" and "inductor" not in notes.replace("no inductor", "")):
         return {}
     if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
         return {}

@@ -202,3 +202,9 @@ def test_the_table_has_no_key_twice():
     raw = table.raw
     names = [*raw["used"], *raw["approximated"], *raw["unmodelled"], *raw["irrelevant"]]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("key", ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"])
+def test_a_size_that_is_a_list_is_a_line(key):
+    with pytest.raises(ConfigError, match=rf"ds\.json: {key}: expected a whole number"):
+        config({key: [1]}, env={"WORLD_SIZE": "8"})

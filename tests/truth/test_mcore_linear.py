@@ -11,6 +11,7 @@ from math import prod
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from mcore_ask import ask, checked, model, shard
 from test_mcore_moe import EXPERTS, our_collectives, theirs
 from torch._dynamo.backends.common import aot_autograd
@@ -108,11 +109,11 @@ def test_the_compiled_gate_keeps_what_it_reads():
     def forward(graph, inputs):
         made = next(node for node in graph.graph.nodes if node.op == "output").args[0][1:]
         kept.extend((n.meta["val"].dtype, tuple(n.meta["val"].shape)) for n in made)
-        return graph.forward
+        return make_boxed_func(graph.forward)
 
     backend = aot_autograd(
         fw_compiler=forward,
-        bw_compiler=lambda graph, _: graph.forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
     )
