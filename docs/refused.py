@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 
-from steptime.job.limits import MODELLED, NOT_MODELLED
+from steptime.job.limits import MODELED, NOT_MODELLED
 
 GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
 """The value a message quotes; where it is a fixed word, that word."""
@@ -20,7 +20,7 @@ def rows() -> list[tuple[str, str, str]]:
     for path, told in NOT_MODELLED.items():
         key, _, word = path.partition("=")
         found.append((key, word, told))
-    for rule in MODELLED:
+    for rule in MODELED:
         got = GOT.search(rule.text)
         found.append((rule.path, got[2] if got and got[2] else "", GOT.sub("", rule.text)))
     return sorted(found)

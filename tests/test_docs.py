@@ -133,7 +133,7 @@ def test_commands_of_the_readme_are_those_there_are():
 def test_the_page_names_all_that_is_refused():
     page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     refused = [piece for path in limits.NOT_MODELLED for piece in path.split("=")]
-    refused += [rule.path for rule in limits.MODELLED]
+    refused += [rule.path for rule in limits.MODELED]
     assert not [piece for piece in refused if f"`{piece}`" not in page]
 
 
@@ -161,7 +161,7 @@ def test_the_readme_names_every_refused_feature():
         "recomputation with split backward": "recomputation and tied embeddings under zero-bubble",
         "tied embeddings in a V": "recomputation and tied embeddings under zero-bubble",
     }
-    assert set(words) == {rule.name for rule in limits.MODELLED}
+    assert set(words) == {rule.name for rule in limits.MODELED}
     assert all(word in text for word in words.values())
 
 

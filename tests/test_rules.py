@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from steptime.base.config import ConfigError
 from steptime.job.job import Job, facts
-from steptime.job.limits import BOUNDS, MODELLED, NOT_MODELLED, SANE
+from steptime.job.limits import BOUNDS, MODELED, NOT_MODELLED, SANE
 from steptime.job.rules import LAYOUT_RULES, RULES, mask, problems
 from steptime.software.frameworks import FRAMEWORKS
 from steptime.software.performance import load_software, software_names
@@ -826,7 +826,7 @@ def test_a_mask_equals_its_rows(rows, gbs):
     table = base._replace(**dict(zip(names, np.array(rows, dtype=float).T, strict=True)))
     one_by_one = [not problems(base._replace(**dict(zip(names, row, strict=True)))) for row in rows]
     assert np.broadcast_to(mask(table), len(rows)).tolist() == one_by_one
-    for rule in [*SANE, *MODELLED, *LAYOUT_RULES]:
+    for rule in [*SANE, *MODELED, *LAYOUT_RULES]:
         holds = np.broadcast_to(rule.holds(table), len(rows)).tolist()
         assert holds == [
             bool(rule.holds(base._replace(**dict(zip(names, map(float, row), strict=True))))) for row in rows

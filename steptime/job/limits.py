@@ -79,7 +79,7 @@ SANE = [
     ),
 ]
 
-MODELLED = [
+MODELED = [
     Rule(
         "moe framework",
         "performance.software",

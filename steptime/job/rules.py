@@ -13,7 +13,7 @@ from steptime.base.config import ConfigProblem
 from steptime.job.expert_rules import EXPERT_RULES
 from steptime.job.facts import Facts
 from steptime.job.hybrid_rules import HYBRID_RULES
-from steptime.job.limits import MODELLED, SANE, Rule
+from steptime.job.limits import MODELED, SANE, Rule
 from steptime.job.linear_rules import LINEAR_RULES
 from steptime.job.mtp_rules import MTP_RULES
 from steptime.job.performance_rules import PERFORMANCE_RULES
@@ -225,7 +225,7 @@ LAYOUT_RULES = [
     *PERFORMANCE_RULES,
 ]
 
-RULES = [*SANE, *MODELLED, *LAYOUT_RULES]
+RULES = [*SANE, *MODELED, *LAYOUT_RULES]
 
 
 def problems(facts: Facts) -> list[ConfigProblem]:
@@ -238,7 +238,7 @@ def problems(facts: Facts) -> list[ConfigProblem]:
             if not rule.holds(facts)
         ]
 
-    absurd, unmodelled = broken(SANE), broken(MODELLED)
+    absurd, unmodelled = broken(SANE), broken(MODELED)
     if absurd:
         return absurd
     strange = any(problem.path.startswith("model.") for problem in unmodelled)

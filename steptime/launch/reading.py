@@ -55,7 +55,7 @@ class Reading(NamedTuple):
 
 
 def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
-    """A line for each flag that is not modelled; of a model of another kind, which refuses by itself, that line alone."""
+    """A line for each flag that is not modeled; of a model of another kind, which refuses by itself, that line alone."""
     refused = [flag for flag in flags if flag.status == "unmodelled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
     once = {
@@ -102,7 +102,7 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
-        ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modelled, one line each;
+        ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modeled, one line each;
             with `allow_unmodelled` such a flag becomes one of the job's notes.
     """
     config = deepcopy(reading.config)
@@ -138,7 +138,9 @@ def fits_machine(reading: Reading, job: Job) -> None:
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:
-    """Whether a dotted key is there; a section of another form than a mapping has all of its keys."""
+    """Whether a dotted key is there; a section of another form than a mapping has all of its keys, and dp follows devices."""
+    if path == "parallelism.dp" and "devices" in config:
+        return True
     section, _, key = path.partition(".")
     found = config.get(section, {})
     return key in found if isinstance(found, Mapping) else True

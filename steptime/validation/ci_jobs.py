@@ -135,7 +135,7 @@ def read_ci(key: str, kind: str, devices: int, per_node: int) -> Reading | str:
     reading = read_megatron(key, script, {}, {})
     approximated = [flag for flag in reading.of("approximated") if flag.name in HOLD_MEMORY]
     lacking = [*reading.of("unmodelled"), *approximated]
-    return f"not modelled yet: {first_reason(lacking)}" if lacking else reading
+    return f"not modeled yet: {first_reason(lacking)}" if lacking else reading
 
 
 def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
@@ -154,7 +154,7 @@ def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
 
 
 def first_reason(lacking: list[LaunchFlag]) -> str:
-    """Of what a job has that is not modelled, what weighs most."""
+    """Of what a job has that is not modeled, what weighs most."""
     notes = [flag.note.partition(":")[0] for flag in lacking]
     return next((word for word in REASONS for note in notes if note.startswith(word)), notes[0])
 
