@@ -87,8 +87,8 @@ def test_the_page_counts_what_the_collection_holds():
 def test_accelerate_upcasts_weights_under_fsdp(judged):
     """Trainer's bf16=True with weights loaded in bf16 (accelerate accelerator.py, prepare_model): FSDP's shards become fp32.
 
-    Weights, gradients, both moments and AdamW's temporaries are then 20 bytes for each of Mistral's 7,241,732,096 parameters, 33.72
-    GiB on each of 4 GPUs; on one GPU nothing is upcast: 10 bytes, 67.44 GiB. Two workspaces of cuBLAS take 16 MiB.
+    Weights, gradients, both moments and AdamW's temporaries are then 20 bytes for each of Mistral's 7,241,732,096 parameters,
+    33.72 GiB on each of 4 GPUs; on one GPU nothing is upcast: 10 bytes, 67.44 GiB. Two workspaces of cuBLAS take 16 MiB.
     """
     parameters, workspaces = 7_241_732_096, 2 * 8.125 * 2**20
     found = {j.row.id: j for j in judged if j.row.group == "fms-accel"}
