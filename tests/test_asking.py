@@ -149,6 +149,22 @@ def test_experts_are_spread_where_no_plan_says_how(capsys, tmp_path):
     assert steptime.estimate(made).step_s == pytest.approx(document["time"]["step_s"])
 
 
+def test_a_misspelt_subcommand_is_told(capsys):
+    assert run(capsys, "serch", "plan.yaml") == (
+        2,
+        "",
+        "serch: no such file, and no subcommand; did you mean search?\n",
+    )
+    assert run(capsys, "no.yaml")[2] == "no.yaml: no such file\n"
+
+
+def test_replicas_of_one_are_no_second_problem():
+    """128 devices of a stage are no multiple of ep 7, which says it all."""
+    with pytest.raises(ConfigError) as error:
+        Job.load("configs/deepseek_v3.yaml", ["parallelism.ep=7"])
+    assert {problem.split(": ")[0].split("/")[-1] for problem in error.value.problems} == {"parallelism.ep"}
+
+
 def test_what_no_layout_can_have_is_told_of_the_least_split_one(capsys):
     """Not that 8 x cp 2 are more ranks than there are devices, which only the most split one hits."""
     code, _, err = run(capsys, "--model", "qwen3-next-80b-a3b", "--devices", "8", "--set", "parallelism.cp=2")
