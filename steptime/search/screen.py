@@ -39,9 +39,11 @@ class Bound(Protocol):
 
     def changes(self, pp: int, vpp: int, split: Split) -> int:
         """Settings that a pipeline changes; those that change fewer are screened first."""
+        ...
 
     def limit_s(self, changes: int) -> float:
         """Seconds of a step from which on layouts with so many changes or more are of no use."""
+        ...
 
 
 @dataclass
