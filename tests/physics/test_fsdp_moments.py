@@ -233,3 +233,12 @@ def test_a_chunks_later_backward():
     ]
     assert not found.of("backward of a sum of gradients")
     assert not found.of("backward of an all-gather")
+
+
+def test_a_chunks_backward_before_gradients_are_added_up():
+    """Gradients of a half that ran before, 50,000 + 2 * 3,000 in bf16, wait; the root's are not copied to sums of their own."""
+    found = chunk_backward(Gradients(fresh=True))
+    assert found.of("backward of a sum of gradients") == [
+        (1_016.0, 305_000 + 56_000 + 30_000 + 10_000 + 1_300 + 6_000 + 70 + 512),
+        (16.0, 305_000 + 56_000 + 60_000 + 1_300 + 12_000 + 70 + 512),
+    ]
