@@ -136,6 +136,49 @@ def test_init_writes_a_plan_that_runs(capsys, tmp_path):
     assert run(capsys, "init", "-")[1].startswith("# A training plan")
 
 
+def test_experts_are_spread_where_no_plan_says_how(capsys, tmp_path):
+    """DeepSeek-V3's 671 B parameters, 256 experts: all on a device they need 489 GiB; 61 layers do not divide by pp 2."""
+    named = ("--model", "deepseek-v3", "--machine", "h100", "--devices", "1024")
+    document = json.loads(run(capsys, *named, "--json")[1])
+    layout = document["config"]["parallelism"]
+    assert (document["memory"]["verdict"], layout["ep"] in {8, 64}, layout["etp"]) == ("fits", True, 1)
+    assert f"ep {layout['ep']}, etp 1, recomputation" in document["assumptions"][0]
+    assert run(capsys, "init", str(tmp_path / "plan.yaml"), *named)[0] == 0
+    made = Job.load(tmp_path / "plan.yaml")
+    assert {key: getattr(made.parallelism, key) for key in ("tp", "pp", "dp", "ep", "etp")}.items() <= layout.items()
+    assert steptime.estimate(made).step_s == pytest.approx(document["time"]["step_s"])
+
+
+def test_a_misspelt_subcommand_is_told(capsys):
+    assert run(capsys, "serch", "plan.yaml") == (
+        2,
+        "",
+        "serch: no such file, and no subcommand; did you mean search?\n",
+    )
+    assert run(capsys, "no.yaml")[2] == "no.yaml: no such file\n"
+
+
+def test_replicas_of_one_are_no_second_problem():
+    """128 devices of a stage are no multiple of ep 7, which says it all."""
+    with pytest.raises(ConfigError) as error:
+        Job.load("configs/deepseek_v3.yaml", ["parallelism.ep=7"])
+    assert {problem.split(": ")[0].split("/")[-1] for problem in error.value.problems} == {"parallelism.ep"}
+
+
+def test_what_no_layout_can_have_is_told_of_the_least_split_one(capsys):
+    """Not that 8 x cp 2 are more ranks than there are devices, which only the most split one hits."""
+    code, _, err = run(capsys, "--model", "qwen3-next-80b-a3b", "--devices", "8", "--set", "parallelism.cp=2")
+    assert (code, err) == (2, "parallelism.cp: not modeled yet together with model.linear_attention (got 2); use 1\n")
+
+
+def test_a_model_too_big_for_its_devices_is_not_said_to_fit(capsys):
+    """405 B parameters in bf16 on 8 devices: 94 GiB of weights alone on each."""
+    document = json.loads(run(capsys, "--model", "llama3-405b", "--devices", "8", "--json")[1])
+    assert document["memory"]["verdict"] == "does_not_fit"
+    assert "no layout that was tried fits" in document["assumptions"][0]
+    assert "least split layout that fits" not in document["assumptions"][0]
+
+
 # --- problems ------------------------------------------------------------------------------------------------------------
 
 

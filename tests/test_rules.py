@@ -41,9 +41,9 @@ BROKEN = {
             )
         ],
     ),
-    "moe with replicas": (
-        {"model.moe": MOE, "parallelism.replicas": 2},
-        ["parallelism.replicas: not modeled yet together with a mixture of experts (got 2); use 1, or software fsdp2"],
+    "replicas of experts": (
+        {"model.moe": MOE, "parallelism.tp": 1, "parallelism.dp": 8, "parallelism.ep": 8, "parallelism.replicas": 2},
+        ["parallelism.replicas: must divide edp = dp*cp*tp / (ep*etp) (got 2); lower it, or ep 8"],
     ),
     "experts of Megatron": (
         FSDP2_MOE | {"model.moe": MOE | {"capacity_factor": 1.0}},

@@ -59,6 +59,12 @@ PLANS = {
     "prediction of two tokens": plan(mtp=1),
     "Gated DeltaNet": plan(linear_attention={"n_key_heads": 8, "n_value_heads": 16}),
     "prediction of three, experts": plan(mtp=2, moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2}),
+    "prediction, exchange overlapped": plan(
+        {"pp": 2, "dp": 2, "ep": 2},
+        {"overlap": {"ep": True}},
+        mtp=1,
+        moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2},
+    ),
     "two data centers": Job(
         model=MODEL,
         parallelism={"tp": 1, "pp": 1, "dp": 4},

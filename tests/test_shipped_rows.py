@@ -82,3 +82,18 @@ def test_the_page_counts_what_the_collection_holds():
     for name in measurements.FILES:
         count = sum(row.file == name for row in SHIPPED.values())
         assert re.search(rf"\| {name}\.csv\.gz \| {count:,} \|", page), name
+
+
+def test_accelerate_upcasts_weights_under_fsdp(judged):
+    """Trainer's bf16=True with weights loaded in bf16 (accelerate accelerator.py, prepare_model): FSDP's shards become fp32.
+
+    Weights, gradients, both moments and AdamW's temporaries are then 20 bytes for each of Mistral's 7,241,732,096 parameters,
+    33.72 GiB on each of 4 GPUs; on one GPU nothing is upcast: 10 bytes, 67.44 GiB. Two workspaces of cuBLAS take 16 MiB.
+    """
+    parameters, workspaces = 7_241_732_096, 2 * 8.125 * 2**20
+    found = {j.row.id: j for j in judged if j.row.group == "fms-accel"}
+    for name, bytes_each, gpus in (("n001", 10, 1), ("n004", 10, 2), ("n021", 10, 1), ("n027", 20, 4), ("n030", 20, 4)):
+        row = found[f"fms-accel-{name}"]
+        by_hand = (parameters * bytes_each / gpus + workspaces) / 2**30
+        assert (row.row.whole("n_gpus"), row.measured_bytes / 2**30) == (gpus, pytest.approx(by_hand, abs=0.01))
+        assert row.predicted_bytes / 2**30 == pytest.approx(by_hand, abs=0.01)

@@ -95,6 +95,9 @@ def _run(args: list[str]) -> int:
     """Parse, run, and turn bad input into one line per problem."""
     name = args[0] if args and args[0] in SUBCOMMANDS else ""
     given = (args[1:] if name else args) or ([] if name else ["--help"])
+    if not name and (meant := _misspelt(args)):
+        sys.stderr.write(f"{args[0]}: no such file, and no subcommand; did you mean {meant}?\n")
+        return BAD_INPUT
     made = parser(name)
     options = (
         made.parse_intermixed_args(given) if name == "explain" else made.parse_args(given)
@@ -109,6 +112,17 @@ def _run(args: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.writelines(problem + "\n" for problem in error.problems)
         return BAD_INPUT
+
+
+def _misspelt(args: list[str]) -> str | None:
+    """The subcommand that a first word means which is neither one nor a file."""
+    from pathlib import Path
+
+    if not args or args[0].startswith("-") or Path(args[0]).exists():
+        return None
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(args[0], SUBCOMMANDS, n=1, cutoff=0.75)), None)
 
 
 def parser(name: str = "") -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from steptime.commands.console import Printer
 
 MODEL = "llama3-8b"
+EXPERTS = ("parallelism.ep", "parallelism.etp")
 
 
 def init(options: Namespace, out: Printer) -> int:
@@ -32,6 +33,8 @@ def init(options: Namespace, out: Printer) -> int:
         "model": options.model or MODEL,
         "parallelism.tp": job.parallelism.tp,
         "parallelism.pp": job.parallelism.pp,
+        **({key: getattr(job.parallelism, key.partition(".")[2]) for key in EXPERTS} if job.model.moe else {}),
+        **({"parallelism.layers_per_stage": "auto"} if job.parallelism.layers_per_stage else {}),
         "performance.software": job.software.name,
         **({"performance.activation_checkpointing_type": recompute} if recompute else {}),
         **{f"data.{key}": getattr(job.data, key) for key in ("gbs", "seqlen", "microbatch_sz")},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
+from steptime.commands import quick
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
@@ -30,7 +31,7 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     Raises:
         ConfigError: the file cannot be read, is another framework's, leaves something open, or cannot be saved.
     """
-    sets = dict(map(read_setting, options.sets))
+    sets = dict(map(read_setting, [*quick.sets(options.model, options.machine, options.devices), *options.sets]))
     try:
         reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from steptime.base.config import ConfigError
@@ -35,25 +36,27 @@ def job(model: str | None, machine: str | None, devices: int | None, changes: li
     if model is None:
         raise ConfigError("--model: required without a CONFIG file (3dtrn models lists the presets)")
     plan = base(model, machine, devices)
-    last: ConfigError | None = None
+    first: ConfigError | None = None
     biggest: Job | None = None
     for checkpointing in ("none", "full"):
-        for split in layouts(plan["devices"], plan["per_node"]):
+        for split in layouts(plan["devices"], plan["per_node"], plan["experts"]):
             fitting = []
-            for tp, pp in split:
+            for degrees in split:
                 try:
-                    found = estimate(_built(plan, tp, pp, checkpointing, changes))
+                    found = estimate(_built(plan, degrees, checkpointing, changes))
                 except ConfigError as error:
-                    last = error
+                    first = first or error
                     continue
                 biggest = found.job
                 if found.memory.fits:
                     fitting.append(found)
             if fitting:
-                return min(fitting, key=lambda one: one.step_s).job
+                return _named(
+                    min(fitting, key=lambda one: one.step_s).job, checkpointing, "least split layout that fits"
+                )
     if biggest is None:
-        raise last or ConfigError("devices: no layout of this number of devices")
-    return biggest
+        raise first or ConfigError("devices: no layout of this number of devices")
+    return _named(biggest, "full", "no layout that was tried fits; 3dtrn search tries all")
 
 
 def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]:
@@ -73,36 +76,66 @@ def base(model: str, machine: str | None, devices: int | None) -> dict[str, Any]
         "devices": count,
         "per_node": node,
         "seqlen": min(longest, SEQLEN),
+        "layers": shape.n_layers,
+        "experts": shape.moe.n_experts if shape.moe else 1,
     }
 
 
-def layouts(devices: int, per_node: int) -> Iterator[list[tuple[int, int]]]:
-    """Layouts (tp, pp) by how far they split a model, least first; tp stays inside a node."""
+def layouts(devices: int, per_node: int, experts: int = 1) -> Iterator[list[dict[str, int]]]:
+    """Degrees by how far tp and pp split a model, least first; tp stays inside a node.
+
+    Whole experts lie over a node's devices, or over those of eight nodes (as DeepSeek-V3's, arXiv 2412.19437, section 3.2), or
+    over as many of them as divide a stage's devices and the experts.
+    """
     size = 1
     while size <= devices:
-        yield [(tp, size // tp) for tp in (1, 2, 4, 8, 16) if size % tp == 0 and tp <= per_node and devices % size == 0]
+        splits = [
+            {"tp": tp, "pp": size // tp}
+            for tp in (1, 2, 4, 8, 16)
+            if size % tp == 0 and tp <= per_node and devices % size == 0
+        ]
+        yield [split | spread for split in splits for spread in _spreads(devices // split["pp"], experts, per_node)]
         size *= 2
 
 
-def _built(plan: dict[str, Any], tp: int, pp: int, checkpointing: str, changes: list[str]) -> Job:
+def _spreads(devices: int, experts: int, per_node: int) -> list[dict[str, int]]:
+    """Expert degrees on a stage's devices; none without experts.
+
+    >>> _spreads(128, 256, 8), _spreads(2, 60, 8), _spreads(8, 1, 8)
+    ([{'ep': 8, 'etp': 1}, {'ep': 64, 'etp': 1}], [{'ep': 2, 'etp': 1}], [{}])
+    """
+    if experts == 1:
+        return [{}]
+    both = gcd(devices, experts)
+    eps = {max(ep for ep in range(1, min(both, most) + 1) if both % ep == 0) for most in (per_node, 8 * per_node)}
+    return [{"ep": ep, "etp": 1} for ep in sorted(eps)]
+
+
+def _built(plan: dict[str, Any], degrees: dict[str, int], checkpointing: str, changes: list[str]) -> Job:
     from steptime.job.job import Job
 
-    dp = plan["devices"] // (tp * pp)
+    dp = plan["devices"] // (degrees["tp"] * degrees["pp"])
+    uneven = {"layers_per_stage": "auto"} if plan["layers"] % degrees["pp"] else {}
     gbs = max(1, -(-STEP_TOKENS // (plan["seqlen"] * dp))) * dp
     said: dict[str, Any] = {
         "model": plan["model"],
         "devices": plan["devices"],
-        "parallelism": {"tp": tp, "pp": pp},
+        "parallelism": degrees | uneven,
         "data": {"gbs": gbs, "seqlen": plan["seqlen"], "microbatch_sz": 1},
         "hardware": plan["machine"],
     }
     if checkpointing != "none":
         said["performance"] = {"activation_checkpointing_type": checkpointing}
-    job = Job.load(json.dumps(said), changes)
+    return Job.load(json.dumps(said), changes)
+
+
+def _named(job: Job, checkpointing: str, found: str) -> Job:
+    """The job with a note of every default, and of what the layout was chosen for."""
     p, data = job.parallelism, job.data
+    experts = f", ep {p.ep}, etp {p.etp}" if job.model.moe else ""
     note = (
-        f"defaults without a plan, unless set: {p.devices:,} devices of {job.machine.name}, tp {p.tp}, pp {p.pp}, recomputation "
-        f"{checkpointing} (least split layout that fits), {data.seqlen:,} tokens per sequence, gbs {data.gbs:,} "
+        f"defaults without a plan, unless set: {p.devices:,} devices of {job.machine.name}, tp {p.tp}, pp {p.pp}{experts}, "
+        f"recomputation {checkpointing} ({found}), {data.seqlen:,} tokens per sequence, gbs {data.gbs:,} "
         f"({STEP_TOKENS / 2**20:g} Mi tokens per step or more), micro-batch {data.microbatch_sz}; change them with --set"
     )
     return job.replace(notes=[*job.notes, note])

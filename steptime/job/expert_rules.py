@@ -82,7 +82,7 @@ EXPERT_RULES = [
         "replicas of experts",
         "parallelism.replicas",
         "must divide edp = dp*cp*tp / (ep*etp) (got {f.replicas}); lower it, or ep {f.ep}",
-        lambda f: (not f.moe) | (f.stage_ranks % (f.expert_ranks * f.replicas) == 0),
+        lambda f: (not f.moe) | (f.replicas == 1) | (f.stage_ranks % (f.expert_ranks * f.replicas) == 0),
     ),
     Rule(
         "ep divides experts",

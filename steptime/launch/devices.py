@@ -90,8 +90,9 @@ def _launched(keys: JobKeys, ranks: int) -> int | None:
 
 
 def data_parallel(keys: JobKeys, degrees: Mapping[str, int], devices: int | None, fix: str = "") -> int | None:
-    """Data-parallel ranks that the other degrees leave of the devices; None where nothing says how many there are."""
+    """Data-parallel ranks that the other degrees leave of the devices, the user's number first; None where nothing says one."""
     ranks = prod(degrees.values())
+    devices = told_whole(keys.sets, "devices") or devices
     if (dp := told_whole(keys.sets, "parallelism.dp")) is not None or (
         devices := devices or _launched(keys, ranks)
     ) is None:

@@ -138,7 +138,9 @@ def fits_machine(reading: Reading, job: Job) -> None:
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:
-    """Whether a dotted key is there; a section of another form than a mapping has all of its keys."""
+    """Whether a dotted key is there; a section of another form than a mapping has all of its keys, and dp follows devices."""
+    if path == "parallelism.dp" and "devices" in config:
+        return True
     section, _, key = path.partition(".")
     found = config.get(section, {})
     return key in found if isinstance(found, Mapping) else True

@@ -73,6 +73,9 @@ _START = (
     "parallelism.tp",
     "parallelism.pp",
     "parallelism.vpp",
+    "parallelism.layers_per_stage",
+    "parallelism.ep",
+    "parallelism.etp",
     "parallelism.cp",
     "parallelism.sp",
     "parallelism.zero_level",
@@ -89,6 +92,9 @@ _START = (
 )
 
 
+_WHERE_SET = ("parallelism.layers_per_stage", "parallelism.ep", "parallelism.etp")
+
+
 def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
     """A commented plan: the values given, and the other usual keys as comments with an example.
 
@@ -97,7 +103,8 @@ def starter(values: dict[str, Any], keys: Iterable[Key]) -> str:
     known = {key.path: key for key in keys}
     out = ["# A training plan: 3dtrn FILE reads it. All keys: docs/config.md, or 3dtrn explain --key KEY."]
     section = None
-    for path in ("devices", *_START):
+    shown = [path for path in _START if path in values or path not in _WHERE_SET]
+    for path in ("devices", *shown):
         top, _, name = path.partition(".")
         key = known[path]
         if top != section:

@@ -79,6 +79,8 @@ def seat(job: Job) -> Job:
     """The job on as few devices as it takes, with nothing said that the search decides."""
     copies = lcm(job.cross_dc.n_dcs if job.cross_dc else 1, job.parallelism.replicas)
     changes: dict[str, Any] = {f"parallelism.{name}": 1 for name in ("tp", "cp", "pp", "vpp", "ep", "etp")}
+    if job.model.mtp and job.software.overlap.ep:  # which Megatron-Core runs in a pipeline alone
+        changes |= {"parallelism.pp": 2}
     if job.model.moe is not None and job.performance.moe is not None and job.performance.moe.dispatcher == "flex":
         changes["parallelism.ep"] = divisors(job.model.moe.n_experts)[1]  # it wants several
         copies *= changes["parallelism.ep"]
@@ -92,6 +94,8 @@ def seat(job: Job) -> Job:
     )
     changes |= {f"parallelism.{name}": None for name in unsaid if getattr(job.parallelism, name) is not None}
     changes |= {"parallelism.embedding_and_loss_count_as_layers": False}
+    if job.model.n_layers % changes["parallelism.pp"]:
+        changes |= {"parallelism.layers_per_stage": "auto"}
     changes |= {"performance.activation_checkpointing_type": "none"}
     return job.replace(**changes)
 

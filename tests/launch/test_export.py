@@ -162,6 +162,15 @@ def test_layers_that_are_not_dealt_evenly():
     assert written.left_out.keys() == {"hardware"}
 
 
+@pytest.mark.parametrize("kind", ["megatron", "bridge", "nemo"])
+def test_a_layout_names_the_depths_of_prediction(kind):
+    """Megatron asserts as many m as --mtp-num-layers (pipeline_parallel_layer_layout.py, validate_layer_layout)."""
+    job = Job.load("configs/deepseek_v3.yaml", ["model.mtp=1"])
+    written = write(job, kind)
+    assert "Et*3|(t*4|)*13t*3|t*3mL" in written.text
+    assert plain(read_back(written.text, written.reader, written.left_out)) == plain(job)
+
+
 def test_torchtitan_and_deepspeed_by_hand():
     toml = tomllib.loads(write(Job.load("configs/llama2_7b_hsdp.yaml"), "torchtitan").text)
     assert toml["model"] == {"name": "llama2", "flavor": "7B"}

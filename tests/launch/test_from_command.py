@@ -45,6 +45,20 @@ def test_json_carries_every_flag_once(run):
     assert document["launch"]["framework"].startswith("Megatron-LM")
 
 
+def test_machine_and_devices_are_settings_over_a_launch_file(run, tmp_path):
+    """256 devices = tp 8 x pp 16 x dp 2, where the script itself runs 1,024."""
+    named = ("--machine", "h100", "--devices", "256", "--json")
+    document = json.loads(run("--from", "megatron", SCRIPT, *named)[1])
+    assert (document["devices"], document["config"]["parallelism"]["dp"]) == (256, 2)
+    assert document["config"]["hardware"]["node_type"] == "dgx-h100"
+    (config := tmp_path / "train.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n'
+    )
+    assert json.loads(run("--from", "torchtitan", config, *named)[1])["devices"] == 256
+    uneven = run("--from", "megatron", SCRIPT, "--machine", "h100", "--devices", "100")[2]
+    assert "world size 100 is not a multiple of tp 8 x pp 16 = 128" in uneven
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [

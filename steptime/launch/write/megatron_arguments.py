@@ -78,7 +78,7 @@ def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
         "cp_comm_type": word_for(table, "cp_comm_type", layout["cp_comm_type"]) if p.cp > 1 else None,
     }
     if p.layers_per_stage is not None and p.pp > 1:
-        found["pipeline_model_parallel_layout"] = layout_text(job.layers_per_chunk)
+        found["pipeline_model_parallel_layout"] = layout_text(job.layers_per_chunk, job.model.mtp)
     if level >= 2:
         strategy = word_for(table, "data_parallel_sharding_strategy", level)
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
@@ -88,18 +88,22 @@ def _layout(job: Job, layout: Mapping[str, Any], table: KeyTable) -> Keys:
     return found
 
 
-def layout_text(counts: list[int]) -> str:
-    """Layers of each chunk as Megatron's pipeline layout.
+def layout_text(counts: list[int], depths: int = 0) -> str:
+    """Layers of each chunk, and multi-token prediction's depths in the last, as Megatron's pipeline layout.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, validate_layer_layout: as many m as --mtp-num-layers.
 
     >>> layout_text([3, 4, 4, 3])
     'Et*3|(t*4|)*2t*3L'
+    >>> layout_text([3, 4, 4, 3], 1)
+    'Et*3|(t*4|)*2t*3mL'
     """
     first, *middle = [f"t*{count}" if count else "" for count in counts[:-1]]
     parts = [f"E{first}|"]
     for word, same in groupby(middle):
         times = len(list(same))
         parts.append(f"({word}|)*{times}" if times > 1 else f"{word}|")
-    return "".join(parts) + (f"t*{counts[-1]}L" if counts[-1] else "L")
+    return "".join(parts) + (f"t*{counts[-1]}" if counts[-1] else "") + "m" * depths + "L"
 
 
 def _performance(config: Mapping[str, Any], table: KeyTable, *, objects: bool) -> Keys:
