@@ -230,11 +230,6 @@ def test_neighbours_differ_in_grayscale():
     assert min(contrast(a, b) for a, b in pairs) > 1.3
 
 
-def test_stages_go_from_dark_to_light():
-    shades = [luminance(palette.stage_color(i, 16)) for i in range(16)]
-    assert shades == sorted(shades)
-
-
 # --- hostile input ---------------------------------------------------------------------------------------------------------
 
 NASTY = st.text("<>&\"'/`=\\{}();:#!-scriptonlaSR \u2028\u0085", max_size=60)

@@ -20,7 +20,7 @@ from steptime.commands.argument_types import count, share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 SUBCOMMANDS = {
     "search": "the best of all layouts on a number of devices",

@@ -1,4 +1,4 @@
-"""The colors of every picture: parts of the step, parts of memory, passes of the pipeline, stages, verdicts.
+"""The colors of every picture: parts of the step, parts of memory, passes of the pipeline, verdicts.
 
 Hues after Okabe and Ito 2008, which the color-blind tell apart. Neighbours in a bar differ in lightness too, and bars have
 edges, so that a picture reads in grayscale.
@@ -39,32 +39,11 @@ PASSES = {"F": "#7cc4ee", "B": "#0b5fa5", "I": "#3c86bd", "W": "#6a3d9a"}
 VERDICTS = {"fits": "#0a7f5a", "tight": "#8a5a00", "does_not_fit": "#b3261e"}
 OTHER = "#8c8c8c"
 """What has no color of its own."""
-_STAGES = ("#2b1a4f", "#31588c", "#21888c", "#35b07a", "#a5cf45")
-"""From dark to light, evenly: stages read in order without colors too."""
 
 
 def time_color(part: str) -> str:
     """The color of a part of the step."""
     return TIME.get(part, OTHER)
-
-
-def stage_color(stage: int, stages: int) -> str:
-    """The color of a stage, dark for the first and light for the last.
-
-    >>> stage_color(0, 4), stage_color(3, 4), stage_color(0, 1)
-    ('#2b1a4f', '#a5cf45', '#2b1a4f')
-    """
-    at = (len(_STAGES) - 1) * stage / max(stages - 1, 1)
-    low = min(int(at), len(_STAGES) - 2)
-    mixed = (
-        round(int(a, 16) + (int(b, 16) - int(a, 16)) * (at - low))
-        for a, b in zip(_channels(_STAGES[low]), _channels(_STAGES[low + 1]), strict=True)
-    )
-    return "#" + "".join(f"{channel:02x}" for channel in mixed)
-
-
-def _channels(color: str) -> tuple[str, str, str]:
-    return color[1:3], color[3:5], color[5:7]
 
 
 def css() -> str:

@@ -17,7 +17,6 @@ from steptime.search.layouts import Block
 from steptime.search.recompute import kind
 from steptime.search.space import Axes, Counts
 
-OBJECTIVES = ("step", "cost", "energy", "memory")
 SLACK = 0.02
 """How much slower than the last finalist the screen may call a layout that is walked all the same."""
 

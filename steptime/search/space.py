@@ -12,8 +12,6 @@ from steptime.job.facts import Facts
 from steptime.job.job import Job, facts
 from steptime.job.rules import RULES
 
-NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "microbatch_sz")
-"""Axes whose values are columns; dp follows from the devices."""
 EXCESS = (1.1, 1.5, 2.0, 4.0, float("inf"))
 """Upper ends of the classes of what does not fit, over what the device has."""
 LARGEST_MICROBATCH = 64

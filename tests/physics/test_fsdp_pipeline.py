@@ -12,6 +12,10 @@ from physics_jobs import SLIGHTLY, job, machine
 from steptime.answer.memory_over_time import stage_holds
 from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
+from steptime.cost.parts import PartTime, Work
+from steptime.cost.rates import rates
+from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
+from steptime.job.assembly import Assembly
 from steptime.timing.timeline import Timeline
 
 LAYER, EMBEDDING, HEAD = 164_096, 131_072, 131_200
@@ -105,3 +109,33 @@ def test_memory_over_time_reaches_the_peak_and_ends_with_the_gradients():
 def test_what_is_left_out(said, message):
     with pytest.raises(ConfigError, match=message):
         answer(**said)
+
+
+NO_TIME = PartTime(Work(), Work(), Work())
+
+
+def chunk_seconds(*, memory: float = 1e30, overlap: bool) -> list[ChunkSeconds]:
+    """Of both stages, without any compute."""
+    on = machine(memory=memory, link=1.0, node=2)
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    made = job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout)
+    assembly = Assembly(made)
+    tiers = tuple(on.tiers)
+    parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), NO_TIME)
+    priced = rates(on.accelerator, made.software)
+    found = PipelineSeconds(assembly, tiers, parts, [{}, {}], priced)
+    return [chunks[0] for chunks in found.chunks]
+
+
+def test_a_forward_gathers_the_root_and_copies_it_out():
+    """A gather takes 1 s an element; its copy out of the flat buffer, which reads and writes 2 bytes, 4 s: with the root all of
+    the stage's elements, where the root is there those of its two layers. Where copies take no time nothing hides a gather.
+    """
+    for of, elements in zip(chunk_seconds(memory=1.0, overlap=False), (STAGE_0, STAGE_1), strict=True):
+        assert of.gather_s == seconds(elements)
+        assert of.copies_s == pytest.approx(4 * elements)
+        assert of.forward_s == pytest.approx(of.gather_s + 4 * elements, abs=0.01)
+        assert of.forward_layers_s == seconds(5 * 2 * LAYER)
+    for of in chunk_seconds(overlap=True):
+        assert of.forward_s == pytest.approx(of.gather_s, abs=0.01)
+        assert of.forward_layers_s == seconds(2 * LAYER)

@@ -55,8 +55,8 @@ class PickleFacts:
     """What the streams of one file name.
 
     `unknown` are globals of other projects, whose code a plain load imports. `refused` lists why
-    `torch.load(weights_only=True)` would not take it; [] means it would, after importing torch.distributed.tensor when
-    `needs_dtensor`.
+    `torch.load(weights_only=True)` would not take it; [] means it would, after importing torch.distributed.tensor where
+    it holds DTensors.
     """
 
     refs: list[str] = field(default_factory=list)
@@ -64,7 +64,6 @@ class PickleFacts:
     needs: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    needs_dtensor: bool = False
     torch_file: bool = True
 
     def merge(self, other: PickleFacts) -> None:
@@ -150,9 +149,7 @@ def _judge_ref(facts: PickleFacts, ref: Ref, state: PickleState, passed: bool) -
         facts.dangerous.append(danger)
     elif not (is_inert(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
         facts.unknown.append(ref.path)
-    if path in DTENSOR:
-        facts.needs_dtensor = True
-    elif path not in ALLOWED or ref.module in BLOCKED_MODULES:
+    if path not in DTENSOR and (path not in ALLOWED or ref.module in BLOCKED_MODULES):
         facts.refused.append(ref.path)
         if danger is None:
             facts.needs.append(ref.path)

@@ -1,0 +1,41 @@
+"""Parameter groups of experts by hand: the dimension that is cut, and the rows that fill up its last piece."""
+
+from __future__ import annotations
+
+import pytest
+
+from steptime.fsdp.groups import ParamGroup, group_of
+from steptime.model.ops import Param
+
+
+def sizes(group: ParamGroup) -> tuple[float, float, float]:
+    """Elements, with the rows that fill up, and of parameters cut along dimension 1."""
+    return group.elements, group.padded, group.turned
+
+
+def test_few_ranks_cut_whole_experts():
+    """6 experts over ep 2 are 3 a device, 3 * 50 * 10 = 1,500 elements; two ranks of shards, 4 in all, have 2 each: 4 * 500."""
+    experts = [Param("w", (6, 50, 10), group="expert", n_experts=6)]
+    assert sizes(group_of(experts, 1, 2, (2, 1))) == (1_500, 2_000, 0)
+
+
+def test_one_expert_a_rank_is_not_cut():
+    """4 experts over ep 2, two ranks each: one a rank. With three each, 6 in all, the 50 rows of an expert are cut in 17s."""
+    experts = [Param("w", (4, 50, 10), group="expert", n_experts=4)]
+    assert sizes(group_of(experts, 1, 2, (2, 1))) == (1_000, 1_000, 0)
+    assert sizes(group_of(experts, 1, 3, (2, 1))) == (1_000, 51 * 20, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("split_dim", "padded"),
+    [
+        # 100 / 2 = 50 rows a device of 20 elements; 24 ranks have 3 each, 72 rows
+        (1, 72 * 20),
+        # 100 rows of 10 elements; 5 each, 120 rows
+        (2, 120 * 10),
+    ],
+)
+def test_more_ranks_than_experts_cut_their_second_dimension(split_dim, padded):
+    """4 experts of 100 x 10 over ep 2 and etp 2: 1,000 elements a device, all put together again from pieces of dimension 1."""
+    experts = [Param("w", (4, 100, 10), split_dim, group="expert", n_experts=4)]
+    assert sizes(group_of(experts, 1, 24, (2, 2))) == (1_000, padded, 1_000)

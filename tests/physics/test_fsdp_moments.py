@@ -1,0 +1,244 @@
+"""Every moment of FSDP2's walk, to the byte: layers and groups of made-up sizes between a real embedding and head.
+
+A layer saves 1,000 B and has 1,700 B at most in forward, 1,900 B in backward. Its group: gathered 10,000, unsharded 30,000,
+gradients 3,000, the reduction's input 6,000, its output 400, what takes the gradients' place 700, cut copies 50.
+A second group, of experts: 20,000, 40,000, 5,000, 8,000, 500, 900, 60.
+The root: gathered 100,000, unsharded 300,000, gradients 50,000, input 60,000, output 4,000, reduced 7,000, cut copies 0.
+Two tokens of 128: the embedding keeps ids, 2 * 8 = 16 B, and makes x, 2 * 128 * 2 = 512 B.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from physics_jobs import job
+
+from steptime.base.num import Num
+from steptime.fsdp.groups import Buffers
+from steptime.fsdp.memory_walk import Moments, Wrapped, backward, forward
+from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing
+from steptime.job.assembly import Assembly
+from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.part_memories import PartMemories
+
+BLOCK = Buffers(10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
+EXPERTS = Buffers(20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
+ROOT = Buffers(100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+LAYER = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
+
+
+class Moment(NamedTuple):
+    """What one call of `mark` notes."""
+
+    saved: Num
+    transient: Num
+    op: str
+
+
+class Every(Moments):
+    """Keeps all moments, not the worst one alone."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.all: list[Moment] = []
+
+    def mark(self, saved: Num, transient: Num, op: str) -> None:
+        self.all.append(Moment(saved, transient, op))
+        super().mark(saved, transient, op)
+
+    def of(self, op: str) -> list[tuple[Num, Num]]:
+        """(saved, transient) of the moments of one name."""
+        return [(moment.saved, moment.transient) for moment in self.all if moment.op == op]
+
+
+def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, **fsdp: object) -> tuple[Every, Every]:
+    """Forward and backward of layers whose groups are `each`; each leaves 400 B until backward ends."""
+    moe = {"moe": {"n_experts": 4, "experts_per_token": 1, "expert_inter_sz": 256}} if ep > 1 else {}
+    layout = {"dp": 2, "ep": ep, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
+    assembly = Assembly(job("fsdp2", model=moe, seqlen=2, microbatches=2, **layout))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    layers = [Wrapped(LAYER, [*each], [0.0 for _ in each], 400.0)] * n_layers
+    there, back = Every(), Every()
+    forward(assembly, memories, there, ROOT, layers)
+    backward(assembly, memories, back, ROOT, layers)
+    return there, back
+
+
+def test_forward_frees_the_layer_before():
+    """The root's 300,000 stay. Embedding: the root's flat buffer and its own 16 + 512. First gather: root's flat buffer, its own
+    10,000, its parameters 30,000, cut copies 50, the input 512; a later one has the 10,000 of the layer before in the root's
+    place. In a layer: 30,000, its flat buffer, 1,700 - 1,000.
+    """
+    there, _ = walked(BLOCK)
+    assert there.of("forward of embedding") == [(0.0, 300_000 + 100_000 + 16 + 512)]
+    first, later = 300_000 + 100_000 + 10_000 + 30_000 + 50 + 512, 300_000 + 2 * 10_000 + 30_000 + 50 + 512
+    assert there.of("forward of an all-gather") == [(16.0, first), (1_016.0, later), (2_016.0, later)]
+    held = 300_000 + 30_000 + 10_000 + 700
+    assert there.of("forward of mlp") == [(1_016.0, held), (2_016.0, held), (3_016.0, held)]
+
+
+def test_forward_keeps_layers_that_are_not_resharded():
+    """As before, and 30,000 more for each layer done."""
+    there, _ = walked(BLOCK, reshard_after_forward=False)
+    later, held = 300_000 + 2 * 10_000 + 30_000 + 50 + 512, 300_000 + 30_000 + 10_000 + 700
+    assert there.of("forward of an all-gather")[1:] == [(1_016.0, later + 30_000), (2_016.0, later + 60_000)]
+    assert [moment for _, moment in there.of("forward of mlp")] == [held, held + 30_000, held + 60_000]
+
+
+def test_forward_gathers_the_next_layer_where_experts_are_spread():
+    """Both groups of a layer, 30,000 flat, arrive while the one before runs. The first copies out beside both flat buffers; when
+    the second does, the first one's flat buffer is the one before, parameters of both are there, 70,000, cut copies 60.
+    """
+    there, _ = walked(BLOCK, EXPERTS, n_layers=2, ep=2)
+    assert there.of("forward of embedding") == [(0.0, 300_000 + 100_000 + 30_000 + 16 + 512)]
+    second = 300_000 + 10_000 + 20_000 + 70_000 + 60 + 512
+    assert there.of("forward of an all-gather") == [
+        (16.0, 300_000 + 100_000 + 30_000 + 30_000 + 50 + 512),
+        (16.0, second),
+        (1_016.0, 300_000 + 20_000 + 30_000 + 30_000 + 50 + 512),
+        (1_016.0, second),
+    ]
+    held = 300_000 + 70_000 + 20_000 + 700
+    assert there.of("forward of mlp") == [(1_016.0, held + 30_000), (2_016.0, held)]
+
+
+BASE = 300_000 + 2 * 131_200
+"""Beside every layer's backward: the root's parameters, and the gradients of head and norm in bf16."""
+
+
+def test_backward_of_one_group_a_layer():
+    """Gather: parameters 30,000, flat buffer and cut copies 10,050, the gradient that came in, 512. In a layer: 30,000, the next
+    one's flat buffer 10,000 (not in the first), 1,900 - 1,000. Reduction: that flat buffer, gradients 3,000, input 6,000, 512.
+    The input outlives one layer; each layer done leaves 400.
+    """
+    _, back = walked(BLOCK)
+    gather, run, reduce = BASE + 30_000 + 10_050 + 512, BASE + 30_000 + 900, BASE + 3_000 + 6_000 + 512
+    assert back.of("backward of an all-gather") == [
+        (3_016.0, gather),
+        (2_016.0, gather + 6_000 + 400),
+        (1_016.0, gather + 6_000 + 800),
+    ]
+    assert back.of("backward of mlp") == [
+        (3_016.0, run + 10_000),
+        (2_016.0, run + 10_000 + 6_000 + 400),
+        (1_016.0, run + 6_000 + 800),
+    ]
+    assert back.of("backward of a reduce-scatter") == [
+        (2_016.0, reduce + 10_000),
+        (1_016.0, reduce + 10_000 + 400),
+        (16.0, reduce + 800),
+    ]
+
+
+def test_backward_of_two_groups_a_layer():
+    """Groups copy out one after the other: the larger, 20,060, counts. Experts are reduced first, input 8,000, with their
+    gradients 5,000, the other group's 3,000 and its parameters 30,000; then that one, input 6,000 more, gradients 3,000. Both
+    inputs, 14,000, outlive one layer.
+    """
+    _, back = walked(BLOCK, EXPERTS, n_layers=2, ep=2)
+    gather, run = BASE + 70_000 + 20_060 + 512, BASE + 70_000 + 900
+    assert back.of("backward of an all-gather") == [(2_016.0, gather), (1_016.0, gather + 14_000 + 400)]
+    assert back.of("backward of mlp") == [(2_016.0, run + 30_000), (1_016.0, run + 14_000 + 400)]
+    experts, other = BASE + 8_000 + 5_000 + 3_000 + 30_000 + 512, BASE + 14_000 + 3_000 + 512
+    assert back.of("backward of a reduce-scatter") == [
+        (1_016.0, experts + 30_000),
+        (1_016.0, other + 30_000),
+        (16.0, experts + 400),
+        (16.0, other + 400),
+    ]
+
+
+def test_backward_without_resharding_frees_layer_by_layer():
+    """Nothing arrives: 30,000 for each layer not done yet stay, and while a layer is reduced those of the layers before it."""
+    _, back = walked(BLOCK, reshard_after_forward=False)
+    run = BASE + 900
+    assert [moment for _, moment in back.of("backward of mlp")] == [
+        run + 90_000,
+        run + 60_000 + 6_000 + 400,
+        run + 30_000 + 6_000 + 800,
+    ]
+    assert [moment for _, moment in back.of("backward of a reduce-scatter")] == [
+        BASE + 60_000 + 3_000 + 6_000 + 512,
+        BASE + 30_000 + 3_000 + 6_000 + 512 + 400,
+        BASE + 3_000 + 6_000 + 512 + 800,
+    ]
+
+
+def test_the_ends_of_backward():
+    """Embedding: its gradient 2 * 131,072 and the one that came in, 512, beside the last reduction's input and three times 400.
+    Then the root: gradients 50,000, which are more than 7,000, and the input 60,000.
+    """
+    _, back = walked(BLOCK)
+    assert back.of("backward of embedding") == [(16.0, BASE + 6_000 + 2 * 131_072 + 512 + 1_200)]
+    assert back.of("backward of the root's reduce-scatter") == [(0.0, 50_000 + 60_000 + 1_200)]
+
+
+def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
+    """Backward of the first stage's chunk of two layers; its output 5,000 B, gradients of the head's parameters 1,300.
+
+    The last gradient of each layer has 70 B, of the root 200. The embedding keeps 16, has 900 in backward; the end 40 and 140.
+    """
+    assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, dp=2, pp=2, fsdp={"reduce_dtype": "fp32"}))
+    chunk = ChunkBytes(
+        assembly=assembly,
+        chunk=assembly.stages[0][0],
+        keeps_sent=False,
+        root=ROOT,
+        last_of_root=200.0,
+        layers=[Wrapped(LAYER, [BLOCK], [0.0], 0.0)] * 2,
+        added=[LAYER] * 2,
+        last=[70.0] * 2,
+        embedding=PartMemory(16.0, Peak(528.0, "embedding"), Peak(900.0, "embedding")),
+        head=PartMemory(40.0, Peak(140.0, "end"), Peak(140.0, "end")),
+        head_grad=1_300.0,
+        output=5_000.0,
+        half=(0.0, 0.0),
+        waits=[0.0] * 2,
+        x=512.0,
+    )
+    found = Every()
+    chunk.backward(Passing("B", fetched=False, held=held, roots=False, gradients=gradients), found)
+    return found
+
+
+def test_a_chunks_first_backward():
+    """Beside all: output 5,000, the root 300,000. bf16 gradients are copied to fp32 sums, 6,000 a layer, 100,000 for the root,
+    while the last gradient is still there. Parameters of 30,000 stay once gathered; the gradient received lies in the pipeline's
+    buffer, so the last layer runs with 512 less.
+    """
+    beside, found = 305_000, chunk_backward(Gradients())
+    assert found.of("backward of end") == [(2_056.0, beside + 100)]
+    assert found.of("backward of an all-gather") == [
+        (2_016.0, beside + 30_000 + 10_000 + 1_300),
+        (1_016.0, beside + 60_000 + 10_000 + 1_300 + 6_000 + 512),
+    ]
+    assert found.of("backward of mlp") == [
+        (2_016.0, beside + 30_000 + 10_000 + 1_300 + 900 - 512),
+        (1_016.0, beside + 60_000 + 1_300 + 6_000 + 900),
+    ]
+    assert found.of("backward of embedding") == [(16.0, beside + 60_000 + 1_300 + 12_000 + 884)]
+    assert found.of("backward of a sum of gradients") == [
+        (1_016.0, beside + 30_000 + 10_000 + 1_300 + 6_000 + 70 + 512),
+        (16.0, beside + 60_000 + 1_300 + 12_000 + 70 + 512),
+        (0.0, beside + 60_000 + 12_000 + 100_000 + 200),
+    ]
+
+
+def test_a_chunks_later_backward():
+    """The sums, 100,000 + 2 * 6,000, and both layers' parameters are there from the start: nothing is gathered or made anew."""
+    beside, found = 305_000 + 112_000 + 60_000, chunk_backward(Gradients(summed=True), held=True)
+    assert found.of("backward of mlp") == [
+        (2_016.0, beside + 1_300 + 900 - 512),
+        (1_016.0, beside + 1_300 + 900),
+    ]
+    assert not found.of("backward of a sum of gradients")
+    assert not found.of("backward of an all-gather")
+
+
+def test_a_chunks_backward_before_gradients_are_added_up():
+    """Gradients of a half that ran before, 50,000 + 2 * 3,000 in bf16, wait; the root's are not copied to sums of their own."""
+    found = chunk_backward(Gradients(fresh=True))
+    assert found.of("backward of a sum of gradients") == [
+        (1_016.0, 305_000 + 56_000 + 30_000 + 10_000 + 1_300 + 6_000 + 70 + 512),
+        (16.0, 305_000 + 56_000 + 60_000 + 1_300 + 12_000 + 70 + 512),
+    ]
