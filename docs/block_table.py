@@ -60,6 +60,9 @@ class Letter:
     def __gt__(self, other: Any) -> bool:
         return float(self) > float(other)
 
+    def __ge__(self, other: Any) -> bool:
+        return float(self) >= float(other)
+
     def __hash__(self) -> int:
         return hash(self.value)
 

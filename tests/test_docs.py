@@ -153,6 +153,7 @@ def test_the_readme_names_every_refused_feature():
         "recipe with ZeRO": "fp8 and narrower under fsdp or zero 2 and 3",
         "resharded parameters of split backwards": "zero-bubble with resharding where fsdp meets pipelines",
         "tied embeddings of FSDP stages": "tied embeddings or zero-bubble with resharding where fsdp meets pipelines",
+        "stages and experts under the first FSDP": "fsdp 1 in pipelines or with expert parallelism",
         "linear attention framework": "linear attention in other frameworks than megatron-core",
         "linear attention with ZeRO": "under zero 2 and 3",
         "linear attention with cp": "with context parallelism or windows",

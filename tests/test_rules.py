@@ -277,6 +277,10 @@ BROKEN = {
             )
         ],
     ),
+    "stages and experts under the first FSDP": (
+        {"performance.software": "fsdp2", "parallelism.fsdp": {"version": 1}, "parallelism.zero_level": None},
+        ["parallelism.fsdp.version: 1 is not modeled yet with pp or ep over 1 (got pp 2, ep 1); use 2"],
+    ),
     "tied embeddings of FSDP stages": (
         {
             "performance.software": "fsdp2",

@@ -1,4 +1,4 @@
-"""FSDP2's parameter groups and the buffers each of them makes.
+"""FSDP's parameter groups and the buffers each of them makes.
 
 Source: torch 2.13, torch/distributed/fsdp/_fully_shard/ (_fsdp_param_group.py, _fsdp_collectives.py). Groups are one per
 block and the root with the embedding, final norm and head; with wrap "model" all is one group. Experts on ranks of their own
@@ -60,6 +60,8 @@ class ParamGroup:
 class Buffers(NamedTuple):
     """Bytes of a group's buffers, in torch's own order of making them."""
 
+    sent: Num
+    """The shard in the dtype that is gathered, where it is stored in another."""
     gathered: Num
     unsharded: Num
     gradients: Num
@@ -109,9 +111,28 @@ def group_of(params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] 
     return ParamGroup(padded, elements, ranks, local, turned=turned)
 
 
+def flat_group(assembly: Assembly, params: list[Param], tp: Num) -> ParamGroup:
+    """Parameters of one group of FSDP 1 as one flat parameter.
+
+    Each starts at a multiple of 16 bytes in the dtype of compute, and the whole is a multiple of the ranks (torch 2.13,
+    torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata with use_orig_params).
+    """
+    job, p = assembly.job, assembly.job.parallelism
+    ranks, aligned = shard_ranks(job), 16 // job.software.itemsize
+    elements: Num = 0
+    total: Num = 0
+    for param in params:
+        local = param.local(tp, p.ep * p.etp)
+        elements = elements + local
+        total = -(-total // aligned) * aligned + local
+    return ParamGroup(-(-total // ranks) * ranks, elements, ranks, 0.0)
+
+
 def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     """The group of one layer; of experts that lie on ranks of their own, the second one beside it."""
     p, job = assembly.job.parallelism, assembly.job
+    if options(assembly).version == 1:
+        return flat_group(assembly, part.params, part.tp)
     found = {
         group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp))
         for group in ("dense", "expert")
@@ -123,17 +144,23 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
 
 def groups(assembly: Assembly, chunk: Chunk) -> Groups:
     """The groups of a model chunk, each of which is wrapped by itself; the root of one in the middle of a pipeline is empty."""
-    tp, ranks = assembly.head.tp, shard_ranks(assembly.job)
     first = assembly.embedding.params if chunk.embedding else []
     last = assembly.head_params if chunk.head else []
     if options(assembly).wrap == "model":
         every = [*first, *(p for part, count in chunk.runs for p in part.params * count), *last]
-        nothing = ParamGroup(0, 0, ranks, 0)
-        return Groups(group_of(every, tp, ranks), [nothing for _, count in chunk.runs for _ in range(count)])
+        nothing = ParamGroup(0, 0, shard_ranks(assembly.job), 0)
+        return Groups(one_group(assembly, every), [nothing for _, count in chunk.runs for _ in range(count)])
     kinds = {part: layer_group(assembly, part) for part, _ in chunk.runs}
-    return Groups(
-        group_of([*first, *last], tp, ranks), [kinds[part] for part, count in chunk.runs for _ in range(count)]
-    )
+    layers = [kinds[part] for part, count in chunk.runs for _ in range(count)]
+    return Groups(one_group(assembly, [*first, *last]), layers)
+
+
+def one_group(assembly: Assembly, params: list[Param]) -> ParamGroup:
+    """The root's group."""
+    tp = assembly.head.tp
+    if options(assembly).version == 1:
+        return flat_group(assembly, params, tp)
+    return group_of(params, tp, shard_ranks(assembly.job))
 
 
 def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
@@ -145,6 +172,7 @@ def buffers(assembly: Assembly, of: ParamGroup) -> Buffers:
     copied = 0.0 if stored == reduce else stored
     whole = of.padded * used - of.quantized * quantized_saving(job)
     return Buffers(
+        sent=0.0 if state_bytes(job).params == used else shard * used,
         gathered=whole,
         unsharded=whole,
         gradients=of.elements * used,

@@ -1,4 +1,4 @@
-"""FSDP2's memory: parameter groups walked as allocations and frees beside the activations."""
+"""FSDP's memory: parameter groups walked as allocations and frees beside the activations."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     layers = wrapped(assembly, memories, assembly.chunks[0])
     to_come = sharded_gradients(assembly) if assembly.job.single_microbatch else 0.0
     in_forward, in_backward = Moments(to_come), Moments(to_come)
-    forward(assembly, memories, in_forward, root, layers)
-    backward(assembly, memories, in_backward, root, layers)
+    flat = options(assembly).version == 1
+    (flat_forward if flat else forward)(assembly, memories, in_forward, root, layers)
+    (flat_backward if flat else backward)(assembly, memories, in_backward, root, layers)
     return in_forward.worst, in_backward.worst
 
 
@@ -173,11 +174,79 @@ def backward(
     moments.mark(0.0, left + root.reduce_input + mine, "backward of the root's reduce-scatter")
 
 
+def flat_forward(
+    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
+) -> None:
+    """FSDP 1: compute reads the gathered flat parameter itself, which goes after its layer.
+
+    Source: torch 2.13, torch/distributed/fsdp/_flat_param.py, pre_unshard, unshard, reshard. The root's stays.
+    """
+    reshard, x = options(assembly).reshard_after_forward, 1.0 * assembly.head.x.bytes
+    embedding, head = memories.embedding, memories.head
+    moments.mark(0.0, root.gathered + root.sent, "forward of an all-gather")
+    moments.mark(0.0, root.gathered + embedding.forward.bytes, f"forward of {embedding.forward.op}")
+    below, kept = embedding.saved, root.gathered
+    for layer in layers:
+        memory, flat = layer.memory, layer.buffers
+        moments.mark(below, kept + flat.sent + flat.gathered + x, "forward of an all-gather")
+        extra = memory.forward.bytes - memory.saved
+        below = below + memory.saved
+        moments.mark(below, kept + flat.gathered + extra, f"forward of {memory.forward.op}")
+        kept = kept + (0.0 if reshard else flat.gathered)
+    moments.mark(below + head.saved, kept + head.forward.bytes - head.saved, f"forward of {head.forward.op}")
+
+
+def flat_backward(
+    assembly: Assembly, memories: PartMemories, moments: Moments, root: Buffers, layers: list[Wrapped]
+) -> None:
+    """FSDP 1: the next flat parameter is gathered before a layer computes; gradients are joined once all of a layer's are there.
+
+    Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py, _pre_backward_hook, _post_backward_hook, _reduce_grad.
+    """
+    reshard = options(assembly).reshard_after_forward
+    head, embedding, x = memories.head, memories.embedding, 1.0 * assembly.head.x.bytes
+    below = embedding.saved + sum([layer.memory.saved for layer in layers])
+    there = sum([layer.buffers.gathered for layer in (layers[-1:] if reshard else layers)])
+    coming = layers[-1].buffers.sent if reshard and layers else 0.0
+    moments.mark(below + head.saved, root.gathered + there + coming, "backward of an all-gather")
+    held = root.gathered + there + head.backward.bytes - head.saved
+    moments.mark(below + head.saved, held, f"backward of {head.backward.op}")
+    waiting: Num = group_of(assembly.head_params, assembly.head.tp, 1).elements * assembly.job.software.itemsize
+    for i in range(len(layers) - 1, -1, -1):
+        memory, flat = layers[i].memory, layers[i].buffers
+        base = root.gathered + waiting
+        if reshard and i:
+            following = layers[i - 1].buffers
+            there = there + following.gathered
+            moments.mark(below, base + there + following.sent + x, "backward of an all-gather")
+        moments.mark(below, base + there + memory.backward.bytes - memory.saved, f"backward of {memory.backward.op}")
+        below = below - memory.saved
+        if options(assembly).wrap != "model":
+            moments.mark(below, base + there + flat.gradients + flat.gathered + x, "backward of a flat gradient")
+            moments.mark(
+                below, base + there + reduction(assembly, flat) + x - flat.gathered, "backward of a reduce-scatter"
+            )
+        moments.to_come = maximum(0.0, moments.to_come - sum(layers[i].gradients))
+        there, waiting = there - flat.gathered, waiting + layers[i].waits
+    held = root.gathered + waiting + embedding.backward.bytes - embedding.saved
+    moments.mark(embedding.saved, held, f"backward of {embedding.backward.op}")
+    moments.mark(0.0, root.gathered + root.gradients + root.gathered, "backward of the root's flat gradient")
+    moments.mark(0.0, reduction(assembly, root), "backward of the root's reduce-scatter")
+
+
+def reduction(assembly: Assembly, flat: Buffers) -> Num:
+    """Bytes of a flat gradient while it is reduced: as autograd made it, a copy in another dtype, and the outcome."""
+    as_it_is = options(assembly).reduce_dtype == assembly.job.software.compute_dtype
+    return flat.gathered + (0.0 if as_it_is else flat.reduce_input) + flat.reduced
+
+
 def left_behind(assembly: Assembly, params: list[Param], sizes: Buffers) -> Num:
     """Bytes that a layer leaves behind until the end of backward."""
     job = assembly.job
     if options(assembly).wrap == "model":
         return group_of(params, assembly.head.tp, 1).elements * job.software.itemsize
+    if options(assembly).version == 1:
+        return 0.0
     same = ITEMSIZE[options(assembly).reduce_dtype] == state_bytes(job).gradients
     becomes = same and job.single_microbatch
     return 0.0 if becomes or job.parallelism.replicas == 1 else sizes.reduce_output

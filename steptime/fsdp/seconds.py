@@ -87,7 +87,8 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     """Seconds of one group's collectives and copies.
 
     The reduction includes the replicas' all-reduce behind it (_fsdp_collectives.py, foreach_reduce). `copy_s` reads the gathered
-    flat output and writes the parameters; `compute_s` reads the gradients and writes the reduction's input.
+    flat output and writes the parameters, which version 1 reads where they are; `compute_s` reads the gradients and writes the
+    reduction's input, by way of the flat gradient where version 1 reduces in another dtype.
     """
     if not is_column(of.padded) and not of.padded:
         return CommSeconds(0.0, 0.0)
@@ -95,11 +96,14 @@ def price(assembly: Assembly, tiers: tuple[Tier, ...], of: ParamGroup, rates: Ra
     over = shard_group(job, of.kind)
     reduce_s = collective("reduce_scatter", sizes.reduce_input, over, tiers).time_s
     reduce_s += collective("all_reduce", sizes.reduce_output, copy_group(job), tiers).time_s
+    flat = options(assembly).version == 1
+    between = 2.0 * sizes.gathered if flat and options(assembly).reduce_dtype != job.software.compute_dtype else 0.0
+    copied = 0.0 if flat else sizes.gathered + sizes.unsharded
     found = CommSeconds(
         collective("all_gather", sizes.gathered, over, tiers).time_s,
-        (sizes.gradients + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
+        (sizes.gradients + between + sizes.reduce_input + 2.0 * sizes.turned) / rates.bytes_per_s,
         reduce_s,
-        (sizes.gathered + sizes.unsharded + 2.0 * sizes.turned) / rates.bytes_per_s,
+        (copied + 2.0 * sizes.turned) / rates.bytes_per_s,
     )
     if of.experts is None:
         return found

@@ -84,6 +84,7 @@ class Facts(NamedTuple):
     zero_said: int | None
     fsdp: Literal[2, 3] | None
     """The ZeRO level that `parallelism.fsdp` stands for."""
+    fsdp_version: int
     layers_per_stage: tuple[int, ...] | Literal["auto"] | None
     ends_count: bool
     """Embedding and loss count as a layer each."""

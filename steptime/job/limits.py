@@ -200,6 +200,12 @@ MODELED = [
         lambda f: (f.family != "fsdp2") | (f.zero_level != 3) | (not f.split_backward),
     ),
     Rule(
+        "stages and experts under the first FSDP",
+        "parallelism.fsdp.version",
+        "1 is not modeled yet with pp or ep over 1 (got pp {f.pp}, ep {f.ep}); use 2",
+        lambda f: (f.fsdp_version == 2) | ((f.pp == 1) & (f.ep == 1)),
+    ),
+    Rule(
         "tied embeddings of FSDP stages",
         "model.tie_embeddings",
         "torch's pipeline stages share no weights, so not with FSDP and pp > 1 (got pp {f.pp}); use false",

@@ -37,8 +37,10 @@ ScheduleName: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble",
 
 
 class Fsdp(Config):
-    """torch FSDP2's `fully_shard` options (torch/distributed/fsdp/_fully_shard/_fully_shard.py)."""
+    """Options of torch's `fully_shard` (torch/distributed/fsdp/_fully_shard/_fully_shard.py), or of FullyShardedDataParallel."""
 
+    version: Literal[1, 2] = 2
+    """2: `fully_shard`. 1: FullyShardedDataParallel, each group one flat parameter (torch/distributed/fsdp/_flat_param.py)."""
     reshard_after_forward: bool = True
     prefetch: int = Field(default=1, ge=0)
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

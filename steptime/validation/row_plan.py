@@ -184,6 +184,8 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
     if framework.sharded:
         notes = row.text("overlap_notes").lower()
         fsdp: dict[str, Any] = {"reshard_after_forward": resharded(said, row.whole("pp") or 1)}
+        if said.startswith("fsdp1"):
+            fsdp["version"] = 1
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}

@@ -24,8 +24,10 @@ RATES = Rates(
 )
 
 
-def op(tokens: float, sequence: float, **figures: float) -> Chunked:
-    return Chunked("", tokens=tokens, seq=sequence, n_heads=8, delta=True, **figures)
+def op(tokens: float, sequence: float, slowness: float = 1.0, backward_times: float = 2.0) -> Chunked:
+    return Chunked(
+        "", tokens=tokens, seq=sequence, n_heads=8, delta=True, slowness=slowness, backward_times=backward_times
+    )
 
 
 @pytest.mark.parametrize(("tokens", "published_ms"), [(2048, 0.096), (4096, 0.174), (8192, 0.330)])

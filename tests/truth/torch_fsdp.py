@@ -1,4 +1,4 @@
-"""FSDP2 (and TP) jobs of one process: torch's fake process group lets it be rank 0 of any world, with real, small tensors."""
+"""FSDP (and TP) jobs of one process: torch's fake process group lets it be rank 0 of any world, with real, small tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp._flat_param import FlatParamHandle
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -47,11 +55,11 @@ class Fsdp:
     """What the sharded parameters are stored in; compute runs in the kernels' precision."""
     reduce: str = "fp32"
     wrap: str = "block"
+    version: int = 2
+    """1: FullyShardedDataParallel, one flat parameter per group."""
 
 
-def sharded(
-    model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True
-) -> Transformer:
+def sharded(model: Model, kernels: Kernels, fsdp: Fsdp, seqlen: int, mesh: DeviceMesh, *, sp: bool = True) -> nn.Module:
     """The model, each block and the root wrapped, tensor-parallel where the mesh is."""
     torch.set_default_dtype(DTYPES[fsdp.params])
     try:
@@ -60,6 +68,8 @@ def sharded(
         torch.set_default_dtype(torch.float32)
     if mesh["tp"].size() > 1:
         tensor_parallel(module, mesh["tp"], sp=sp)
+    if fsdp.version == 1:
+        return flat_sharded(module, kernels, fsdp, mesh)
     if mesh["dp"].size() > 1:
         data = mesh["replicas", "dp"] if mesh["replicas"].size() > 1 else mesh["dp"]
         policy = MixedPrecisionPolicy(param_dtype=kernels.dtype, reduce_dtype=DTYPES[fsdp.reduce])
@@ -67,6 +77,28 @@ def sharded(
             fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_blocks)
         fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=fsdp.reshard_root)
     return module
+
+
+def gathered_as_on_gpus(handle: FlatParamHandle, padded: torch.Tensor) -> torch.Tensor:
+    """One all-gather into the flat parameter; on a CPU torch takes a list of pieces in its place."""
+    dist.all_gather_single(padded, handle.flat_param.data, group=handle.process_group)
+    return padded
+
+
+def flat_sharded(module: Transformer, kernels: Kernels, fsdp: Fsdp, mesh: DeviceMesh) -> nn.Module:
+    """The model under the first FSDP as accelerate wraps it: its blocks and the root, original parameters kept."""
+    kept, whole = ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.FULL_SHARD
+    policy = MixedPrecision(kernels.dtype, DTYPES[fsdp.reduce], cast_forward_inputs=False)
+    FlatParamHandle._all_gather_flat_param = gathered_as_on_gpus
+    return FullyShardedDataParallel(
+        module,
+        process_group=mesh.get_group("dp"),
+        sharding_strategy=kept if fsdp.reshard_blocks is False else whole,
+        auto_wrap_policy=ModuleWrapPolicy({type(module.blocks[0])} if fsdp.wrap == "block" else set()),
+        mixed_precision=policy,
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
 
 
 def tensor_parallel(module: Transformer, mesh: DeviceMesh, *, sp: bool = True) -> None:

@@ -45,6 +45,7 @@ def job(model: Model, kernels: Kernels, seqlen: int, layout: Layout, batch: int 
             "reshard_after_forward": layout.fsdp.reshard_blocks is not False,
             "reduce_dtype": layout.fsdp.reduce,
             "wrap": layout.fsdp.wrap,
+            "version": layout.fsdp.version,
         }
     return Job(
         model=model,

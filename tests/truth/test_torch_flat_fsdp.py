@@ -1,0 +1,50 @@
+"""FullyShardedDataParallel (FSDP 1) under a fake process group: collectives and the peak of a step. Zero tolerance."""
+
+from __future__ import annotations
+
+import pytest
+from test_torch_fsdp import issued, stated
+from torch_blocks import Kernels
+from torch_fsdp import Fsdp
+from torch_jobs import Layout, held, job
+
+from steptime.answer.result import estimate
+from steptime.model.model import Model
+
+SHAPES = {
+    "wide mlp": Model(n_layers=3, hidden_sz=64, inter_sz=512, n_q_heads=8, n_kv_heads=8, head_dim=8, vocab_sz=80),
+    "large vocabulary": Model(n_layers=1, hidden_sz=32, inter_sz=64, n_q_heads=4, vocab_sz=1000),
+    "padded": Model(n_layers=2, hidden_sz=60, inter_sz=150, n_q_heads=4, n_kv_heads=2, head_dim=16, vocab_sz=251),
+}
+OPTIONS = {
+    "as accelerate has it": Fsdp(version=1, reduce="bf16"),
+    "fp32 reduction": Fsdp(version=1),
+    "SHARD_GRAD_OP": Fsdp(version=1, reduce="bf16", reshard_blocks=False),
+    "bf16 parameters": Fsdp(version=1, params="bf16", reduce="bf16"),
+    "one group": Fsdp(version=1, reduce="bf16", wrap="model"),
+}
+KERNELS = {"none": Kernels(), "full": Kernels(recompute="full")}
+
+
+@pytest.mark.parametrize("recompute", KERNELS)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_collectives(shape, option, recompute):
+    layout = Layout(8, micro_batches=2, fsdp=OPTIONS[option])
+    assert issued(SHAPES[shape], KERNELS[recompute], layout) == stated(SHAPES[shape], KERNELS[recompute], layout)
+
+
+@pytest.mark.parametrize("length", [(1, 8), (2, 32), (1, 128)], ids=["8", "two of 32", "128"])
+@pytest.mark.parametrize("recompute", KERNELS)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", ["wide mlp", "large vocabulary"])
+def test_peak(shape, option, recompute, length):
+    """Short sequences peak in FSDP's buffers or the optimizer, long ones in a block or the loss.
+
+    Left out, and known: Adam's states skip the zeros that align parameters, which ours count (under 64 bytes of 107,000 here).
+    """
+    micro_batches, seqlen = length
+    kernels, layout = KERNELS[recompute], Layout(8, micro_batches=micro_batches, fsdp=OPTIONS[option])
+    torch_holds = held(SHAPES[shape], kernels, seqlen, layout)
+    ours = estimate(job(SHAPES[shape], kernels, seqlen, layout)).memory.stages[0]
+    assert (ours.allocated_bytes, ours.optimizer_bytes) == (torch_holds.peak, torch_holds.optimizer), torch_holds.op
