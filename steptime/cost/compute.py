@@ -46,7 +46,8 @@ SCAN_BACKWARD = 2.8
 
 CHUNK_S_PER_TOKEN = 40e-6 / 1024.0
 """Least forward time of linear attention per token of a sequence, whose chunks follow one another: Gated DeltaNet with 8 to 16
-heads takes .096, .174 and .330 ms for 2,048, 4,096 and 8,192 tokens on B200 (flashinfer-ai/flashinfer#3167) [s]."""
+heads takes .096, .174 and .330 ms for 2,048, 4,096 and 8,192 tokens on B200 (flashinfer-ai/flashinfer#3167); assumed to be the
+same on other devices [s]."""
 
 
 class Pass(NamedTuple):

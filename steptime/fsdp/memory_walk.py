@@ -25,6 +25,8 @@ class Wrapped(NamedTuple):
     """Bytes of the sharded gradients of each."""
     waits: Num
     """Bytes that its backward leaves until the whole backward ends."""
+    last: Num
+    """Bytes of its last gradient in the compute dtype."""
 
     @property
     def buffers(self) -> Buffers:
@@ -75,19 +77,21 @@ def pass_moments(assembly: Assembly) -> tuple[PeakMoment, PeakMoment]:
     return in_forward.worst, in_backward.worst
 
 
-def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk) -> list[Wrapped]:
-    """The layers of a chunk in depth order. Layers checkpointed together count as one, with the group of the first."""
+def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: bool = False) -> list[Wrapped]:
+    """The layers of a chunk in depth order. Those checkpointed together count as one, with the first group or `every` one."""
     job, found = assembly.job, groups(assembly, chunk)
     size = state_bytes(job).gradients
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.layers(chunk):
         for _ in range(times):
-            of = found.layers[at].all
+            count = sum(count for _, count in layers)
+            of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
             each = [buffers(assembly, one) for one in of]
             waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
-            made.append(Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits))
-            at += sum(count for _, count in layers)
+            last = max(one.last for one in of) * job.software.itemsize
+            made.append(Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits, last))
+            at += count
     return made
 
 

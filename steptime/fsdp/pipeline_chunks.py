@@ -68,8 +68,6 @@ class ChunkBytes:
     layers: list[Wrapped]
     added: list[PartMemory]
     """The layers as they are where gradients of weights are added to others at once."""
-    last: list[Num]
-    """Bytes of the last gradient of each layer."""
     embedding: PartMemory
     head: PartMemory
     head_grad: Num
@@ -187,7 +185,7 @@ class ChunkBytes:
             below = below - self.layers[i].memory.saved
             if not summed:
                 sums = sums + self.summed(block)
-                copied = self.last[i] if self.converts else 0.0
+                copied = self.layers[i].last if self.converts else 0.0
                 moments.mark(
                     below, beside + held + ahead + grads + sums + copied + self.x, "backward of a sum of gradients"
                 )
@@ -230,7 +228,7 @@ class ChunkBytes:
         shards: Num = 0.0
         for of, last in [
             (self.root, self.last_of_root),
-            *((w.buffers, g) for w, g in zip(self.layers, self.last, strict=True)),
+            *((w.buffers, w.last) for w in self.layers),
         ]:
             held = held - (0.0 if of is self.root else of.unsharded)
             moments.mark(0.0, held + left + shards + of.reduce_input, "reduction of gradients")
@@ -248,7 +246,8 @@ def chunk_bytes(
     itemsize = job.software.itemsize
     embedding = memories.embedding if chunk.embedding else ABSENT
     head = memories.head if chunk.head else ABSENT
-    layers, added = wrapped(assembly, memories, chunk), [w.memory for w in wrapped(assembly, plain, chunk)]
+    layers = wrapped(assembly, memories, chunk, every=True)
+    added = [w.memory for w in wrapped(assembly, plain, chunk)]
     x = 1.0 * assembly.boundary_bytes
     if layers and not chunk.embedding:  # its input lies in the pipeline's own buffer
         mine = x if input_kept(chunk.runs[0][0]) or job.recompute.granularity == "full" else 0.0
@@ -259,7 +258,7 @@ def chunk_bytes(
     return ChunkBytes(
         assembly, chunk, job.schedule == "1f1b" and job.parallelism.vpp == 1, buffers(assembly, found.root),
         found.root.last * itemsize, layers, added,
-        [max(one.last for one in of.all) * itemsize for of in found.layers], embedding, head,
+        embedding, head,
         sum([p.local(assembly.head.tp) for p in assembly.head_params]) * itemsize if chunk.head else 0.0,
         logits_kept(assembly) if chunk.head else x,
         (halves.kept, halves.inputs.bytes) if halves else (0.0, 0.0), waits if split else [0.0] * len(layers), x,

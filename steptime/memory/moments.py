@@ -16,6 +16,7 @@ BLOCK = 256.0
 SMALLEST_QUANTIZED = 4096.0
 """Tensors with fewer elements keep fp32 moments (torchao/optim/adam.py, _new_buffer; bitsandbytes' min_8bit_size)."""
 FP32 = 4.0
+"""Bytes of one fp32 number."""
 QUANTIZED = 2.0 * (1.0 + FP32 / BLOCK)
 """Bytes per parameter of two 8-bit moments with their scales."""
 

@@ -15,8 +15,8 @@ from steptime.model.ops import Gemm, Param
 
 STEPS = 5.0
 """Iterations of a step (Jordan et al. 2024, kellerjordan.github.io/posts/muon; Megatron-Core's muon_num_ns_steps)."""
-BF16 = 2.0
-FP32 = 4.0
+BF16, FP32 = 2.0, 4.0
+"""Bytes of one number."""
 
 
 def orthogonalize_s(assembly: Assembly, chunks: Sequence[Chunk], context: Context) -> Num:

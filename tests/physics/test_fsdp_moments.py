@@ -21,9 +21,9 @@ from steptime.job.assembly import Assembly
 from steptime.memory.op_walk import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 
-BLOCK = Buffers(10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
-EXPERTS = Buffers(20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
-ROOT = Buffers(100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
+BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
+EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
+ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
 LAYER = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
 
 
@@ -57,7 +57,7 @@ def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, **fsdp: object) -> tu
     layout = {"dp": 2, "ep": ep, "fsdp": {"reduce_dtype": "fp32"} | fsdp}
     assembly = Assembly(job("fsdp2", model=moe, seqlen=2, microbatches=2, **layout))
     memories = PartMemories(assembly, weight_grads_stay=True)
-    layers = [Wrapped(LAYER, [*each], [0.0 for _ in each], 400.0)] * n_layers
+    layers = [Wrapped(LAYER, [*each], [0.0 for _ in each], 400.0, 0.0)] * n_layers
     there, back = Every(), Every()
     forward(assembly, memories, there, ROOT, layers)
     backward(assembly, memories, back, ROOT, layers)
@@ -185,9 +185,8 @@ def chunk_backward(gradients: Gradients, *, held: bool = False) -> Every:
         keeps_sent=False,
         root=ROOT,
         last_of_root=200.0,
-        layers=[Wrapped(LAYER, [BLOCK], [0.0], 0.0)] * 2,
+        layers=[Wrapped(LAYER, [BLOCK], [0.0], 0.0, 70.0)] * 2,
         added=[LAYER] * 2,
-        last=[70.0] * 2,
         embedding=PartMemory(16.0, Peak(528.0, "embedding"), Peak(900.0, "embedding")),
         head=PartMemory(40.0, Peak(140.0, "end"), Peak(140.0, "end")),
         head_grad=1_300.0,
