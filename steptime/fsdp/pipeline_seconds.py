@@ -194,7 +194,7 @@ class PipelineSeconds:
                 every[way] = every[way].plus(Pass(1.0, one.gather_s, one.copy_s))
         for prices, of_chunk in zip(self.prices[stage], self.chunks[stage], strict=True):
             sums = of_chunk.first_sum_s + (microbatches - 1) * of_chunk.sum_s
-            reduced = [Pass(1.0, of.reduce_s, of.compute_s) for of in prices.every if of.reduce_s]
+            reduced = [Pass(float(of.reduce_s > 0.0), of.reduce_s, of.compute_s) for of in prices.every]
             for each in (Pass(0.0, 0.0, sums), *reduced):
                 every["B"] = every["B"].plus(each)
         return every["F"].over(microbatches), every["B"].over(microbatches)
