@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum, same
@@ -89,7 +90,7 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
             of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
             each = [buffers(assembly, one) for one in of]
             waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
-            last = max(one.last for one in of) * job.software.itemsize
+            last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
             made.append(Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits, last))
             at += count
     return made
