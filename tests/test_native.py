@@ -118,6 +118,7 @@ def test_releases_of_torchtitan_by_pull_request_or_date(source, release):
         ("compile=on (aot_fx_trace graph, regional inductor)", "", {}),
         ("compile=off", "", {}),
         ("compile=aot graph", "", {}),
+        ("compile=aot graph, no inductor kernels stated", "", {}),
         ("", "", {}),
     ],
 )

@@ -335,3 +335,11 @@ def test_no_cell_is_more_than_a_reason(column):
 def test_published_cells_are_not_stated_rather_than_missing():
     with pytest.raises(SkipRowError, match=r"^micro_batch_size: not stated$"):
         row_plan.to_config(MeasuredRow(BASE | {"micro_batch_size": ""}, "nvidia", 2))
+
+
+def test_natural_routing_is_uneven_and_forced_balance_is_not():
+    """MOEZOO-007 and -008 (fit) differ in routing alone: 11.37 and 14.16 s, 1.245 times as long."""
+    forced, natural = (judgement.judge(SHIPPED[name]) for name in ("MOEZOO-007", "MOEZOO-008"))
+    assert at(forced.config, "model.moe.imbalance_factor") is None
+    assert at(natural.config, "model.moe.imbalance_factor") == 1.6
+    assert natural.predicted_step_s / forced.predicted_step_s == pytest.approx(14.16 / 11.37, rel=0.02)

@@ -14,8 +14,10 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.cost.parts import PartTime, Work
 from steptime.cost.rates import rates
+from steptime.fsdp.pipeline_chunks import Gradients, chunk_bytes
 from steptime.fsdp.pipeline_seconds import ChunkSeconds, PipelineSeconds
 from steptime.job.assembly import Assembly
+from steptime.memory.part_memories import PartMemories
 from steptime.timing.timeline import Timeline
 
 LAYER, EMBEDDING, HEAD = 164_096, 131_072, 131_200
@@ -139,3 +141,29 @@ def test_a_forward_gathers_the_root_and_copies_it_out():
     for of in chunk_seconds(overlap=True):
         assert of.forward_s == pytest.approx(of.gather_s, abs=0.01)
         assert of.forward_layers_s == seconds(2 * LAYER)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_layers_checkpointed_together_are_all_gathered_and_summed(together):
+    """Two layers a stage are 2 x 164,096 elements: 656,384 bytes in bf16, whether recomputed one at a time or both at once.
+
+    Where gradients add up in fp32 they are twice that, beside the embedding's 524,288.
+    """
+    recompute = {"granularity": "full", "method": "uniform", "n_layers": together}
+    layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    assembly = Assembly(
+        job("fsdp2", microbatches=4, model={"n_layers": 4}, performance={"recompute": recompute}, **layout)
+    )
+    memories = [PartMemories(assembly, weight_grads_stay=True), PartMemories(assembly)]
+    found = chunk_bytes(assembly, assembly.stages[0][0], *memories, split=False)
+    assert found.parameters == 2 * LAYER * 2
+    assert found.held(Gradients(summed=True, fresh=False)) == 4 * (2 * LAYER + EMBEDDING)
+
+
+def test_what_one_rank_copies_is_no_communication():
+    """A shard of one rank sends nothing, but casts its gradients: bytes over memory's rate, under memory-bound kernels."""
+    layout = {"dp": 1, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
+    found = estimate(job("fsdp2", on=machine(memory=1e9), model={"n_layers": 4}, **layout))
+    assert found.time.parts_s.get("dp_comm", 0.0) == 0.0
+    assert not [row for row in found.collectives if row.axis == "dp"]
+    assert sum(found.time.parts_s.values()) == pytest.approx(found.step_s)
