@@ -32,15 +32,6 @@ BROKEN = {
             )
         ],
     ),
-    "moe with ZeRO": (
-        {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
-        [
-            (
-                "parallelism.zero_level: a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got 2); "
-                "use 0 or 1, or software fsdp2"
-            )
-        ],
-    ),
     "replicas of experts": (
         {"model.moe": MOE, "parallelism.tp": 1, "parallelism.dp": 8, "parallelism.ep": 8, "parallelism.replicas": 2},
         ["parallelism.replicas: must divide edp = dp*cp*tp / (ep*etp) (got 2); lower it, or ep 8"],
@@ -786,6 +777,8 @@ def test_bounds(name):
         {"hardware.node_type": "v100", "performance.precision": "fp16"},
         {"parallelism.cp": 2},
         {"parallelism.cp": 2, "model.attention.kind": "mla", "model.n_kv_heads": 64},
+        {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
+        {"model.moe": MOE, "parallelism.zero_level": 3, "parallelism.pp": 1, "parallelism.ep": 8},
         {"parallelism.cp": 2, "parallelism.cp_comm_type": "all_gather", "model.attention.window": 4096},
         {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a", "parallelism.tp": 2},
         {

@@ -89,12 +89,6 @@ MODELED = [
         lambda f: (not f.moe) | f.framework.experts,
     ),
     Rule(
-        "moe with ZeRO",
-        "parallelism.zero_level",
-        "a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got {f.zero_level}); use 0 or 1, or software fsdp2",
-        lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
-    ),
-    Rule(
         "experts of Megatron",
         "model.moe",
         "capacity, balancing losses, gated or overlapped shared experts, norms after experts and dispatch by all-gather are not "
