@@ -264,7 +264,6 @@ def facts(job: Job) -> Facts:
         attention_impl=software.kernels.attention_impl,
         compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
-        window=model.attention.window,
         sp=job.sp,
         schedule_said=layout.schedule,
         zero_level=job.zero_level,
