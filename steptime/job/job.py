@@ -179,7 +179,7 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine.accelerator)
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
     @cached_property
     def microbatches(self) -> int:
