@@ -188,7 +188,12 @@ def test_a_copied_record_stands_apart():
     assert {j.row.text("gpu")[:4] for j in judged if j.held.apart in tests} == {"A100"}
 
 
-SPRING_2021 = {"software": "megatron-2021@2021-03", "precision": "fp16", "main_grad_dtype": "fp16", "grad_accumulation_fusion": False}
+SPRING_2021 = {
+    "software": "megatron-2021@2021-03",
+    "precision": "fp16",
+    "main_grad_dtype": "fp16",
+    "grad_accumulation_fusion": False,
+}
 
 
 def test_gradients_held_twice():

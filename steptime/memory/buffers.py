@@ -36,8 +36,12 @@ DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer a
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
-COPIES_KEPT = "NVIDIA/Megatron-LM@b4bc51b1 megatron/optimizer/optimizer.py: zero_grad leaves those of fp32_from_float16_groups"
-OLD_GRADIENTS = "NVIDIA/Megatron-LM@b4bc51b1 megatron/model/distributed.py, allreduce_gradients: param.main_grad = param.grad"
+COPIES_KEPT = (
+    "NVIDIA/Megatron-LM@b4bc51b1 megatron/optimizer/optimizer.py: zero_grad leaves those of fp32_from_float16_groups"
+)
+OLD_GRADIENTS = (
+    "NVIDIA/Megatron-LM@b4bc51b1 megatron/model/distributed.py, allreduce_gradients: param.main_grad = param.grad"
+)
 
 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:

@@ -12,6 +12,7 @@ from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
 from steptime.launch.reading import Reading
 
+
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     """The plan of a job on so many devices (None: not told) with the defaults of a software profile.
 
