@@ -67,8 +67,9 @@ def update_temporaries(job: Job, state: States) -> Num:
 
 
 def first_peak(job: Job, state: States, buffers: list[HeldBuffer], peak: Num) -> Num:
-    """The peak of the first step's micro-batches: no moments yet, nothing of a step before; in a single one's forward no workspace
-    of autograd's thread either.
+    """The peak of the first step's micro-batches: no moments yet, nothing of a step before it.
+
+    In a single one's forward no workspace of autograd's thread either.
     """
     software, p = job.software, job.parallelism
     peak = peak - moment_bytes(job, state) - at_peak([held for held in buffers if held.carried])
