@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum
+from steptime.model.offload import offloaded
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
@@ -83,6 +84,8 @@ class Autograd(NamedTuple):
     """Pooled tensors lie in a permanent buffer, counted elsewhere."""
     compiled: bool = False
     """torch.compile sees forward and backward of a part."""
+    offload: AbstractSet[str] = frozenset()
+    """Modules of a layer whose kept tensors wait in the host's memory."""
 
 
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
@@ -91,10 +94,11 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | flo
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
-    kept = kept_names(ops, segments)
+    away = offloaded(ops, segments, autograd.offload)
+    kept = [name for name in kept_names(ops, segments) if name not in away]
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
-    return PartMemory(saved, forward, BackwardWalk(ops, sizes, segments, kept, autograd).run(out))
+    return PartMemory(saved, forward, BackwardWalk(ops, sizes, segments, kept, autograd, away).run(out))
 
 
 def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
@@ -122,10 +126,19 @@ class BackwardWalk:
     """Backward over one part: gradients appear op by op, saved tensors go, recomputed segments come back first."""
 
     def __init__(
-        self, ops: list[Op], sizes: dict[str, Num], segments: list[Segment], kept: list[str], autograd: Autograd
+        self,
+        ops: list[Op],
+        sizes: dict[str, Num],
+        segments: list[Segment],
+        kept: list[str],
+        autograd: Autograd,
+        away: dict[str, int],
     ) -> None:
-        """Start with what forward kept."""
+        """Start with what forward kept; `away`: what comes back from the host, and before the backward of which op."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
+        self.arrivals: dict[int, list[str]] = {}
+        for name, i in away.items():
+            self.arrivals.setdefault(i, []).append(name)
         self.saved = set(kept)
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
         own = (t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers)
@@ -154,6 +167,8 @@ class BackwardWalk:
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
+            self.saved.update(self.arrivals.get(i, ()))
+            self.ledger.bytes = self.ledger.bytes + sum([self.sizes[name] for name in self.arrivals.get(i, ())])
             if i in self.replays:
                 self.replay(self.replays[i])
             self.step(i)

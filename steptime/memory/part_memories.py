@@ -29,6 +29,7 @@ class PartMemories:
             software.activations.comm_buffer,
             software.kernels.compile != "none",
         )
+        self.offload = frozenset(job.performance.offload_modules or ())
         self.recompute = job.recompute
         self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
         self.embedding = self.walk(assembly.embedding)
@@ -56,7 +57,9 @@ class PartMemories:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
         own = self.untied_head if part is self.assembly.head else part.params
         n_params = sum([p.local(part.tp, part.experts) for p in own])
-        return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
+        layers = part in self.assembly.kinds or (part is self.assembly.head and self.assembly.job.model.mtp > 0)
+        autograd = self.autograd._replace(offload=self.offload) if layers else self.autograd
+        return walk_part(part.ops, part.x, part.out, modules, autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""

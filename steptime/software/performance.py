@@ -53,6 +53,11 @@ Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
 ]  # fmt: skip
 
+OffloadModule: TypeAlias = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+]  # fmt: skip
+"""Megatron-Core's words (megatron/core/transformer/transformer_config.py, offload_modules)."""
+
 
 class Recompute(Config):
     """Megatron's recompute_granularity, _method, _num_layers, _modules (megatron/core/transformer/transformer_config.py)."""
@@ -111,6 +116,8 @@ class Performance(Options):
 
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
+    offload_modules: list[OffloadModule] | None = None
+    """Modules whose inputs wait for backward in the host's memory (Megatron-Core's fine-grained activation offloading)."""
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None
