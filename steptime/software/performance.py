@@ -32,6 +32,7 @@ from steptime.software.settings import (
     Master,
     MoeSettings,
     MuonTpMode,
+    OffloadModule,
     OptimizerName,
     Overlap,
     RopeImpl,
@@ -52,11 +53,6 @@ CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per
 Module: TypeAlias = Literal[
     "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
 ]  # fmt: skip
-
-OffloadModule: TypeAlias = Literal[
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
-]  # fmt: skip
-"""Megatron-Core's words (megatron/core/transformer/transformer_config.py, offload_modules)."""
 
 
 class Recompute(Config):
