@@ -65,12 +65,13 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    everywhere = {"attention": model.attention.model_copy(update={"window": None}), "linear_attention": None}
     for run, full in sights(model):
         key = (run.kind, full, *run.widths.items())
         if key not in known:
             changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
-            changes |= everywhere if full else {}
+            if full:
+                everywhere = model.attention.model_copy(update={"window": None})
+                changes |= {"attention": everywhere, "linear_attention": None}
             known[key] = Layer(run.kind, model.model_copy(update=changes) if changes else model)
         if found and found[-1][0] is known[key]:
             found[-1] = (known[key], found[-1][1] + run.repeat)
