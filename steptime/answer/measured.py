@@ -216,12 +216,12 @@ def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     width = len(RunKind._fields)
     kinds: dict[tuple[str, ...], RunKind] = {}
     runs: list[FitRun] = []
-    for run in document["runs"]:
-        words = tuple(run[4 : 4 + width])
+    for run_id, cell, series, metric, *rest in document["runs"]:
+        words = tuple(rest[:width])
         if words not in kinds:
             kinds[words] = RunKind(*words)
-        place = RunPlace(kinds[words], tuple(run[4 + width : -4]))
-        runs.append(FitRun(*run[:4], place, *run[-4:]))
+        place = RunPlace(kinds[words], tuple(rest[width:-4]))
+        runs.append(FitRun(run_id, cell, series, metric, place, *rest[-4:]))
     return runs
 
 

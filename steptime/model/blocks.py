@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head, mtp
@@ -97,14 +97,18 @@ HYBRID: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E":
 """Letters of Megatron's hybrid patterns (megatron/core/ssm/mamba_hybrid_layer_allocation.py, Symbols)."""
 
 
+_RUNS: dict[str, LayerRun] = {kind: LayerRun.model_construct(kind=kind) for kind in get_args(LayerKind)}
+"""One layer of each kind, with the model's own widths."""
+
+
 def pattern(model: Model) -> list[LayerRun]:
     """The layers of a model that lists none: those of its hybrid pattern or of its experts', or dense ones."""
     if model.hybrid_pattern is not None:
-        return [LayerRun(kind=HYBRID[letter]) for letter in model.hybrid_pattern]
+        return [_RUNS[HYBRID[letter]] for letter in model.hybrid_pattern]
     moe = model.moe
     if moe is None:
-        return [LayerRun(repeat=model.n_layers)]
-    return [LayerRun(kind="moe" if moe.at(layer) else "dense") for layer in range(model.n_layers)]
+        return [_RUNS["dense"].model_copy(update={"repeat": model.n_layers})]
+    return [_RUNS["moe" if moe.at(layer) else "dense"] for layer in range(model.n_layers)]
 
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:
