@@ -11,12 +11,9 @@ from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.expert_layers import has_experts
 from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
-from steptime.launch.megatron.performance_section import performance_section
+from steptime.launch.megatron.performance_section import OLDER, performance_section
 from steptime.launch.reading import Reading
 from steptime.model.model import Model
-
-OWN_EXPERTS = ("megatron-2021", "megatron-deepspeed")
-"""Software whose experts are not those of Megatron-Core."""
 
 
 def _of_model(keys: JobKeys) -> None:
@@ -43,7 +40,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
     _of_model(keys)
-    if software in OWN_EXPERTS and has_experts(keys):
+    if software.partition("@")[0] in OLDER and has_experts(keys):
         keys.leave_out("num_experts", "mixture of experts as older releases and DeepSpeed have it")
         keys.put("num_experts", None)
     layout = layout_section(keys, devices)
