@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.checkpoint.identity import structure
 from steptime.checkpoint.tree import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from steptime.checkpoint.identity import Structure
-    from steptime.checkpoint.records import Shape, StoredTensor
+    from steptime.checkpoint.records import Shape
 
 _STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
 MAX_LAYERS = 10_000
@@ -46,12 +45,11 @@ def _before(names: Structure) -> str:
     return first[: first.rfind(".", 0, same) + 1]
 
 
-def difference(left: Iterable[StoredTensor], right: Iterable[StoredTensor]) -> tuple[str, list[Line]]:
+def difference(a: Structure, b: Structure) -> tuple[str, list[Line]]:
     """(how the names differ as a whole, or ""; one line per tensor that only one side has or that differs).
 
     Names that all differ by what stands before them are compared without it.
     """
-    a, b = structure(left), structure(right)
     ours, theirs = prefixes(a, b)
     note = ""
     if ours or theirs:

@@ -16,12 +16,11 @@ Structure = dict[str, tuple["Shape", str]]
 
 def structure(tensors: Iterable[StoredTensor]) -> Structure:
     """{name: (whole shape, dtype)}: pieces and replicas of one tensor are one entry."""
-    return {tensor.name: (tensor.whole, tensor.dtype) for tensor in tensors}
+    return {t.name: (t.shape if t.global_shape is None else t.global_shape, t.dtype) for t in tensors}
 
 
-def structural_hash(tensors: Iterable[StoredTensor]) -> str:
+def structural_hash(own: Structure) -> str:
     """32 hexadecimal digits, independent of file layout, sharding, order and training step."""
-    own = structure(tensors)
     ends = {kind: f" {kind[1]!r} {kind[0]}\n" for kind in set(own.values())}
     names, digest = sorted(own), blake2b(digest_size=16)
     for at in range(0, len(names), CHUNK):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
 from steptime.checkpoint.confignames import from_config
@@ -80,16 +80,19 @@ class Inventory:
         return sum(t.unique for t in self.model)
 
     @cached_property
+    def structure(self) -> identity.Structure:
+        """{name: (whole shape, dtype)} of the model, or of everything where nothing is one."""
+        return identity.structure(self.model or self.tensors)
+
+    @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        whole = {
-            t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model if t.note != "replica"
-        }
+        wholes = Counter(self.structure.values() if self.model else ())
         return {
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": _elements(whole.values()),
+            "logical_params": sum(prod(shape) * count for (shape, _), count in wholes.items()),
             "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
             "stored_bytes": counting.stored_bytes(self.tensors),
@@ -99,15 +102,15 @@ class Inventory:
     @cached_property
     def by_dtype(self) -> list[dict[str, Any]]:
         """Per element type, over all roles: tensors, unique elements, bytes; largest first."""
-        return self._grouped("dtype")
+        return self._grouped("dtype", 0)
 
     @cached_property
     def _roles(self) -> list[dict[str, Any]]:
-        return self._grouped("role")
+        return self._grouped("role", 1)
 
     @cached_property
-    def _kinds(self) -> dict[tuple[str, str], list[StoredTensor]]:
-        """The tensors by dtype and role."""
+    def _kinds(self) -> dict[tuple[str, str], tuple[set[str], int, int]]:
+        """(distinct names, unique elements, bytes) by dtype and role."""
         kinds: dict[tuple[str, str], list[StoredTensor]] = {}
         for tensor in self.tensors:
             key = tensor.dtype, tensor.role
@@ -115,21 +118,21 @@ class Inventory:
                 kinds[key].append(tensor)
             else:
                 kinds[key] = [tensor]
-        return kinds
+        return {
+            key: ({t.name for t in group}, sum([t.unique for t in group]), sum([t.nbytes for t in group]))
+            for key, group in kinds.items()
+        }
 
-    def _grouped(self, key: Literal["dtype", "role"]) -> list[dict[str, Any]]:
-        """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
+    def _grouped(self, field: str, at: int) -> list[dict[str, Any]]:
+        """Distinct names of each role, unique elements and bytes by dtype (`at` 0) or role (1); largest first."""
         rows: dict[str, dict[str, Any]] = {}
-        names: dict[tuple[str, str], set[str]] = {}
-        for (dtype, role), group in self._kinds.items():
-            value = dtype if key == "dtype" else role
-            row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
-            row["params"] += sum([t.unique for t in group])
-            row["bytes"] += sum([t.nbytes for t in group])
-            known = names.setdefault((value, role), set())
-            row["tensors"] -= len(known)
-            known.update([t.name for t in group])
-            row["tensors"] += len(known)
+        for kind, (names, params, nbytes) in self._kinds.items():
+            row = rows.setdefault(kind[at], {field: kind[at], "tensors": 0, "params": 0, "bytes": 0})
+            known = [other for key, (other, *_) in self._kinds.items() if key[at] == kind[at] and key[1] == kind[1]]
+            first = known[0] is names
+            row["tensors"] += (len(names) if len(known) == 1 else len(set().union(*known))) if first else 0
+            row["params"] += params
+            row["bytes"] += nbytes
         return sorted(rows.values(), key=lambda row: -row["bytes"])
 
     @cached_property
@@ -208,7 +211,7 @@ class Inventory:
     @cached_property
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
-        return identity.structural_hash(self.model or self.tensors)
+        return identity.structural_hash(self.structure)
 
 
 def _elements(shapes: Iterable[Shape]) -> int:
