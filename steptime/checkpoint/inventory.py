@@ -79,7 +79,7 @@ class Inventory:
         """Unique elements of the model: tied, aliased and replicated ones once."""
         return sum(t.unique for t in self.model)
 
-    @cached_property
+    @property
     def structure(self) -> identity.Structure:
         """{name: (whole shape, dtype)} of the model, or of everything where nothing is one."""
         return identity.structure(self.model or self.tensors)
