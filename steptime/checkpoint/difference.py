@@ -55,7 +55,8 @@ def difference(a: Structure, b: Structure) -> tuple[str, list[Line]]:
     if ours or theirs:
         a = {name[len(ours) :]: entry for name, entry in a.items()}
         b = {name[len(theirs) :]: entry for name, entry in b.items()}
-        note = f"all names differ by what stands before them: {ours or 'nothing'!r} here, {theirs or 'nothing'!r} there"
+        sides = [f"{side} with {prefix!r}" for side, prefix in (("here", ours), ("there", theirs)) if prefix]
+        note = f"all names begin {' and '.join(sides)}; without that:"
     a, b = _unstacked(a, b), _unstacked(b, a)
     lines = [Line("-", name, _text(a[name])) for name in a if name not in b]
     lines += [Line("+", name, _text(b[name])) for name in b if name not in a]

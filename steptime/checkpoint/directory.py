@@ -151,5 +151,7 @@ def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
         if isinstance(result, Contents):
             found.append(single.section(result))
         elif not (name.endswith(".model") and result.problem.code == "UNKNOWN_FORMAT"):  # tokenizers
-            found.append(Section("unreadable", "single file", folder.named(name), problems=[result.problem]))
+            found.append(
+                Section("unreadable", "single file", folder.named(name), problems=[result.problem], unread=1)
+            )
     return found

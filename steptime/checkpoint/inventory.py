@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
-from steptime.checkpoint.confignames import from_config
+from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ INCOMPLETE = frozenset(
     {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",
      "STORAGE_SMALL", "UNCOMMITTED", "LEFTOVER", "MISSING_TENSOR", "MISSING_ITERATION", "INCOMPLETE_COVER", "NOT_DCP"}
 )  # fmt: skip
+
+OF_WEIGHTS = ("gguf", "config", "params")  # what is said beside other weights describes those
 
 
 @dataclass(slots=True, eq=False)
@@ -167,11 +169,13 @@ class Inventory:
 
     @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-        facts = [section.facts for section in self.counted]  # another file's key-values describe another file
-        rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
-        part = bool(facts and facts[0].get("part"))
-        if self.adapter or any("pipeline" in fact for fact in facts) or (part and not from_config(facts[0])):
+        facts = [section.facts for section in self.counted]
+        if self.adapter or any("pipeline" in fact for fact in facts):
             return {}, []
+        if facts and facts[0].get("part"):  # its shapes are of a part: only what is stated holds
+            stated = ((key, value, source) for source, known in from_config(facts[0]) for key, value in known.items())
+            return {key: {"value": value, "from": source} for key, value, source in stated if key in FIELDS}, []
+        rest = [{key: fact[key] for key in fact if key not in OF_WEIGHTS} for fact in facts[1:]]
         rows = self.restored.rows
         if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
             facts = [fact | {"slices": True} for fact in facts]

@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.diff:
         return _diff(summary, options)
     if options.tensors:
-        _list(_matching(summary, options.tensors))
+        _list(_matching(summary, options.tensors), len({tensor.file for tensor in summary.tensors}) > 1)
     else:
         units = DECIMAL if options.units == "si" else BINARY
         depth = 1 if options.depth is None else options.depth
@@ -170,12 +170,13 @@ def _matching(summary: Summary, pattern: str) -> list[StoredTensor]:
     return [tensor for tensor in summary.tensors if fnmatchcase(tensor.name, pattern)]
 
 
-def _list(tensors: list[StoredTensor]) -> None:
+def _list(tensors: list[StoredTensor], several: bool) -> None:
+    """A line for each tensor, with its file where there are `several`."""
     for tensor in tensors:
         whole = f" of {list(tensor.global_shape)}" if tensor.global_shape not in (None, tensor.shape) else ""
         notes = [tensor.role if tensor.role not in ("", "model") else "", tensor.note]
         notes.append(f"= {tensor.alias_of}" if tensor.alias_of else "")
-        notes.append(tensor.file)
+        notes.append(tensor.file if several else "")
         note = "  ".join(part for part in notes if part)
         shape = f"{list(tensor.shape)}{whole}"
         _say(f"{escaped(tensor.name)}  {short(tensor.dtype)} {shape}{'  ' + escaped(note) if note else ''}")

@@ -34,7 +34,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
     if not data and not metadata:
         return [], set()
-    section = Section("torch DCP", f"{len(data)} data files", folder.rel)
+    section = Section("torch DCP", f"{len(data)} data file{'s' * (len(data) != 1)}", folder.rel)
     used = {*data, *metadata, "metadata.json", "common.pt"}
     if not metadata:
         size = sum(_size(folder.join(name)) or 0 for name in data)
