@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
+from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
@@ -82,9 +82,9 @@ class Inventory:
         return sum(t.unique for t in self.model)
 
     @property
-    def structure(self) -> identity.Structure:
+    def structure(self) -> difference.Structure:
         """{name: (whole shape, dtype)} of the model, or of everything where nothing is one."""
-        return identity.structure(self.model or self.tensors)
+        return difference.structure(self.model or self.tensors)
 
     @cached_property
     def totals(self) -> dict[str, int]:
@@ -215,7 +215,7 @@ class Inventory:
     @cached_property
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
-        return identity.structural_hash(self.structure)
+        return difference.structural_hash(self.structure)
 
 
 def _elements(shapes: Iterable[Shape]) -> int:
