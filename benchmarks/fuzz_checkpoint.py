@@ -197,7 +197,6 @@ def run(
     watch, failed, tries = Watch(), [], 0
     for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):  # what json looks for in bytes
         codecs.lookup(name)
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
     with tempfile.TemporaryDirectory() as scratch:
         for number, files in enumerate(known.values()):  # whole ones first: what readers import is imported now
             for name, data in files.items():
@@ -239,6 +238,7 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="where failing cases are kept")
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
     known = seeds()
     for folder in options.seeds:
         known |= {str(one): files for one in sorted(folder.iterdir()) if one.is_dir() and (files := files_of(one))}
