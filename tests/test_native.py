@@ -13,6 +13,7 @@ from steptime.hardware.machine import Machine
 from steptime.model.ops import Gemm
 from steptime.software.performance import load_software
 from steptime.validation import row_native
+from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
 
 TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS = 8192, 4096, 14336, 1024, 128256, 32
@@ -238,6 +239,33 @@ def test_grouped_products_of_torch_on_blackwell_run_at_their_measured_share_of_t
     assert experts.flops / long / rows / depth <= alone.compute_s <= experts.flops / long / rows / depth / 0.95
     for machine, profile in (("dgx-h100", "fsdp2"), ("dgx-b200", "megatron-core")):
         assert rates(Machine.load(machine).accelerator, load_software(profile)).grouped_share == 1.0
+
+
+ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "zero_or_fsdp": "none (1 GPU)", "recompute": "none"}
+
+
+def test_a_trainer_on_one_device_keeps_its_kernels():
+    """Hugging Face's norms and positions are op by op with or without FSDP; torchtitan keeps fp32 states under autocast."""
+    face = to_config(own(framework="HF Trainer + accelerate FSDP1", **ONE)).config["performance"]
+    assert {key: face[key] for key in ("software", "norm_impl", "rope_impl")} == {
+        "software": "torch",
+        "norm_impl": "composite",
+        "rope_impl": "eager",
+    }
+    titan = to_config(own(framework="torchtitan GraphTrainer", source="PR #1", **ONE)).config["performance"]
+    assert titan["param_dtype"] == titan["moment_dtype"] == "fp32"
+    assert titan["loss_chunks"] == 1  # v0.1: one loss over all tokens
+    fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)
+    assert to_config(fused).config["performance"]["norm_impl"] == "fused"
+
+
+@pytest.mark.parametrize(
+    ("notes", "note"),
+    [("attention materialised (no flash attention)", ""), ("", "attention implementation eager (materialised scores)")],
+)
+def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
+    row = own(framework="DeepSpeed ZeRO-3", overlap_notes=notes, note=note)
+    assert to_config(row).config["performance"]["attention_impl"] == "unfused"
 
 
 def test_a_step_that_waits_for_its_host_says_so():
