@@ -103,7 +103,7 @@ def test_the_screen_beside_estimates(name, devices):
         assert block.allocated_bytes[choice, row] == found.memory.peak_allocated_bytes + outside
         assert block.reserved_bytes[choice, row] == found.memory.peak_reserved_bytes + outside
         error = abs(block.step_s[choice, row] / found.step_s - 1.0)
-        assert error < (1e-9 if block.stages.pp == 1 else 0.05)
+        assert error < (1e-9 if block.stages.pp == 1 else 0.06)
         errors.append(error)
     assert np.median(errors) < 0.003
 

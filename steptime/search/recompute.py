@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from steptime.base.config import ConfigError, build
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.software.performance import Performance
 from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute
@@ -69,12 +70,15 @@ def kind(form: Recomputation) -> str:
 
 
 def usual(job: Job, layers: int) -> list[Recompute]:
-    """Those that are tried where a chunk holds up to so many layers: the words, sets of modules, whole layers of a part."""
+    """Those that are tried where a chunk holds up to so many layers: the words, sets of modules, whole layers of a part.
+
+    Without a dense layer the module `mlp` names nothing.
+    """
     found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
     if job.software.family == "megatron-core":
-        found += [
-            recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in MEGATRON_MODULES
-        ]
+        dense = any(op.role == "mlp" for part in Assembly(job).kinds for op in part.ops)
+        sets = [list(modules) for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
+        found += [recompute(MAPPING, {"granularity": "selective", "modules": modules}) for modules in sets]
     for n in sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers}):
         found.append(recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}))
     return found

@@ -154,8 +154,9 @@ class BufferSettings(Config):
     defer_embedding_wgrad_compute): what it multiplies is kept."""
     stage_inputs_stay: bool
     """Every model chunk keeps its last micro-batch's input, received from the stage before, and the gradient of it."""
-    gradient_copies: bool
-    """The optimizer copies half-precision main gradients to fp32; the copies stay until the next step begins."""
+    gradient_copies: Literal["none", "freed", "kept"]
+    """The optimizer copies half-precision main gradients to fp32: freed when the next step begins, or kept until that step's
+    copies take their place, beside the gradients that they were made of (Megatron-LM of March to July 2021)."""
 
 
 class CommSettings(Config):
@@ -235,3 +236,7 @@ class TimingSettings(Config):
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     measured: bool = False
     """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
+
+    def slower_host(self, factor: float) -> TimingSettings:
+        """The same on hosts whose launches take `factor` as long."""
+        return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
