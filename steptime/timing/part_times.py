@@ -55,7 +55,7 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    return Pricing(Context(found, software, ranks, tiers, p.tp, link), dp_tiers, n_dcs)
+    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link), dp_tiers, n_dcs)
 
 
 @dataclass(frozen=True)
