@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import types
 
-import pytest
-import torch
-
-pytest.importorskip("megatron.core.pipeline_parallel.fine_grained_activation_offload")
-
 import jobs
 import mcore_imports  # noqa: F401  Megatron is imported without CUDA
+import pytest
+import torch
 from megatron.core.pipeline_parallel import fine_grained_activation_offload as theirs
 
 from steptime.job.assembly import Assembly
