@@ -116,8 +116,8 @@ def test_what_is_left_out(said, message):
 NO_TIME = PartTime(Work(), Work(), Work())
 
 
-def chunk_seconds(*, memory: float = 1e30, overlap: bool) -> list[ChunkSeconds]:
-    """Of both stages, without any compute."""
+def pipeline_seconds(*, memory: float = 1e30, overlap: bool = False) -> PipelineSeconds:
+    """Of two stages without any compute, for one micro-batch a step."""
     on = machine(memory=memory, link=1.0, node=2)
     layout = {"dp": 2, "pp": 2, "fsdp": {"reduce_dtype": "fp32", "reshard_after_forward": False}}
     made = job("fsdp2", on=on, model={"n_layers": 4}, performance={"overlap": {"dp": overlap}}, **layout)
@@ -125,8 +125,19 @@ def chunk_seconds(*, memory: float = 1e30, overlap: bool) -> list[ChunkSeconds]:
     tiers = tuple(on.tiers)
     parts = dict.fromkeys((assembly.embedding, *assembly.kinds, assembly.head), NO_TIME)
     priced = rates(on.accelerator, made.software)
-    found = PipelineSeconds(assembly, tiers, parts, [{}, {}], priced)
-    return [chunks[0] for chunks in found.chunks]
+    return PipelineSeconds(assembly, tiers, parts, [{}, {}], priced)
+
+
+def chunk_seconds(*, memory: float = 1e30, overlap: bool) -> list[ChunkSeconds]:
+    """Of both stages."""
+    return [chunks[0] for chunks in pipeline_seconds(memory=memory, overlap=overlap).chunks]
+
+
+def test_forwards_gather_and_backwards_reduce():
+    """The forward gathers root and two layers, 1 s an element; the backward, which finds them there, reduces in fp32, 2 s each."""
+    forward, backward = pipeline_seconds().passes(0)
+    assert (forward.calls, forward.network_s) == (3.0, seconds(STAGE_0))
+    assert (backward.calls, backward.network_s) == (3.0, seconds(2 * STAGE_0))
 
 
 def test_a_forward_gathers_the_root_and_copies_it_out():
