@@ -193,23 +193,18 @@ def is_shipped(name: str) -> bool:
 def _find(name: str) -> Path:
     """The file of a machine: shipped under this name, under this alias, or a user's own."""
     key = normalise(name)
-    shipped = _MACHINES / f"{key}.yaml"
-    if "/" not in key and _is_file(shipped):
-        return shipped
+    if key in machine_names():
+        return _MACHINES / f"{key}.yaml"
     aliases: dict[str, str] = _shipped(_ALIASES)
     if key in aliases:
         return _MACHINES / f"{aliases[key]}.yaml"
-    if Path(name).suffix in {".yaml", ".yml", ".json"} or _is_file(name):
+    if Path(name).suffix in {".yaml", ".yml", ".json"} or isfile(name):  # noqa: PTH113  not an error for a long name
         return Path(name)
     from difflib import get_close_matches
 
     close = get_close_matches(key, [*machine_names(), *aliases], n=4, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ConfigError(f"unknown machine {name!r}; {hint}3dtrn machines lists them")
-
-
-def _is_file(path: Path | str) -> bool:
-    return isfile(path)  # noqa: PTH113  False, not an error, for what is too long for a file's name
 
 
 def _shipped(path: Path) -> Any:
@@ -293,10 +288,10 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    path = ACCELERATORS / f"{normalise(name)}.yaml"
-    if "/" not in name and not _is_file(path) and (machine := _shipped(_ALIASES).get(normalise(name))):
-        path = path.with_name(f"{_shipped(_MACHINES / f'{machine}.yaml')['accelerator']}.yaml")
-    if "/" in name or not _is_file(path):
+    key, aliases = normalise(name), _shipped(_ALIASES)
+    if key not in accelerator_names() and key in aliases:
+        key = _shipped(_MACHINES / f"{aliases[key]}.yaml")["accelerator"]
+    if key not in accelerator_names():
         line = f"accelerator: unknown accelerator {name!r}{near(name, accelerator_names())}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
-    return dict(plain_tree(_shipped(path), "accelerator", provenance))
+    return dict(plain_tree(_shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))
