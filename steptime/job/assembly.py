@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -96,6 +96,20 @@ class Part:
         return sum(p.local(self.tp, self.experts) for p in self.params)
 
     @cached_property
+    def local_groups(self) -> dict[str, Num]:
+        """The same by parameter group."""
+        found: dict[str, Num] = {}
+        for p in self.params:
+            found[p.group] = found.get(p.group, 0.0) + p.local(self.tp, self.experts)
+        return found
+
+    def holding(self, params: list[Param], registered: list[Param]) -> Part:
+        """The part with other parameters than its ops have."""
+        held = replace(self)
+        vars(held).update(params=params, registered_params=registered)
+        return held
+
+    @cached_property
     def n_quantized(self) -> Num:
         """Parameters on one device that a recipe quantizes: weights of its projections."""
         weights = [p for op in self.ops if isinstance(op, Gemm) and op.recipe for p in op.params if len(p.shape) > 1]
@@ -146,6 +160,15 @@ class Assembly:
         self.kinds = list(made.values())
         """Every kind of layer."""
 
+    def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
+        """The assembly of another job, with other parts in place of its own."""
+        made = Assembly.__new__(Assembly)
+        made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
+        made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
+        made.runs = [(parts.get(part, part), count) for part, count in self.runs]
+        made.kinds = [parts.get(part, part) for part in self.kinds]
+        return made
+
     @cached_property
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
@@ -171,15 +194,21 @@ class Assembly:
         return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
 
     @cached_property
-    def head_params(self) -> list[Param]:
-        """Parameters of the head on its stage: a tied head on the embedding's own stage has no weight of its own.
+    def held_head(self) -> Part:
+        """The head with its parameters on its stage: a tied head on the embedding's own stage has no weight of its own.
 
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
         if self.job.model.tie_embeddings and not self.embedding_copied:
-            return [p for p in self.head.registered_params if not p.vocab]
-        return self.head.registered_params
+            own = ([p for p in params if not p.vocab] for params in (self.head.params, self.head.registered_params))
+            return self.head.holding(*own)
+        return self.head
+
+    @property
+    def head_params(self) -> list[Param]:
+        """Parameters of the head on its stage."""
+        return self.held_head.registered_params
 
     @property
     def head_modules(self) -> frozenset[str | float]:
@@ -197,24 +226,25 @@ class Assembly:
         of = self.embedding if chunk.embedding or self.job.model.mtp else self.head
         return next(p for p in of.params if p.vocab)
 
-    def chunk_params(self, chunk: Chunk) -> list[tuple[list[Param], int]]:
-        """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
-        parts = [(self.embedding.registered_params, 1)] if chunk.embedding or self.holds_copy(chunk) else []
-        parts += [(part.registered_params, count) for part, count in chunk.runs]
-        return [*parts, (self.head_params, 1)] if chunk.head else parts
+    def held_parts(self, chunk: Chunk) -> list[tuple[Part, int]]:
+        """The parts of a chunk with their parameters in depth order, and how often each stands there."""
+        parts = [(self.embedding, 1)] if chunk.embedding or self.holds_copy(chunk) else []
+        return [*parts, *chunk.runs, *([(self.held_head, 1)] if chunk.head else [])]
+
+    def counted_parts(self, chunks: Sequence[Chunk]) -> dict[Part, int]:
+        """The same of several chunks, every part once with how often it stands in all of them."""
+        found: dict[Part, int] = {}
+        for part, count in (held for chunk in chunks for held in self.held_parts(chunk)):
+            found[part] = found.get(part, 0) + count
+        return found
 
     def counted_params(self, chunks: Sequence[Chunk]) -> list[tuple[list[Param], int]]:
-        """The same of several chunks, every part once with how often it stands in all of them."""
-        found: dict[int, tuple[list[Param], int]] = {}
-        for params, count in (part for chunk in chunks for part in self.chunk_params(chunk)):
-            found[id(params)] = (params, found.get(id(params), (params, 0))[1] + count)
-        return list(found.values())
+        """Their parameters in registered order, with how often the part stands there."""
+        return [(part.registered_params, count) for part, count in self.counted_parts(chunks).items()]
 
     def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""
-        total = sum(count * part.n_params for part, count in chunk.runs)
-        total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
-        return total + (sum(p.local(self.head.tp, self.experts) for p in self.head_params) if chunk.head else 0)
+        return sum([count * part.n_params for part, count in self.held_parts(chunk)])
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -9,7 +9,8 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, pieces_of, state_bytes
+from steptime.memory.moments import local_tensors
+from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, state_bytes
 from steptime.software.performance import EAGER_TORCH
 
 KIB = 1024.0
@@ -167,8 +168,8 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
             continue
         for elements in local_groups(assembly, [chunk]).values():
             rest = rest + block_rest(size.gradients * elements)
-        for p, count in ((p, count) for own, count in assembly.chunk_params(chunk) for p in own):
-            elements, times, _ = pieces_of(assembly, p)
+        for p, count in ((p, count) for part, count in assembly.held_parts(chunk) for p in part.registered_params):
+            times, elements = local_tensors(assembly, p)
             tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
             rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest

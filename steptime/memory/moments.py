@@ -35,19 +35,18 @@ def least_moments(job: Job) -> float:
 
 def mean_moments(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
     """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
-    alike = assembly.job.software.states.optimizer in PER_ELEMENT
+    if assembly.job.software.states.optimizer in PER_ELEMENT:
+        each = least_moments(assembly.job)
+        return {group: each for part in assembly.counted_parts(chunks) for group in part.local_groups}
     moments: dict[str, Num] = {}
     elements: dict[str, Num] = {}
     for params, count in assembly.counted_params(chunks):
         for p in params:
-            if alike:
-                moments[p.group] = least_moments(assembly.job)
-                continue
             tensors, one = local_tensors(assembly, p)
             more = count * tensors * tensor_moments(assembly.job, p, one)
             moments[p.group] = moments.get(p.group, 0.0) + more
             elements[p.group] = elements.get(p.group, 0.0) + count * tensors * one
-    return moments if alike else {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
+    return {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
 
 
 def local_tensors(assembly: Assembly, p: Param) -> tuple[Num, Num]:

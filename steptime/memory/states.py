@@ -13,8 +13,7 @@ from steptime.base.num import Num, ceil, lcm, maximum
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
-from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
-from steptime.model.ops import Param
+from steptime.memory.moments import least_moments, local_tensors, mean_moments, unevenness, update_temporaries
 from steptime.software.precision import weight_bytes
 
 
@@ -133,9 +132,9 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
 def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
-    for params, count in assembly.counted_params(chunks):
-        for p in params:
-            found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp, assembly.experts)
+    for part, count in assembly.counted_parts(chunks).items():
+        for group, elements in part.local_groups.items():
+            found[group] = found.get(group, 0.0) + count * elements
     return found
 
 
@@ -178,18 +177,11 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None). Parameters of different groups
     lie in buffers of their own (same file, expert_parallel_buffers).
     """
-    job = assembly.job
-    sharded = job.software.states.padded_buckets and job.zero_level >= 1
-    copied = assembly.copied_weight(chunk)
-    if chunk.depth and not (sharded and copied):
+    job, sharded = assembly.job, pads(assembly.job)
+    if in_one_piece(assembly, chunk):
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
-    parts = assembly.chunk_params(chunk)
-    for group in dict.fromkeys(p.group for params, _ in parts for p in params):
-        backward: list[Pieces] = []
-        for params, count in reversed(parts):
-            mine = [p for p in reversed(params) if p.group == group]
-            backward += [pieces_of(assembly, p)._replace(alone=p is copied) for p in mine] * count
+    for group, backward in backward_pieces(assembly, chunk).items():
         whole = sum([piece.times * piece.elements for piece in backward])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
         counts = piece_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
@@ -197,25 +189,40 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     return found
 
 
+def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]:
+    """The tensors of a chunk in the order of backward, by parameter group."""
+    copied, parts = assembly.copied_weight(chunk), assembly.held_parts(chunk)
+    found: dict[str, list[Pieces]] = {p.group: [] for part, _ in parts for p in part.registered_params}
+    for part, count in reversed(parts):
+        layer: dict[str, list[Pieces]] = {}
+        for p in reversed(part.registered_params):
+            tensors, one = local_tensors(assembly, p)
+            layer.setdefault(p.group, []).append(Pieces(one, tensors, p is copied))
+        for group, pieces in layer.items():
+            found[group] += pieces * count
+    return found
+
+
+def pads(job: Job) -> bool:
+    """Whether buckets are padded: Megatron's under the distributed optimizer."""
+    return job.software.states.padded_buckets and job.zero_level >= 1
+
+
+def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
+    """Whether the gradients of a chunk reduce in one piece for each group."""
+    return bool(chunk.depth) and not (pads(assembly.job) and assembly.copied_weight(chunk))
+
+
 def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bucket]:
     """The buckets of a chunk that reduces in one piece: one for each group, its tensors aligned (`bucket_elements`)."""
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
-            size, times, _ = pieces_of(assembly, p)
+            times, size = local_tensors(assembly, p)
             each = round_up(size, PARAM_ALIGNMENT) if sharded else size
             found[p.group] = found.get(p.group, 0.0) + count * times * each
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
-
-
-def pieces_of(assembly: Assembly, p: Param) -> Pieces:
-    """The tensors that a parameter stands for on one device: one, or one for each local expert."""
-    local = p.local(assembly.head.tp, assembly.experts)
-    if not p.n_experts:
-        return Pieces(local, 1)
-    count = int(p.n_experts // assembly.job.parallelism.ep)
-    return Pieces(local / count, count)
 
 
 def bucket_size(job: Job, elements: Num) -> Num:

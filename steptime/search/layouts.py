@@ -26,7 +26,8 @@ from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
 from steptime.search.space import SPLIT_SETTINGS, Grid, Split
-from steptime.search.states import Around, Sketches, around
+from steptime.search.sketches import Sketches
+from steptime.search.states import Around, Held, around
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
@@ -136,7 +137,7 @@ class Pipelines:
         pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share, limit_s)
         peaks = [held.peaks(stages, 0, flavors[0], microbatches)]
         outside = sum(overhead(view)) + 0.0 * rows.tp
-        spreads, at = spreads_of(rows)
+        spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
         straggler = straggler_s(view, pipe.makespan_s)
         for zero, job in self.zeros.items():
             legal = legal_rows(self.grid, zero, rows)
@@ -194,7 +195,7 @@ class Pipelines:
     ) -> Num:
         """Seconds around the pipeline: gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
-        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.optimizer_s
+        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.side.optimizer_s
         reduced = seconds.reduce_s(
             stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
         )
@@ -202,24 +203,17 @@ class Pipelines:
         if ends.gathers:
             broadcast = job.software.comm.sharded_gather == "broadcast"
             gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
-        partial = rows.sp * seconds.partial_s(pipe, ends.partial_bytes, at, self.priced, rows.tp)
-        return reduced + gathered + ends.embedding_s[at] + partial + ends.optimizer_s[at]
+        sides = [of.partial for of in ends.side.held]
+        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, rows.tp)
+        return reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
 
     def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         allocated: Num = 0.0
         reserved: Num = 0.0
         for kind, peak in enumerate(peaks):
-            all_of = ends.states[kind]
-            states = all_of._replace(
-                **{
-                    name: getattr(all_of, name)[at]
-                    for name in all_of._fields
-                    if name.endswith("_bytes") or name == "owned"
-                }
-            )
-            kept = ends.dummy_bytes[kind][at] + ends.rest_bytes[kind][at]
-            buffers = self.buffers(stages, kind, rows, kept)
+            of = Held(*(column[at] for column in ends.side.held[kind]))
+            states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
             fixed = fixed + (buffers.staying + buffers.moving)
             updating = update_bytes(self.job, states) + buffers.between - buffers.moving

@@ -22,7 +22,7 @@ from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_plan, usual
 from steptime.search.search import Search
 from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
-from steptime.search.states import Sketches
+from steptime.search.sketches import Sketches
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
@@ -117,7 +117,7 @@ class Screen:
         self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
     ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
-        sketches = Sketches(self.job)
+        sketches = Sketches(self.job, hopeless.legal_spreads(found)[1])
         useful = found if self.every else self.useful(found, zeros, sketches, listed)
         keys = part_keys(useful, zeros)
         if not keys:

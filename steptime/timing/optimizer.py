@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum, where
 from steptime.cost.parts import Context
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
@@ -101,21 +102,24 @@ def updated(assembly: Assembly, stage: int) -> Updated:
     return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total)
 
 
-def optimizer_s(assembly: Assembly, context: Context) -> float:
+def optimizer_s(assembly: Assembly, context: Context) -> Num:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
-    groups = [local_groups(assembly, chunks) for chunks in assembly.stages]
-    held = max(sum(stage.values()) for stage in groups)
-    shares = [updated(assembly, stage) for stage in range(len(groups))]
-    owned, moments = max(shares, key=lambda share: share.owned)
+    unlike = sorted(set(assembly.first_alike))
+    stages = [assembly.stages[stage] for stage in unlike]
+    owned, moments = updated(assembly, unlike[0])
+    for stage in unlike[1:]:
+        more = updated(assembly, stage)
+        owned, moments = maximum(owned, more.owned), where(more.owned > owned, more.moments, moments)
+    held = reduce(maximum, [sum(local_groups(assembly, chunks).values()) for chunks in stages])
     kept = owned if job.zero_level >= 2 else held
-    quantized: float = max(sum(quantized_elements(assembly, c) for c in chunks) for chunks in assembly.stages)
-    update: float = update_s(job, owned, kept, moments, bytes_per_s)
-    orthogonal: float = max(orthogonalize_s(assembly, chunks, context) for chunks in assembly.stages)
+    quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
+    update = update_s(job, owned, kept, moments, bytes_per_s)
+    orthogonal = reduce(maximum, [orthogonalize_s(assembly, chunks, context) for chunks in stages])
     return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 
-def update_s(job: Job, owned: float, held: float, moments: Num, bytes_per_s: float) -> float:
+def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:
     """Seconds of one update, memory traffic alone.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
@@ -123,5 +127,4 @@ def update_s(job: Job, owned: float, held: float, moments: Num, bytes_per_s: flo
     """
     size = state_bytes(job)
     zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
-    seconds: float = (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s
-    return seconds
+    return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

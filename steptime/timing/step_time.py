@@ -37,9 +37,9 @@ class Reduce(NamedTuple):
     cost: CommCost
 
     @property
-    def time_s(self) -> float:
+    def time_s(self) -> Num:
         """Seconds of all of them."""
-        return float(self.calls * self.cost.time_s)
+        return self.calls * self.cost.time_s
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
     if not assembly.embedding_copied:
         return Reduce(0.0, 0.0, FREE)
     elements = assembly.shard.vocab * job.model.hidden_sz / job.parallelism.tp
-    bytes_ = float(elements) * state_bytes(job).gradients
+    bytes_ = 1.0 * elements * state_bytes(job).gradients
     over = group(job.parallelism, "embedding", n_dcs=priced.n_dcs)
     return Reduce(1.0, bytes_, collective("all_reduce", bytes_, over, priced.context.tiers))
 
