@@ -8,8 +8,8 @@ from typing import Any
 from steptime.job.job import Job
 from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
-from steptime.search.space import EXCESS, Counts, Grid
 from steptime.search.sketches import Sketches, Spread
+from steptime.search.space import EXCESS, Counts, Grid
 
 TIMES = EXCESS[-2]
 """From so many times on all that do not fit are of one class."""

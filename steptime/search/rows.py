@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from steptime.search.parts import PartKey, code
-from steptime.search.space import Grid
 from steptime.search.sketches import Spread
+from steptime.search.space import Grid
 
 
 class Rows(NamedTuple):

@@ -21,8 +21,8 @@ from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_plan, usual
 from steptime.search.search import Search
-from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
 from steptime.search.sketches import Sketches
+from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
@@ -92,7 +92,7 @@ class Screen:
 
     def choices(self, layers: int) -> tuple[Recompute, ...]:
         """Recomputations for chunks of up to so many layers."""
-        return tuple(allowed(self.job, of_plan(self.axes.said) or usual(self.job, layers), self._allowed))
+        return tuple(allowed(self.job, of_plan(self.axes.said) or usual(self.job, layers, self.plan), self._allowed))
 
     @cached_property
     def margin(self) -> float:

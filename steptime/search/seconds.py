@@ -98,9 +98,14 @@ def pipe(
     microbatches: Any,
     found: Sends,
     share: Share | None,
+    wanted: Any,
     limit_s: float = inf,
 ) -> Pipe:
-    """The pipeline in closed form, or walked; `share`: how much of the sends is hidden; `limit_s`: longer ones are of no use."""
+    """The pipeline in closed form, or walked.
+
+    `share`: how much of the sends is hidden; `wanted`: [recomputation, row], others are not walked; `limit_s`: longer ones are of
+    no use.
+    """
     import numpy as np
 
     forward = [sums(chunks, "forward_s") for chunks in flavors]
@@ -120,7 +125,15 @@ def pipe(
     if unlike(stages) or (blocking and stages.vpp > 1):
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
-        makespan = makespans(stages, flavors, microbatches, boundaries, blocking=blocking, least=least, limit_s=limit_s)
+        makespan = makespans(
+            stages,
+            flavors,
+            microbatches,
+            boundaries,
+            blocking=blocking,
+            least=least,
+            wanted=wanted & (least <= limit_s),
+        )
     elif blocking:
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send

@@ -163,7 +163,9 @@ def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
     for group, pieces in backward_pieces(sketch, chunk).items():
         ranks = np.broadcast_to(shard_ranks(sketch.job, group), (size,)).tolist()
         total = sum([piece.times * piece.elements for piece in pieces])
-        limits = np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
+        limits = (
+            np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
+        )
         for row, mine in enumerate(_rows(pieces, size)):
             found = piece_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))
             each[row] += [Bucket(elements, group) for elements in found]

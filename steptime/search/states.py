@@ -144,15 +144,11 @@ def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list
                 known[key] = cut(sketch, chunk, size)
                 rests[key] = block_rest_bytes(sketch, [chunk], [known[key].totals(size)])
         mine = [known[key] for key in keys]
-        states = states_of(sketch, chunks, [one.totals(size) for one in mine])
+        of = states_of(sketch, chunks, [one.totals(size) for one in mine])
         partial = partial_gradients(sketch, kind, one_by_one=False).bytes
-        rest = sum([rests[key] for key in keys])
-        held.append(
-            Held(
-                states.params_bytes, states.gradients_bytes, states.optimizer_bytes, states.owned, states.update_bytes,
-                states.gathered_itemsize, dummy_wgrad_bytes(sketch, kind), rest, partial,
-            )  # fmt: skip
-        )
+        bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
+        beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial
+        held.append(Held(*bytes_, of.owned, of.update_bytes, of.gathered_itemsize, *beside))
         cuts.append(mine)
     over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
     update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
@@ -193,7 +189,9 @@ def sent(kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, i
         for one, sent_bytes in zip(different, sizes, strict=True):
             times[id(one)] = sent_bytes, seconds[at : at + len(sent_bytes)]
             at += len(sent_bytes)
-        totals = {key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)}
+        totals = {
+            key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)
+        }
         found.append(Sent([totals[id(one)] for one in chunks], *_marks(chunks[0], *times[id(chunks[0])], size)))
     return found
 
