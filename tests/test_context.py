@@ -141,6 +141,75 @@ def test_a_ring_run_by_hand(cp):
     assert ring.bytes * ring.count_per_step / 16 == 2 * ranks[0][2]
 
 
+# --- latent attention, windows ---
+
+# 8 heads of 128 + 64 for q and k and of 128 for v: on a rank of 4, 1024 tokens of 8 * 192 and of 8 * 128, 2 B each
+MLA = {"kind": "mla", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+LATENT = MODEL | {"n_kv_heads": 8, "attention": MLA}
+WIDE, NARROW = 1024 * 8 * 192 * 2, 1024 * 8 * 128 * 2
+LATENT_CALLS = {
+    "p2p": {"ring": (3, WIDE + NARROW), "ring_grad.grad": (4, (1 + 2 + 2 + 1) / 4 * (WIDE + NARROW))},
+    "all_gather": {
+        f"{name}_gather{back}": (1, 4 * size)
+        for name, size in (("k", WIDE), ("v", NARROW))
+        for back in ("", ".again", ".grad")
+    },
+    "a2a": {
+        f"{name}_a2a{back}": (1, size)
+        for name, size in (("q", WIDE), ("k", WIDE), ("v", NARROW), ("out", NARROW))
+        for back in ("", ".grad")
+    }
+    | {"out_again.grad": (1, NARROW)},
+}
+
+
+def with_model(model, cp, how, **more):
+    return jobs.job(model, seqlen=SEQLEN, software="megatron-core", dp=2, cp=cp, cp_comm_type=how, **more)
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_heads_of_latent_attention_are_exchanged_in_their_own_widths(how):
+    """Up-projected: keys of 192 with the rope part in each head, values of 128 (context_parallel.py, k_numel and v_shape)."""
+    seen = {name: (r.count_per_step / 16, r.bytes) for name, r in rows(with_model(LATENT, 4, how)).items()}
+    assert seen == LATENT_CALLS[how]
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_latent_attention_shrinks_with_cp(how):
+    """Kept activations of a device are a cp-th, but for the output that the all-gather keeps twice; so are FLOPs."""
+    one, four = (estimate(with_model(LATENT, cp, how)) for cp in (1, 4))
+    extra = 4 * NARROW if how == "all_gather" else 0.0
+    kept = [answer.memory.stages[0].activations_bytes for answer in (one, four)]
+    assert kept[1] == pytest.approx(kept[0] / 4 + extra, rel=1e-9)
+    assert attention(four.job).full_flops * 4 == attention(one.job).full_flops
+    assert four.params == one.params
+
+
+def test_a_ring_keeps_keys_and_values_though_their_up_projections_run_again():
+    """It keeps the block that came last, which is another rank's; with an all-to-all the projections' outputs go."""
+    again = {"recompute": {"granularity": "selective", "modules": ["mla_up_proj"]}}
+    kept = {}
+    for how in METHODS:
+        ops = Assembly(with_model(LATENT, 4, how, performance=again)).kinds[0].ops
+        names = set(kept_names(ops, find_segments(ops, frozenset({"mla_up_proj"}))))
+        kept[how] = names & {"attn.q", "attn.k", "attn.v", "attn.core.kv", "attn.core.k.heads"}
+    assert kept == {"p2p": {"attn.core.kv"}, "all_gather": set(), "a2a": {"attn.core.k.heads"}}
+
+
+@pytest.mark.parametrize("how", ["all_gather", "a2a"])
+def test_a_window_leaves_as_much_of_the_scores_on_the_mean_rank(how):
+    """1024 of 4096 positions: 1024 * 4096 - 1024^2 / 2 scores of 4096^2, 7/32, over 4 ranks; full layers see a half."""
+    windows = MODEL | {"attention": {"window": 1024, "window_pattern": 2}}
+    kinds = [kind.ops for kind in Assembly(with_model(windows, 4, how)).kinds]
+    shares = {next(op for op in ops if isinstance(op, Attention)).causal_share for ops in kinds}
+    assert shares == {7 / 32, 0.5}
+
+
+def test_sinks_are_in_the_layer_whatever_the_ranks():
+    sinks = MODEL | {"attention": {"sinks": True}}
+    assert estimate(with_model(sinks, 4, "a2a")).params == estimate(with_model(sinks, 1, "a2a")).params
+
+
 # --- time ---
 
 
@@ -236,10 +305,13 @@ def test_ulysses_of_autograd_keeps_its_own_output():
 
 
 def test_a_ring_holds_all_blocks_and_partial_outputs_for_a_moment():
-    """TransformerEngine's forward: cp buffers of k and v, cp partial outputs and log-sum-exps. Backward: 4 of k and v, one dq."""
+    """TransformerEngine's forward: cp buffers of k and v, of which it keeps the last, cp partial outputs and log-sum-exps.
+
+    Backward: 4 of k and v, one dq.
+    """
     op = attention(job(4))
     lse = 1024 * 8 * 4
-    assert op.forward_temp_bytes == 4 * (2 * K + Q + lse)
+    assert op.forward_temp_bytes + sum(t.bytes for t in op.stats) - lse == 4 * (2 * K + Q + lse)
     assert op.backward_temp_bytes == 4 * 2 * K + Q
 
 

@@ -1,8 +1,12 @@
-"""The notebooks of the docs run, and show what they show now; `--update-golden` writes its outputs anew."""
+"""The notebooks of the docs run, and show what they show now; `--update-golden` writes their outputs anew.
+
+Cells with the tag `measured` show figures of the machine that ran them: they must run and say something, and are not compared.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -33,7 +37,7 @@ def executed(recorded, path):
         patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
         client = NotebookClient(
             notebook,
-            timeout=60,
+            timeout=600,
             kernel_name="python3",
             resources={"metadata": {"path": str(path.parent)}},
             record_timing=False,
@@ -44,7 +48,7 @@ def executed(recorded, path):
 
 
 def test_outputs_are_those_of_now(path, recorded, executed, update_golden):
-    if update_golden:
+    if update_golden and outputs(recorded) != outputs(executed):
         nbformat.write(executed, path)
         recorded = executed
     assert outputs(recorded) == outputs(executed), (
@@ -53,13 +57,14 @@ def test_outputs_are_those_of_now(path, recorded, executed, update_golden):
 
 
 def outputs(notebook):
-    return [cell.get("outputs", []) for cell in notebook.cells]
+    return [cell.get("outputs", []) for cell in notebook.cells if "measured" not in cell.metadata.get("tags", [])]
 
 
 def test_every_cell_says_something(executed):
     cells = [cell for cell in executed.cells if cell.cell_type == "code"]
     assert len(cells) >= 4
-    assert all(cell.outputs for cell in cells)
+    assert all(cell.outputs for cell in cells if not cell.source.startswith("%%capture"))
+    assert all(len(cell.source.splitlines()) <= 25 for cell in cells)
 
 
 def test_shows_the_estimate_as_tables(path, executed):
@@ -67,3 +72,13 @@ def test_shows_the_estimate_as_tables(path, executed):
     found = [out.data["text/html"] for out in outputs_ if "text/html" in out.get("data", {})]
     assert found or path.stem == "why_slow"
     assert all(html.count("<table>") >= 5 for html in found)
+
+
+def test_predictions_on_the_measured_machine_are_in_reach(path, executed):
+    """Other tests share the cores, so a step may take several times as long as the sweeps promise."""
+    if path.stem != "measure_machine":
+        return
+    said = "".join(out.get("text", "") for cell in executed.cells for out in cell.get("outputs", []))
+    measured, predicted = map(float, re.search(r"measured ([\d.]+) s, predicted ([\d.]+) s", said).groups())
+    assert 0.1 < predicted / measured < 10
+    assert "allocated memory differs by 0 bytes" in said

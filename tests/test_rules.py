@@ -152,13 +152,23 @@ BROKEN = {
             )
         ],
     ),
-    "mla with cp": (
-        {"model.attention.kind": "mla", "parallelism.cp": 2},
-        ["parallelism.cp: not modeled yet together with mla (got 2); use 1"],
-    ),
     "window with cp": (
         {"model.attention.window": 4096, "parallelism.cp": 2},
-        ["parallelism.cp: not modeled yet together with model.attention.window (got 2); use 1"],
+        [
+            (
+                "parallelism.cp_comm_type: attention in a window is computed with cp by a2a, and by TransformerEngine's "
+                "all_gather (got p2p); use a2a, or cp 1"
+            )
+        ],
+    ),
+    "sinks with cp": (
+        {"model.attention.sinks": True, "parallelism.cp": 2, "parallelism.cp_comm_type": "all_gather"},
+        [
+            (
+                "parallelism.cp_comm_type: attention with sinks or in chunks is computed with cp by a2a alone (got all_gather); "
+                "use a2a, or cp 1"
+            )
+        ],
     ),
     "linear attention framework": (
         {"model.linear_attention": {}, "performance.software": "torch", "parallelism.pp": 1, "parallelism.tp": 1},
@@ -775,6 +785,8 @@ def test_bounds(name):
         {"performance.master_dtype": "remainder"},
         {"hardware.node_type": "v100", "performance.precision": "fp16"},
         {"parallelism.cp": 2},
+        {"parallelism.cp": 2, "model.attention.kind": "mla", "model.n_kv_heads": 64},
+        {"parallelism.cp": 2, "parallelism.cp_comm_type": "all_gather", "model.attention.window": 4096},
         {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a", "parallelism.tp": 2},
         {
             "parallelism.cp": 3,

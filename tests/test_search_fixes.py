@@ -10,6 +10,7 @@ from steptime import Job, estimate
 from steptime.answer import fixes as single
 from steptime.base.config import ConfigError
 from steptime.search.fixes import Faster, axes, lists
+from steptime.search.recompute import usual
 from steptime.search.run import run
 from steptime.search.search import Asked
 
@@ -80,3 +81,13 @@ def test_what_is_left_out_of_the_search_is_in_no_list(sets):
 
 def told(layouts):
     return [(layout.changes, layout.step_s) for layout in layouts]
+
+
+def test_a_model_of_experts_alone_is_not_searched_twice_over_its_mlp():
+    """The module `mlp` names nothing where every layer has experts; the first dense layers of DeepSeek-V3 have one."""
+    data = {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1}
+    for model, named in (("qwen3-235b-a22b", False), ("deepseek-v3", True)):
+        job = Job(model=model, parallelism={"tp": 1, "pp": 1, "dp": 8, "ep": 8}, data=data, hardware="dgx-h100")
+        modules = [one.modules for one in usual(job, 1)]
+        assert any("mlp" in some for some in modules) == named
+        assert frozenset({"layernorm"}) in modules

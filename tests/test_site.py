@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MADE = {"index.md", "accuracy.md", "changelog.md", "constants.md"}
+NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
+MADE = {"index.md", "accuracy.md", "changelog.md", "constants.md"} | {f"{path.stem}.md" for path in NOTEBOOKS}
 """Pages that docs/site_hooks.py adds."""
 
 
@@ -86,3 +89,16 @@ if find_spec("mkdocs") and find_spec("material"):  # the extra docs
         text = (out / "constants.html").read_text(encoding="utf-8")
         assert "timing.step_time.STRAGGLER" in text
         assert "0.0036" in text
+
+    @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+    def test_a_notebook_is_a_page_with_its_outputs(site, path):
+        out, _ = site
+        text = (out / f"{path.stem}.html").read_text(encoding="utf-8")
+        shown = re.sub(r"<[^>]+>", "", text)
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        printed = ["".join(one["text"]) for cell in cells for one in cell.get("outputs", []) if "text" in one]
+        assert printed
+        assert all(words.strip().splitlines()[-1].strip() in unescape(shown) for words in printed)
+        assert text.count('class="output"') == sum(
+            "text/html" in one.get("data", {}) for cell in cells for one in cell.get("outputs", [])
+        )

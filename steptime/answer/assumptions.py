@@ -52,7 +52,7 @@ def foremost(job: Job) -> list[str]:
 def _software(job: Job) -> str:
     """The profile, and the switches that the plan sets otherwise."""
     software = job.software
-    usual, here = load_software(software.name).on(job.machine.accelerator).settings(), software.settings()
+    usual, here = load_software(software.name).on(job.machine).settings(), software.settings()
     changed = [
         f"{key} {_word(here[key])} (profile: {_word(usual[key])})"
         for key in Options.model_fields

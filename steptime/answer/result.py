@@ -175,7 +175,8 @@ class Estimate:
         """One line: verdict, step, MFU."""
         name, verdict = self.job.model.name or "unnamed model", self.memory.verdict.replace("_", " ")
         mfu = f"{100.0 * self.throughput.mfu:.1f} %"
-        return f"<Estimate {name} on {self.devices:,} devices: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
+        devices = f"{self.devices:,} device{'s' * (self.devices > 1)}"
+        return f"<Estimate {name} on {devices}: {verdict}, {self.step_s:.3g} s a step, MFU {mfu}>"
 
     def _repr_html_(self) -> str | None:
         """Tables for a notebook, where something draws them."""

@@ -60,6 +60,8 @@ class Algorithm(NamedTuple):
     joined: bool = True
     """The ranks of a domain pass on one stream, so a group has the links of all its ranks to cross to the next domain."""
     in_switch: bool = False
+    to_all: bool = False
+    """Every rank sends to every other one."""
 
 
 def _ring_hops(ranks: Num, below: Num, members: Num, _innermost: bool) -> Num:
@@ -117,7 +119,9 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         # every rank sends its bytes to the switch, which adds, and its share of the sums back (NVLink SHARP)
         Algorithm("in-network", _switch_hops, 2.0, lambda n, *_: (n + 1.0) / n, SWITCH_S, in_switch=True),
     ),
-    "all_to_all": (Algorithm("pairwise", _ring_hops, 1.0, _pairwise_share, RING_S, rate=PAIRWISE_RATE, joined=False),),
+    "all_to_all": (
+        Algorithm("pairwise", _ring_hops, 1.0, _pairwise_share, RING_S, rate=PAIRWISE_RATE, joined=False, to_all=True),
+    ),
     "broadcast": (Algorithm("ring", _ring_hops, 1.0, lambda *_: 1.0, RING_S),),
     "send_recv": (Algorithm("direct", _one_hop, 1.0, lambda *_: 1.0, SEND_S, joined=False),),
 }
@@ -220,7 +224,7 @@ def algorithm_cost(algorithm: Algorithm, bytes_: Num, group: Group, tiers: Seque
         if not tier.hierarchical:
             ramp = ramp + algorithm.passes * _tree_hops(*position) * tier.latency_s
         links = below if algorithm.joined else 1.0
-        rate = _rate(tier, algorithm, members) * links * algorithm.rate
+        rate = _rate(tier, algorithm, members) * links
         pace = maximum(pace, where(crossed, algorithm.share(*position) / rate, 0.0))
         tier_name = where(crossed, tier.name, tier_name)
         if algorithm.in_switch and not tier.in_network_reduction:
@@ -238,7 +242,9 @@ def _rate(tier: Tier, algorithm: Algorithm, members: Num) -> Num:
     wire: Num = tier.bytes_per_s
     if tier.link_bytes_per_s is not None:
         wire = minimum(wire, maximum(members - 1.0, 1.0) * tier.link_bytes_per_s)
-    return wire * tier.efficiency
+    if algorithm.to_all and tier.pairwise_efficiency is not None:
+        return wire * tier.pairwise_efficiency
+    return wire * tier.efficiency * algorithm.rate
 
 
 _PHASES = {

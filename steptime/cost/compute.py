@@ -92,7 +92,7 @@ def depth_overhead(op: Gemm, r: Rates) -> float:
 def gemm_pass(op: Gemm, r: Rates, m: Num, n: Num, k: Num, bytes_: Num, rate: float = 1.0) -> Pass:
     """One matrix product m x k by k x n, `count` times: the slower of arithmetic and memory, plus a kernel's fixed time."""
     if op.grouped:
-        rate = rate * op.m / (op.m + GROUP_ROWS)
+        rate = rate * r.grouped_share * op.m / (op.m + GROUP_ROWS)
     asymptote = r.recipe_flops if op.recipe else r.gemm_flops * where(aligned(op), 1.0, r.plain_share)
     compute = op.flops / (asymptote * rate * shape_efficiency(m, n, k, op.count, r.sm_count, depth_overhead(op, r)))
     bandwidth = bytes_ / r.bytes_per_s

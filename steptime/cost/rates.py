@@ -7,7 +7,7 @@ from math import inf
 
 from steptime.hardware.machine import Accelerator
 from steptime.software.efficiency import compute_factor, sustained_share
-from steptime.software.performance import Software
+from steptime.software.performance import EAGER_TORCH, Software
 from steptime.software.precision import RECIPES, rate_of
 
 FALLBACK_SUSTAINED = 0.75
@@ -22,6 +22,12 @@ FlexAttention reaches 0.85 to 0.9 of it on A100 (pytorch.org/blog/flexattention)
 FLEX_ON_BLACKWELL = 1.5
 """The same of FlexAttention where FlashAttention-2 leaves Blackwell's own instructions unused: 14B steps at 512 and at 2,048
 tokens on 8 x B200 differ by what 437 TFLOP/s take, forward and backward (torchtitan-ar, rows marked fit)."""
+
+GROUPED_ON_BLACKWELL = 0.36
+"""Share of the dense bf16 peak that torch._grouped_mm reaches on Blackwell, forward and backward: 863 and 753 TFLOP/s of 2,250 on
+B200 for 1 and 8 groups of 128,000 rows, n 2048, k 7168; 747 and 854 for n 8192, k 5120 (pytorch/ao@0b1bb11
+torchao/prototype/moe_training/README.md). On Hopper it keeps up with a dense product (597 to 624 on H200; tile-ai/TileOPs pull
+request 1567)."""
 
 SCAN_SHARE = 0.132
 """Share of the dense peak that Mamba-2's Triton kernels reach: the last and largest of them runs at 126 to 136 TFLOP/s of 989 on
@@ -62,6 +68,8 @@ class Rates:
     """Rate of memory-bound kernels over `bytes_per_s`."""
     plain_share: float = 1.0
     """GEMM rate without tensor cores over `gemm_flops`."""
+    grouped_share: float = 1.0
+    """Rate of grouped products over `gemm_flops`, before what few rows for each cost."""
     recipe_flops: float = 0.0
     """Asymptote of a GEMM of quantized operands."""
     scan_flops: float = 0.0
@@ -112,6 +120,7 @@ def rates(accelerator: Accelerator, software: Software, microbatches: int = 1) -
         accumulate_bytes=0.0 if software.states.grad_accumulation_fusion else times * (software.itemsize + 2.0 * main),
         move_rate=software.timing.move_rate,
         plain_share=plain_share(accelerator, dtype),
+        grouped_share=grouped_share(accelerator, software, dtype),
         recipe_flops=sustained_flops(accelerator, projections) * share(chip, software.precision) / slow,
         scan_flops=peak * SCAN_SHARE,
         chunk_flops=(accelerator.sm_count or peak * CHUNK_SHARE / CHUNK_FLOPS_PER_SM) * CHUNK_FLOPS_PER_SM,
@@ -141,6 +150,13 @@ def attention_efficiency(accelerator: Accelerator, software: Software) -> tuple[
 def plain_share(accelerator: Accelerator, dtype: str) -> float:
     """Rate of a GEMM that tensor cores cannot take, which runs as one in fp32, over that of one that they can."""
     return min(1.0, accelerator.peak_flops.get("fp32", inf) / sustained_flops(accelerator, dtype))
+
+
+def grouped_share(accelerator: Accelerator, software: Software, dtype: str) -> float:
+    """Rate of the profile's grouped products over that of a long GEMM."""
+    if software.family not in EAGER_TORCH or not accelerator.microscaling:
+        return 1.0
+    return min(1.0, GROUPED_ON_BLACKWELL * accelerator.peak_flops[dtype] / sustained_flops(accelerator, dtype))
 
 
 def sustained_flops(accelerator: Accelerator, dtype: str) -> float:

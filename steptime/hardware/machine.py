@@ -40,6 +40,8 @@ class Tier(Config):
     """One hop [s]."""
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
+    pairwise_efficiency: float | None = Field(None, gt=0, le=1)
+    """The same of an all-to-all; a little less than `efficiency` where unsaid (`steptime.cost.comm.PAIRWISE_RATE`)."""
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)
     """Meshes without a switch (xGMI, V100's cube mesh): the rate between two peers, so n devices have n-1 such links each."""
@@ -116,6 +118,8 @@ class Machine(Config):
     accelerator: Section[Accelerator]
     devices_per_node: int = Field(ge=1)
     tiers: list[Section[Tier]] = Field(min_length=1)
+    host_factor: float = Field(1.0, gt=0)
+    """What its hosts take for a kernel's launch over what the software profile says: their cores, how processes are bound."""
     price_per_device_hour: float | None = None
     """US dollars."""
     measured: bool = False

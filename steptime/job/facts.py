@@ -73,6 +73,7 @@ class Facts(NamedTuple):
     cp_comm_type: str
     window: int | None
     window_pattern: int | None
+    whole_heads: bool
     linear: LinearAttention | None
     mtp: int
     last_kind: str
@@ -263,11 +264,6 @@ class Facts(NamedTuple):
     def recompute_method(self) -> str:
         """recompute.method; empty where unsaid."""
         return (self.recompute.method if self.recompute else None) or ""
-
-    @property
-    def block(self) -> bool:
-        """Whether recompute.method is block."""
-        return self.recompute_method == "block"
 
     @property
     def stage_counts(self) -> tuple[int, ...]:

@@ -25,7 +25,9 @@ def layer_facts(model: Model) -> dict[str, Any]:
         "linear": model.linear_attention,
         "mtp": model.mtp,
         "last_kind": last_kind(model),
+        "window": model.attention.window,
         "window_pattern": model.attention.window_pattern,
+        "whole_heads": model.attention.whole_heads,
         "mamba_heads": mamba.heads(model.hidden_sz) if mamba else 0,
         "mamba_groups": mamba.n_groups if mamba else 0,
     }

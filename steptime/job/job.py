@@ -179,7 +179,7 @@ class Job(Config):
     def software(self) -> Software:
         """The profile with this job's options over it; nothing in it is unset."""
         default = "fsdp2" if self.parallelism.fsdp is not None else "megatron-core"
-        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine.accelerator)
+        return resolve(self.performance, default, interleaved=self.parallelism.vpp > 1).on(self.machine)
 
     @cached_property
     def microbatches(self) -> int:
@@ -264,7 +264,6 @@ def facts(job: Job) -> Facts:
         attention_impl=software.kernels.attention_impl,
         compiled=software.kernels.compile,
         cp_comm_type=job.cp_comm_type,
-        window=model.attention.window,
         sp=job.sp,
         schedule_said=layout.schedule,
         zero_level=job.zero_level,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from steptime.job.facts import Facts
+from steptime.software.performance import EAGER_TORCH
 
 
 class Rule(NamedTuple):
@@ -114,16 +115,22 @@ MODELED = [
         lambda f: (f.attention == "gqa") | f.framework.experts,
     ),
     Rule(
-        "mla with cp",
-        "parallelism.cp",
-        "not modeled yet together with mla (got {f.cp}); use 1",
-        lambda f: (f.attention == "gqa") | (f.cp == 1),
+        "window with cp",
+        "parallelism.cp_comm_type",
+        "attention in a window is computed with cp by a2a, and by TransformerEngine's all_gather (got {f.cp_comm_type}); "
+        "use a2a, or cp 1",
+        lambda f: (
+            (f.cp == 1)
+            | (f.window is None)
+            | (f.cp_comm_type == "a2a")
+            | ((f.cp_comm_type == "all_gather") & (f.family not in EAGER_TORCH))
+        ),
     ),
     Rule(
-        "window with cp",
-        "parallelism.cp",
-        "not modeled yet together with model.attention.window (got {f.cp}); use 1",
-        lambda f: (f.window is None) | (f.cp == 1),
+        "sinks with cp",
+        "parallelism.cp_comm_type",
+        "attention with sinks or in chunks is computed with cp by a2a alone (got {f.cp_comm_type}); use a2a, or cp 1",
+        lambda f: (f.cp == 1) | (not f.whole_heads) | (f.cp_comm_type == "a2a"),
     ),
     Rule(
         "linear attention framework",

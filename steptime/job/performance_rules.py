@@ -130,7 +130,7 @@ PERFORMANCE_RULES = [
         "recompute counts positive",
         "performance.recompute.n_layers",
         "must be at least 1, or 0 with method block (got {f.recompute_words})",
-        lambda f: min(f.recompute_counts, default=1) >= (0 if f.block else 1),
+        lambda f: min(f.recompute_counts, default=1) >= (0 if f.recompute_method == "block" else 1),
     ),
     Rule(
         "recompute of experts",

@@ -185,22 +185,22 @@ def rotary(model: Model, shard: Shard, q: str, k: str) -> tuple[list[Op], str, s
 
 def core_attention(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
     """Scores, softmax, context: flash or unfused; over the ranks that share a sequence with context parallelism."""
-    if shard.context_split:
-        made, _ = context_parallel(shard, heads(model, shard), model.head_dim, (q, k, v))
-        return with_sequence_first(shard, made, Local(shard, *heads(model, shard), model.head_dim).out)
-    if shard.software.kernels.attention_impl == "flash":
-        return flash(model, shard, q, k, v)
+    if shard.context_split or shard.software.kernels.attention_impl == "flash":
+        return flash(model, shard, (q, k, v))
     return unfused(model, shard, q, k, v)
 
 
-def flash(model: Model, shard: Shard, q: str, k: str, v: str) -> Sublayer:
+def flash(model: Model, shard: Shard, qkv: tuple[str, str, str]) -> Sublayer:
     """One kernel that keeps q, k, v, its output and the fp32 log-sum-exp (Dao 2023, algorithm 1); dropout by its RNG state."""
     local = Local(shard, *heads(model, shard), *model.head_widths)
-    out = local.out
-    sinks = (Param("attn.sinks", (model.n_q_heads,), 0),) if model.attention.sinks else ()
     share, useful = model.attention.shares(shard.kv_seq)
-    saves = (q, k, v, out.name, local.lse.name)
-    kernel = local.kernel((q, k, v), out, saves, params=sinks, causal_share=share, useful=useful)
+    mask: dict[str, Any] = {"causal_share": share, "useful": useful}
+    if model.attention.sinks:
+        mask["params"] = (Param("attn.sinks", (model.n_q_heads,), 0),)
+    out = local.out
+    if shard.context_split:
+        return with_sequence_first(shard, context_parallel(local, qkv, **mask), out)
+    kernel = local.kernel(qkv, out, (*qkv, out.name, local.lse.name), **mask)
     return with_sequence_first(shard, [kernel], out)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steptime.base.num import Num, minimum
+from steptime.base.num import Num, maximum, minimum
 from steptime.model.ops import Attention, Comm, Move, Op, Tensor
-from steptime.model.sublayers import FP32, Sublayer
+from steptime.model.sublayers import FP32
 
 if TYPE_CHECKING:
     from steptime.model.shard import Shard
@@ -27,22 +27,33 @@ class Local(NamedTuple):
     n_q: Num
     n_kv: Num
     d: int
-    d_v: int | None = None
-    """Width of a value, where it is not `d`."""
+    """Width of a head of queries and keys."""
+    d_v: int
+    """Width of a head of values and outputs."""
 
     @property
     def q(self) -> Num:
-        """Elements of the query, and of the output."""
+        """Elements of the query."""
         return self.shard.tokens * self.n_q * self.d
+
+    @property
+    def k(self) -> Num:
+        """Elements of the keys."""
+        return self.shard.tokens * self.n_kv * self.d
+
+    @property
+    def v(self) -> Num:
+        """Elements of the values."""
+        return self.shard.tokens * self.n_kv * self.d_v
 
     @property
     def kv(self) -> Num:
         """Elements of keys and values together."""
-        return 2.0 * self.shard.tokens * self.n_kv * self.d
+        return self.k + self.v
 
     @property
     def q_bytes(self) -> Num:
-        """Bytes of the query, and of the output."""
+        """Bytes of the query."""
         return self.q * self.shard.itemsize
 
     @property
@@ -53,7 +64,7 @@ class Local(NamedTuple):
     @property
     def out(self) -> Tensor:
         """The output, for this rank's tokens."""
-        elements = self.shard.tokens * self.n_q * (self.d_v or self.d)
+        elements = self.shard.tokens * self.n_q * self.d_v
         return Tensor("attn.core.out", elements, self.shard.itemsize)
 
     @property
@@ -70,23 +81,25 @@ class Local(NamedTuple):
             "n_q_heads": self.n_q,
             "n_kv_heads": self.n_kv,
             "d_qk": self.d,
-            "d_v": self.d_v or self.d,
+            "d_v": self.d_v,
             "itemsize": self.shard.itemsize,
+            "stats": (self.lse,),
         }
-        return Attention("attn.core", inputs, (out,), saves, (self.lse,), role="core_attn", **(shape | work))
+        return Attention("attn.core", inputs, (out,), saves, role="core_attn", **(shape | work))
 
 
-def context_parallel(shard: Shard, heads: tuple[Num, Num], d: int, qkv: Names) -> Sublayer:
-    """Ops of attention over shard.cp ranks by shard.cp_comm_type: p2p, all_gather or a2a; and the output's name.
+def context_parallel(local: Local, qkv: Names, **mask: Any) -> list[Op]:
+    """Ops of attention over cp ranks by cp_comm_type: p2p, all_gather or a2a.
 
-    `heads`: query and key-value heads of a tensor-parallel rank; `d`: head size; `qkv`: names of query, key and value.
+    `qkv`: names of query, key and value. Those of latent attention are exchanged as its heads have them, the key's rope part once
+    for each. `mask`: what a window leaves of the scores, in the mean of the ranks, and the sinks; a ring has neither.
     """
-    local = Local(shard, *heads, d)
-    if shard.cp_comm_type == "a2a":
-        return ulysses(local, qkv), local.out.name
-    if shard.software.kernels.cp_impl == "torch":
-        return torch_ring(local, qkv), local.out.name
-    return (ring if shard.cp_comm_type == "p2p" else gathered)(local, qkv), local.out.name
+    how = local.shard.cp_comm_type
+    if how == "a2a":
+        return ulysses(local, qkv, mask)
+    if local.shard.software.kernels.cp_impl == "torch":
+        return torch_ring(local, qkv)
+    return ring(local, qkv) if how == "p2p" else gathered(local, qkv, mask)
 
 
 def exchange(name: str, *, attention_share: Num = 0.0, **call: Any) -> Comm:
@@ -100,20 +113,22 @@ def ring(local: Local, qkv: Names) -> list[Op]:
     Forward: cp kernel calls and cp - 1 exchanges, that of the next block beside the call on this one. Backward goes round once
     more from where forward ended: cp calls and cp exchanges, of keys and values but for the last, of their gradients but for the
     first. Forward holds every block and every partial output until the log-sum-exp is known, which corrects them one by one;
-    backward holds two buffers of keys, values and their gradients, and one partial gradient of the query.
+    it keeps the block that came last, not its own. Backward holds two buffers of keys, values and their gradients, and one
+    partial gradient of the query.
     """
-    cp, q, kv = local.shard.cp, local.q_bytes, local.kv_bytes
+    cp, q, kv, size = local.shard.cp, local.q_bytes, local.kv_bytes, local.shard.itemsize
     merge = 3.0 * cp - 1.0  # the first partial result is written, the others read, added and written
-    out, lse = local.out, local.lse
+    out, lse, last = local.out, local.lse, Tensor("attn.core.kv", local.kv, size)
     kernel = local.kernel(
         qkv,
         out,
-        (*qkv, out.name, lse.name),
+        (qkv[0], last.name, out.name, lse.name),
+        stats=(lse, last),
         calls=cp,
-        merge_forward_bytes=merge * q + 2.0 * kv,
+        merge_forward_bytes=merge * out.bytes + 2.0 * kv,
         merge_backward_bytes=merge * (q + kv) + 2.0 * kv,
         merge_kernels=2.0 * cp,
-        forward_temp_bytes=cp * (kv + q + lse.bytes),
+        forward_temp_bytes=cp * (kv + out.bytes + lse.bytes) - kv,
         backward_temp_bytes=4.0 * kv + q,
     )
     mean = 2.0 * kv * (cp - 1.0) / cp
@@ -124,7 +139,7 @@ def ring(local: Local, qkv: Names) -> list[Op]:
     ]
 
 
-def gathered(local: Local, qkv: Names) -> list[Op]:
+def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     """Keys and values of the whole sequence on every rank (AttnFuncWithCPAndKVAllGather; Llama 3, section 3.3.2).
 
     One kernel call per chunk of the query. Backward gathers again and reduce-scatters the gradients. Nothing runs beside. The
@@ -136,17 +151,18 @@ def gathered(local: Local, qkv: Names) -> list[Op]:
         Comm(
             f"attn.core.{part}_gather",
             (name,),
-            (Tensor(f"attn.core.{part}.whole", local.kv / 2.0 * shard.cp, size),),
+            (Tensor(f"attn.core.{part}.whole", elements * shard.cp, size),),
             kind="all_gather",
             backward="reduce_scatter",
             axis="cp",
-            bytes=whole / 2.0,
+            bytes=elements * shard.cp * size,
             regather=True,
             role="core_attn",
         )
-        for part, name in (("k", k), ("v", v))
+        for part, name, elements in (("k", k, local.k), ("v", v, local.v))
     ]
-    steps, out = Tensor("attn.core.steps", local.q, size), local.out
+    out = local.out
+    steps = out._replace(name="attn.core.steps")
     inputs = (q, "attn.core.k.whole", "attn.core.v.whole")
     kernel = local.kernel(
         inputs,
@@ -156,18 +172,19 @@ def gathered(local: Local, qkv: Names) -> list[Op]:
         # chunks put in order; the query's two chunks made contiguous
         merge_forward_bytes=2.0 * whole + 2.0 * local.q_bytes,
         # that again, and of the output's gradient; gradients of the whole zeroed, added to per chunk, put in order
-        merge_backward_bytes=2.0 * whole + 6.0 * whole + 6.0 * local.q_bytes,
+        merge_backward_bytes=2.0 * whole + 6.0 * whole + 4.0 * local.q_bytes + 2.0 * out.bytes,
         merge_kernels=6.0,
-        forward_temp_bytes=whole / 2.0,
+        forward_temp_bytes=maximum(local.k, local.v) * shard.cp * size,
         backward_temp_bytes=2.0 * whole,
+        **mask,
     )
     copy = Move(
-        "attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * local.q_bytes, same_grad=True, role="core_attn"
+        "attn.core.copy", (steps.name,), (out,), forward_bytes=2.0 * out.bytes, same_grad=True, role="core_attn"
     )
     return [*gathers, kernel, copy]
 
 
-def ulysses(local: Local, qkv: Names) -> list[Op]:
+def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     """Heads for tokens by all-to-all: a rank attends over the whole sequence with its cp-th of the heads, and back.
 
     Jacobs et al. 2023, DeepSpeed Ulysses. AttnFuncWithCPAndQKVOA2A keeps the output that it returns and exchanges it again in
@@ -184,10 +201,11 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
             bytes=made.bytes, role="core_attn",
         )  # fmt: skip
 
-    counts = (("q", q, local.q), ("k", k, local.kv / 2.0), ("v", v, local.kv / 2.0))
+    counts = (("q", q, local.q), ("k", k, local.k), ("v", v, local.v))
     made = [Tensor(f"attn.core.{part}.heads", elements, size) for part, _, elements in counts]
     swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, made, strict=True)]
-    inner, out = Tensor("attn.core.out.heads", local.q, size), local.out
+    out = local.out
+    inner = out._replace(name="attn.core.out.heads")
     kept = out.name if exchanged_again else inner.name
     names = (made[0].name, made[1].name, made[2].name)
     kernel = local.kernel(
@@ -197,14 +215,15 @@ def ulysses(local: Local, qkv: Names) -> list[Op]:
         q_len=shard.kv_seq,
         n_q_heads=local.n_q / cp,
         n_kv_heads=local.n_kv / cp,
-        merge_forward_bytes=4.0 * (moved + local.q_bytes),
-        merge_backward_bytes=4.0 * (moved + (2.0 if exchanged_again else 1.0) * local.q_bytes),
+        merge_forward_bytes=4.0 * (moved + out.bytes),
+        merge_backward_bytes=4.0 * (moved + (2.0 if exchanged_again else 1.0) * out.bytes),
         merge_kernels=8.0,
         # the tensors before the exchange, and the copies that were sent
         forward_temp_bytes=2.0 * moved,
         backward_temp_bytes=2.0 * moved,
+        **mask,
     )
-    back = [exchange("out_again", backward="all_to_all", bytes=local.q_bytes)] if exchanged_again else []
+    back = [exchange("out_again", backward="all_to_all", bytes=out.bytes)] if exchanged_again else []
     return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if exchanged_again else ())]
 
 
@@ -218,13 +237,13 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
     out, lse = local.out, local.lse
     hands_on = local.shard.cp_comm_type == "p2p"
     turns, blocks_held = hand_on(local) if hands_on else gather_at_once(local)
-    q_fp32, kv_fp32 = FP32 * local.q, FP32 * local.kv
+    q_fp32, kv_fp32, out_fp32 = FP32 * local.q, FP32 * local.kv, FP32 * out.elements
     cast, add = (
         size + FP32,
         3.0 * FP32,
     )  # bytes per element: one dtype read and the other written; two operands read, one written
     # every block's output up, the merged one down; a difference, a product and a sum for each block after the first
-    merge_outputs = local.q * (cast * (cp + 1.0) + 3.0 * add * (cp - 1.0))
+    merge_outputs = out.elements * (cast * (cp + 1.0) + 3.0 * add * (cp - 1.0))
     put_in_order = 2.0 * local.kv_bytes
     # all gradients zeroed in fp32, each block's cast up and added, the sum cast down
     add_gradients = (local.q + local.kv) * (FP32 + (cast + FP32) * cp + cast)
@@ -238,7 +257,7 @@ def torch_ring(local: Local, qkv: Names) -> list[Op]:
         merge_backward_bytes=add_gradients + pack_for_exchange,
         merge_kernels=8.0 * cp,
         # keys and values that have come; in fp32 the merged output, a block's, their difference, its share
-        forward_temp_bytes=blocks_held + 4.0 * q_fp32 + 2.0 * lse.bytes,
+        forward_temp_bytes=blocks_held + 4.0 * out_fp32 + 2.0 * lse.bytes,
         backward_temp_bytes=blocks_held + q_fp32 + key_gradient_bytes(local, hands_on=hands_on),
     )
     grads = {"backward": "send_recv", "bytes": kv_fp32}

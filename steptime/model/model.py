@@ -98,6 +98,15 @@ class AttentionKind(Config):
         """Rank of keys and values, and of a head its part without rope, its rope part, its value; 0 without latents."""
         return self.kv_lora_rank or 0, self.qk_nope_head_dim or 0, self.qk_rope_head_dim or 0, self.v_head_dim or 0
 
+    @property
+    def whole_heads(self) -> bool:
+        """Whether chunks or sinks need all positions of a head on one rank.
+
+        transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py, attn_forward_func_with_cp: "Context
+        parallelism only supports softmax_type with cp_comm_type = 'a2a'".
+        """
+        return self.chunked or self.sinks
+
     def at(self, layer: int) -> bool:
         """Whether a layer sees its window alone."""
         return self.window is not None and (self.window_pattern is None or (layer + 1) % self.window_pattern != 0)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from steptime.base.config import ConfigError, build
+from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.software.performance import Performance
 from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomputation, resolve_recompute
@@ -72,20 +73,28 @@ def kind(form: Recomputation) -> str:
     return "some layers" if form.method == "block" else label(form)
 
 
-def usual(job: Job, layers: int, plan: Job) -> list[Recompute]:
-    """Those that are tried where a chunk holds up to so many layers: the words, sets of modules, whole layers of a part.
+def usual(plan: Job) -> list[Recompute]:
+    """Those that are tried in any pipeline: the words, sets of modules, and the set that the plan says.
 
-    A set of modules that `plan` says is one of them.
+    Without a dense layer the module `mlp` names nothing.
     """
     found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
-    if job.software.family == "megatron-core":
-        sets = [*MEGATRON_MODULES, *(EXPERT_MODULES if job.model.moe else ())]
-        sets += LATENT_MODULES if job.model.moe and job.model.attention.kind == "mla" else ()
+    if plan.software.family == "megatron-core":
+        dense = any(op.role == "mlp" for part in Assembly(plan).kinds for op in part.ops)
+        sets = [modules for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
+        sets += EXPERT_MODULES if plan.model.moe else ()
+        sets += LATENT_MODULES if plan.model.moe and plan.model.attention.kind == "mla" else ()
         found += [recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in sets]
     own = plan.performance.recompute
     if own is not None and plan.recompute.granularity == "selective":
         mine = recompute(MAPPING, own.model_dump(mode="json", exclude_unset=True))
         found += [mine] if mine.modules not in {one.modules for one in found} else []
+    return found
+
+
+def of_layers(layers: int) -> list[Recompute]:
+    """Whole layers, of parts of a chunk that holds up to so many."""
+    found = []
     for n in sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers}):
         found.append(recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}))
     return found

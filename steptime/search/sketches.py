@@ -44,7 +44,7 @@ class Sketches:
 
         found = {}
         for places, known in self._families.values():
-            each = 0.0 * known.head.tp + sum([count * part.n_params for part, count in known.runs])
+            each = np.broadcast_to(sum([count * part.n_params for part, count in known.runs]), (len(places),))
             found |= dict(zip(places, each.tolist(), strict=True))
         return np.array([found[spread] for spread in spreads])
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, Section, build
-from steptime.hardware.machine import Accelerator
+from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
 from steptime.software.profiles import profile_mapping, profile_names
@@ -167,14 +167,17 @@ class Software(Config):
         }
         return self.model_copy(update=changes)
 
-    def on(self, device: Accelerator) -> Self:
-        """The profile on a device: with the kernel times that eager torch was measured to have there, if it was."""
+    def on(self, machine: Machine) -> Self:
+        """The profile on a machine: with the kernel times that eager torch was measured to have there, else its hosts' pace."""
+        device = machine.accelerator
         changes: dict[str, Any] = {
             "any_layout": device.microscaling,
             "compute_capability": device.compute_capability or 0.0,
         }
         if device.kernels is not None and self.family in EAGER_TORCH:
             changes["timing"] = self.timing.model_copy(update=device.kernels.model_dump() | {"measured": True})
+        elif machine.host_factor != 1.0:
+            changes["timing"] = self.timing.slower_host(machine.host_factor)
         return self.model_copy(update=changes)
 
     @property

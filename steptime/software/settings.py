@@ -235,3 +235,7 @@ class TimingSettings(Config):
     """Seconds of kernels and launches over what the constants give: how well a release's kernels run."""
     measured: bool = False
     """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
+
+    def slower_host(self, factor: float) -> TimingSettings:
+        """The same on hosts whose launches take `factor` as long."""
+        return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
