@@ -6,11 +6,11 @@ from math import exp
 
 from steptime import fsdp
 from steptime.answer.interval import memory_interval
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.base.rows import HeldBuffer, Memory, StageMemory, Verdict
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.buffers import at_peak, cublas_workspace_bytes, gradient_copy_bytes, stage_buffers
+from steptime.memory.buffers import at_peak, cublas_workspace_bytes, stage_buffers, step_change
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.memory.stages import PeakMoment, peak_moments
 from steptime.memory.states import States, state_bytes
@@ -57,10 +57,7 @@ def moment_bytes(job: Job, state: States) -> Num:
 
 def in_step(job: Job, state: States, buffers: list[HeldBuffer]) -> PeakMoment:
     """The optimizer step: no activations, but what an update holds for itself, and what only stays between micro-batches."""
-    temporaries = update_temporaries(job, state)
-    own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
-    gone = sum([held.bytes for held in buffers if held.at_peak and not held.stays])
-    return PeakMoment(0.0, temporaries + own - gone, "optimizer step")
+    return PeakMoment(0.0, update_temporaries(job, state) + step_change(buffers), "optimizer step")
 
 
 def update_temporaries(job: Job, state: States) -> Num:
@@ -69,15 +66,13 @@ def update_temporaries(job: Job, state: States) -> Num:
     return foreach * moment_bytes(job, state) / 2.0 + state.update_bytes
 
 
-def update_bytes(job: Job, state: States) -> Num:
-    """What an update holds for itself: temporaries, and fp32 copies of half-precision gradients."""
-    return update_temporaries(job, state) + gradient_copy_bytes(job, state)
+def first_peak(job: Job, state: States, buffers: list[HeldBuffer], peak: Num) -> Num:
+    """The peak of the first step's micro-batches: no moments yet, nothing of a step before it.
 
-
-def first_peak(job: Job, state: States, peak: Num) -> Num:
-    """The peak of the first step: no moments yet; in a single micro-batch's forward no workspace of autograd's thread either."""
+    In a single one's forward no workspace of autograd's thread either.
+    """
     software, p = job.software, job.parallelism
-    peak = peak - moment_bytes(job, state)
+    peak = peak - moment_bytes(job, state) - at_peak([held for held in buffers if held.carried])
     if (
         p.pp > 1
         or not job.single_microbatch
@@ -90,12 +85,15 @@ def first_peak(job: Job, state: States, peak: Num) -> Num:
 
 def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], walked: PeakMoment) -> StageMemory:
     """One stage's states, buffers, activations and transients, at its peak in a micro-batch or in the optimizer step."""
-    moment = walked.worse(in_step(job, state, buffers))
+    updating = in_step(job, state, buffers)
+    moment = walked.worse(updating)
     gradients = state.gradients_bytes - moment.grads_not_yet_allocated_bytes
     held_then = at_peak(buffers)
     fixed = state.params_bytes + gradients + state.optimizer_bytes + held_then
     moving = moment.activations_bytes + moment.transient_bytes
     staying = sum([held.bytes for held in buffers if held.stays])
+    states = state.params_bytes + state.gradients_bytes + state.optimizer_bytes
+    first = first_peak(job, state, buffers, states + held_then + walked.added_bytes)
     return StageMemory(
         stage=stage,
         params_bytes=state.params_bytes,
@@ -107,6 +105,6 @@ def stage_row(job: Job, stage: int, state: States, buffers: list[HeldBuffer], wa
         reserved_bytes=reserved_bytes(fixed, moving),
         peak_op=moment.op,
         buffers_bytes=held_then,
-        persisting_bytes=state.params_bytes + state.gradients_bytes + state.optimizer_bytes + staying,
-        first_peak_bytes=first_peak(job, state, fixed + walked.activations_bytes + walked.transient_bytes),
+        persisting_bytes=states + staying,
+        first_peak_bytes=maximum(first, states + held_then + updating.transient_bytes),
     )

@@ -63,6 +63,8 @@ class HeldBuffer(NamedTuple):
     """It is there at the peak of a micro-batch."""
     source: str
     """File of the framework that makes it."""
+    carried: bool = False
+    """It is of the step before: not there in the first one."""
 
 
 class Overhead(NamedTuple):

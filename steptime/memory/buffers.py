@@ -9,8 +9,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.moments import local_tensors
-from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, state_bytes
+from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
 from steptime.software.performance import EAGER_TORCH
 
 KIB = 1024.0
@@ -37,6 +36,12 @@ DEFERRED = "megatron-core 0.16.1 tensor_parallel/layers.py, grad_output_buffer a
 BLOCKS = "torch v2.11.0 c10/cuda/CUDACachingAllocator.cpp, get_allocation_size and should_split"
 MAPS = "megatron-core 0.16.1 transformer/moe/token_dispatcher.py: the dispatcher refers to them until its next forward"
 COPIES = "megatron-core 0.16.1 optimizer/optimizer.py and distrib_optimizer.py: main_grad.float()"
+COPIES_KEPT = (
+    "NVIDIA/Megatron-LM@b4bc51b1 megatron/optimizer/optimizer.py: zero_grad leaves those of fp32_from_float16_groups"
+)
+OLD_GRADIENTS = (
+    "NVIDIA/Megatron-LM@b4bc51b1 megatron/model/distributed.py, allreduce_gradients: param.main_grad = param.grad"
+)
 
 
 def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBuffer]:
@@ -50,14 +55,19 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     rests = block_rest_bytes(assembly, chunks, states.buckets)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
     found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
-    copies = gradient_copy_bytes(job, states)
-    found.append(HeldBuffer("fp32 copies of the gradients", copies, stays=True, at_peak=False, source=COPIES))
+    found += gradient_copies(job, states)
     return [item for item in found if not (isinstance(item.bytes, float | int) and item.bytes == 0.0)]
 
 
 def at_peak(buffers: list[HeldBuffer]) -> Num:
     """Bytes of what is there at the peak of a micro-batch."""
     return 1.0 * sum([held.bytes for held in buffers if held.at_peak])
+
+
+def step_change(buffers: list[HeldBuffer]) -> Num:
+    """What the optimizer step holds of buffers beyond the peak of a micro-batch [B]; below 0 where it holds less."""
+    own = sum([held.bytes for held in buffers if held.stays and not held.at_peak])
+    return own - sum([held.bytes for held in buffers if held.at_peak and not held.stays])
 
 
 def workspaces(job: Job) -> list[HeldBuffer]:
@@ -166,10 +176,11 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
                 flat = sum([bucket.elements for bucket in cut if bucket.group == group])
                 rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
-        for elements in local_groups(assembly, [chunk]).values():
+        held = assembly.chunk_params(chunk)
+        for elements in group_elements(held).values():
             rest = rest + block_rest(size.gradients * elements)
-        for p, count in ((p, count) for part, count in assembly.held_parts(chunk) for p in part.registered_params):
-            times, elements = local_tensors(assembly, p)
+        for p, count in ((p, count) for own, count in held for p in own):
+            elements, times, _ = pieces_of(job, p)
             tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
             rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest
@@ -198,10 +209,24 @@ def grow_only(assembly: Assembly, stage: int) -> list[HeldBuffer]:
     ]
 
 
+def gradient_copies(job: Job, states: States) -> list[HeldBuffer]:
+    """Fp32 copies of half-precision gradients; where they are kept, also the gradients that they were made of.
+
+    Megatron-LM of March to July 2021 held 22 bytes a parameter in backward: weight 2, gradient 2, the last step's gradient 2, its
+    fp32 copy 4, master weight 4, moments 8.
+    """
+    copies, kept = gradient_copy_bytes(job, states), job.software.buffers.gradient_copies == "kept"
+    source, old = (COPIES_KEPT, states.gradients_bytes) if kept and copies else (COPIES, 0.0)
+    return [
+        HeldBuffer("fp32 copies of the gradients", copies, stays=True, at_peak=kept, source=source, carried=kept),
+        HeldBuffer("gradients of the step before", old, stays=False, at_peak=True, source=OLD_GRADIENTS, carried=True),
+    ]
+
+
 def gradient_copy_bytes(job: Job, states: States) -> Num:
     """Fp32 copies of half-precision main gradients, for the parameters whose states a device holds."""
     software = job.software
-    if not software.buffers.gradient_copies or software.states.master_dtype != "fp32":
+    if software.buffers.gradient_copies == "none" or software.states.master_dtype != "fp32":
         return 0.0
     if software.bytes_of(software.states.main_grad_dtype) == FP32:
         return 0.0

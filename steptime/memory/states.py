@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, lcm, maximum
-from steptime.job.assembly import Assembly, Chunk
+from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
-from steptime.memory.moments import least_moments, local_tensors, mean_moments, unevenness, update_temporaries
+from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
 from steptime.software.precision import weight_bytes
 
 
@@ -106,14 +106,15 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     """
     job = assembly.job
     size, level = state_bytes(job), job.zero_level
+    held = assembly.counted_params(chunks)
     whole = 1.0 * sum([assembly.local_params(c) for c in chunks])
     quantized = 1.0 * sum([quantized_elements(assembly, c) for c in chunks])
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
-    parts = buffer if job.software.states.padded_buckets and level >= 1 else local_groups(assembly, chunks)
+    parts = buffer if job.software.states.padded_buckets and level >= 1 else group_elements(held)
     ranks = {group: shard_ranks(job, group) for group in parts}
-    uneven, moments = unevenness(assembly, chunks, ranks), mean_moments(assembly, chunks)
+    uneven, moments = unevenness(job, held, ranks), mean_moments(job, held)
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
@@ -124,17 +125,17 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
         optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
         owned=sum(updated.values()),
-        update_bytes=update_temporaries(assembly, chunks),
+        update_bytes=update_temporaries(job, held),
         gathered_itemsize=gathered_itemsize(job, quantized, whole),
     )
 
 
-def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
+def group_elements(held: CountedParams) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
-    for part, count in assembly.counted_parts(chunks).items():
-        for group, elements in part.local_groups.items():
-            found[group] = found.get(group, 0.0) + count * elements
+    for params, count in held:
+        for p, elements in params:
+            found[p.group] = found.get(p.group, 0.0) + count * elements
     return found
 
 
@@ -189,20 +190,6 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     return found
 
 
-def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]:
-    """The tensors of a chunk in the order of backward, by parameter group."""
-    copied, parts = assembly.copied_weight(chunk), assembly.held_parts(chunk)
-    found: dict[str, list[Pieces]] = {p.group: [] for part, _ in parts for p in part.registered_params}
-    for part, count in reversed(parts):
-        layer: dict[str, list[Pieces]] = {}
-        for p in reversed(part.registered_params):
-            tensors, one = local_tensors(assembly, p)
-            layer.setdefault(p.group, []).append(Pieces(one, tensors, p is copied))
-        for group, pieces in layer.items():
-            found[group] += pieces * count
-    return found
-
-
 def pads(job: Job) -> bool:
     """Whether buckets are padded: Megatron's under the distributed optimizer."""
     return job.software.states.padded_buckets and job.zero_level >= 1
@@ -213,16 +200,35 @@ def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
     return bool(chunk.depth) and not (pads(assembly.job) and assembly.copied_weight(chunk))
 
 
+def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]:
+    """The tensors of a chunk in the order of backward, by parameter group."""
+    copied, parts = assembly.copied_weight(chunk), assembly.chunk_params(chunk)
+    found: dict[str, list[Pieces]] = {p.param.group: [] for params, _ in parts for p in params}
+    for params, count in reversed(parts):
+        for group, backward in found.items():
+            mine = [p for p in reversed(params) if p.param.group == group]
+            backward.extend([pieces_of(assembly.job, p, alone=p.param is copied) for p in mine] * count)
+    return found
+
+
 def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bucket]:
     """The buckets of a chunk that reduces in one piece: one for each group, its tensors aligned (`bucket_elements`)."""
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
-            times, size = local_tensors(assembly, p)
+            size, times, _ = pieces_of(assembly.job, p)
             each = round_up(size, PARAM_ALIGNMENT) if sharded else size
-            found[p.group] = found.get(p.group, 0.0) + count * times * each
+            found[p.param.group] = found.get(p.param.group, 0.0) + count * times * each
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
+
+
+def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
+    """The tensors that a parameter stands for on one device: one, or one for each local expert."""
+    if not p.param.n_experts:
+        return Pieces(p.elements, 1, alone)
+    count = p.param.n_experts // job.parallelism.ep
+    return Pieces(p.elements / count, count, alone)
 
 
 def bucket_size(job: Job, elements: Num) -> Num:

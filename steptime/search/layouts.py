@@ -11,13 +11,13 @@ from functools import cached_property
 from math import exp, inf
 from typing import Any, NamedTuple
 
-from steptime.answer.verdict import update_bytes
+from steptime.answer.verdict import update_temporaries
 from steptime.base.num import Num, maximum, minimum
 from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
-from steptime.memory.buffers import workspaces
+from steptime.memory.buffers import at_peak, gradient_copies, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.search import held, seconds
 from steptime.search.least import Least
@@ -246,8 +246,9 @@ class Pipelines:
             of = Held(*(column[at] for column in ends.side.held[kind]))
             states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
-            fixed = fixed + (buffers.staying + buffers.moving)
-            updating = update_bytes(self.job, states) + buffers.between - buffers.moving
+            copies = gradient_copies(self.job, states)
+            fixed = fixed + (buffers.staying + buffers.moving + at_peak(copies))
+            updating = update_temporaries(self.job, states) + (buffers.between - buffers.moving + step_change(copies))
             moving = maximum(peak.saved + peak.transient, updating)
             allocated = maximum(allocated, fixed + moving)
             reserved = maximum(reserved, reserved_bytes(fixed, moving))

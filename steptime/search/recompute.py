@@ -94,10 +94,8 @@ def usual(plan: Job) -> list[Recompute]:
 
 def of_layers(layers: int) -> list[Recompute]:
     """Whole layers, of parts of a chunk that holds up to so many."""
-    found = []
-    for n in sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers}):
-        found.append(recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}))
-    return found
+    counts = sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers})
+    return [recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}) for n in counts]
 
 
 def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], bool]) -> list[Recompute]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num, is_column
-from steptime.job.assembly import Assembly, Chunk, Part, shard_of
+from steptime.job.assembly import Assembly, Chunk, LocalParam, Part, shard_of
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.memory.buckets import Pieces, piece_buckets
@@ -121,8 +121,10 @@ def _joined_part(same: Sequence[Part], join: Callable[[Sequence[Num]], Num]) -> 
         shape = tuple(join(extents) for extents in zip(*(p.shape for p in alike), strict=True))
         renewed[id(alike[0])] = alike[0]._replace(shape=shape)
     made = Part(first.kind, first.ops, first.x, first.out, tp, first.model, experts)
-    made = made.holding(list(renewed.values()), [renewed[id(p)] for p in first.registered_params])
-    vars(made)["n_quantized"] = join([part.n_quantized for part in same])
+    held = [join([p.elements for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
+    registered = [LocalParam(renewed[id(p.param)], n) for p, n in zip(first.registered_params, held, strict=True)]
+    quantized = join([part.n_quantized for part in same])
+    vars(made).update(params=list(renewed.values()), registered_params=registered, n_quantized=quantized)
     return made
 
 

@@ -278,3 +278,22 @@ def test_any_fields_are_a_job_or_words(fields):
     except ConfigError as error:
         told = error.problems
     assert all(line.startswith("job.yaml: ") and "\n" not in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("said", "profile"),
+    [
+        ({}, "megatron-2021"),
+        ({"use_contiguous_buffers_in_ddp": False}, "megatron-2021@2021-03"),
+        ({"use_contiguous_buffers_in_ddp": True}, "megatron-2021"),
+        ({"use_contiguous_buffers_in_ddp": False, "log_memory_to_tensorboard": False}, "megatron-2021"),
+        ({"use_contiguous_buffers_in_ddp": False, "DDP_impl": "torch"}, "megatron-2021"),
+    ],
+)
+def test_dumps_of_spring_2021_keep_gradients_twice(said, profile):
+    """b4bc51b1 of March 2021 brought the first argument; 24b7c3c0 of July, two days before copies were freed, the second.
+
+    Megatron's own data parallelism alone refers to gradients by main_grad.
+    """
+    reading = of_dump({"DDP_impl": "local", "checkpoint_activations": True, "bf16": False, "fp16": True} | said)
+    assert reading.config["performance"]["software"] == profile

@@ -11,6 +11,8 @@ from steptime.launch.megatron.expert_layers import expert_performance, has_exper
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
 _OF_LATENTS = frozenset({"mla_up_proj"})
+OLDER = ("megatron-2021", "megatron-deepspeed")
+"""Software whose kernels and experts are not those of Megatron-Core."""
 MODULES = _MODULES | _OF_EXPERTS | _OF_LATENTS
 """All that Megatron can run again."""
 
@@ -22,7 +24,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
         section["vocab_multiple"] = multiple
     section |= _precision(keys) | _recompute(keys) | _states(keys)
     fused = keys.on("gradient_accumulation_fusion")
-    if software in {"megatron-2021", "megatron-deepspeed"}:
+    if software.partition("@")[0] in OLDER:
         if keys.on("use_flash_attn"):
             section["attention_impl"] = "flash"
         for argument, key in (("masked_softmax_fusion", "softmax_impl"), ("bias_gelu_fusion", "activation_impl")):

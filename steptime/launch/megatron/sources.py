@@ -120,7 +120,8 @@ def _from_words(
     launcher: Mapping[str, Any] | None = None,
 ) -> Reading:
     said = arguments_of(words)
-    keys = keys_of(said.arguments, said.names, path, sets)
+    swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
+    keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
     keys.launcher = launcher
     keys.notes += said.notes
     if script is not None:
@@ -251,4 +252,20 @@ def _plan(keys: JobKeys, legacy: bool, devices: int | None) -> Reading:
             f"{keys.name('world_size')} {said} contradicts the launch command, which starts {devices} processes"
         )
     profile = "megatron-deepspeed" if keys.on("deepspeed") else "megatron-2021" if legacy else "megatron-core"
+    if profile == "megatron-2021" and _keeps_gradients_twice(keys):
+        profile = "megatron-2021@2021-03"
     return plan_of(keys, profile, said or devices)
+
+
+def _keeps_gradients_twice(keys: JobKeys) -> bool:
+    """Whether a dump is of the code that keeps gradients twice, which it had from March to July 2021.
+
+    use_contiguous_buffers_in_ddp came with it (NVIDIA/Megatron-LM@b4bc51b1); log_memory_to_tensorboard came two days before
+    zero_grad freed the copies (24b7c3c0, 3202f237).
+    """
+    buffers = "use_contiguous_buffers_in_ddp"
+    later = "log_memory_to_tensorboard" in keys.values or keys.get("DDP_impl") == "torch"
+    if later or buffers not in keys.values or keys.on(buffers):
+        return False
+    keys.becomes(buffers, "performance.software")
+    return True

@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import CLASS, Computed, Tree, read_function, split_path
-from steptime.launch.devices import devices_in, told
+from steptime.launch.devices import devices_in, of_comment, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
@@ -26,7 +26,6 @@ from steptime.launch.torchtitan.plan_sections import config_of
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^]]*)\], \[([\d, ]+)\]")
-_PRESET = re.compile(r"#.*\bpreset for (\d+) \w+ GPUs", re.IGNORECASE)
 _SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor")
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
@@ -90,8 +89,7 @@ def _toml(path: str, text: str) -> Tree:
 def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
     """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file leaves the degree open."""
     degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
-    found = _PRESET.search(text)
-    return int(found[1]) if found and degrees in ([], [-1]) else None
+    return of_comment(text) if degrees in ([], [-1]) else None
 
 
 # --- config functions ------------------------------------------------------------------------------------------------------
