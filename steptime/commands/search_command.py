@@ -15,6 +15,7 @@ from steptime.commands.console import Printer, load
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
 from steptime.report.progress import ProgressLine
+from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
 from steptime.search.space import Axes
@@ -248,7 +249,7 @@ def scale_best(options: Namespace, out: Printer) -> int:
         for at, size in enumerate(sizes):
             asked = Asked((size,), (plan.job.data.gbs,), Axes(plan.fixed), said=plan.said)
             try:
-                found.append((size, run(plan.job, asked)))
+                found.append((size, fastest(plan.job, asked)))
             except ConfigError as error:
                 found.append((size, error.problems[0].removeprefix("search: ")))
             line.told("sizes", (at + 1) / len(sizes))

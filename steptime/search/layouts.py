@@ -74,8 +74,11 @@ class Block(NamedTuple):
     @property
     def fits(self) -> Any:
         """Where a layout may fit: an estimate's own margin may be a little wider."""
-        inside = self.reserved_bytes - self.outside
-        return self.legal & (inside * exp(self.margin) + self.outside <= self.capacity_bytes)
+        return self.legal & self.within(self.reserved_bytes, self.outside, self.capacity_bytes)
+
+    def within(self, held_bytes: Any, outside: Any, capacity_bytes: float) -> Any:
+        """Where so much, with what of it lies outside the allocator, may fit."""
+        return (held_bytes - outside) * exp(self.margin) + outside <= capacity_bytes
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""

@@ -81,7 +81,7 @@ def usual(plan: Job) -> list[Recompute]:
     found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
     if plan.software.family == "megatron-core":
         dense = any(op.role == "mlp" for part in Assembly(plan).kinds for op in part.ops)
-        sets = [modules for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
+        sets: list[tuple[str, ...]] = [modules for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
         sets += EXPERT_MODULES if plan.model.moe else ()
         sets += LATENT_MODULES if plan.model.moe and plan.model.attention.kind == "mla" else ()
         found += [recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in sets]

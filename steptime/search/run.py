@@ -111,7 +111,7 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
         tokens = block.gbs * plan.data.seqlen
         objective = result.asked.objective
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
-        kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, outside=None, legal=None)
+        kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, legal=None)
         result.found.append(Found(kept, plan, extra, choice, row, value, step, held))
 
 

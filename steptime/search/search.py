@@ -61,6 +61,13 @@ class Found(NamedTuple):
     step_s: Any
     held_bytes: Any
 
+    def within(self, capacity_bytes: float) -> Found:
+        """Those that may fit in a device of so much memory."""
+        block = self.block
+        mine = block.within(self.held_bytes, block.outside[self.row], capacity_bytes)
+        columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
+        return self._replace(**columns)
+
 
 @dataclass(frozen=True)
 class Asked:

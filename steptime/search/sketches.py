@@ -42,7 +42,7 @@ class Sketches:
         """Parameters of all layers that lie on one device without a pipeline, a column."""
         import numpy as np
 
-        found = {}
+        found: dict[Spread, float] = {}
         for places, known in self._families.values():
             each = np.broadcast_to(sum([count * part.n_params for part, count in known.runs]), (len(places),))
             found |= dict(zip(places, each.tolist(), strict=True))

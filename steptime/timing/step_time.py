@@ -94,7 +94,8 @@ class StepTime:
     def after_s(self) -> float:
         """What follows the pipeline, and the parameter gather that precedes it."""
         dp = self.dp.reduce_exposed_s + self.dp.gather_exposed_s if self.dp else 0.0
-        return dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
+        seconds: float = dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
+        return seconds
 
     @cached_property
     def step_s(self) -> float:
