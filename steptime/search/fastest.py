@@ -24,11 +24,11 @@ class Fastest:
         self._seen = 0
         self._best: list[float] = []
 
-    def changes(self, pp: int, vpp: int, split: Split) -> int:
+    def changes(self, pp: int, vpp: int, split: Split) -> int:  # noqa: ARG002
         """No layout is better for changing less."""
         return 0
 
-    def limit_s(self, changes: int) -> float:
+    def limit_s(self, changes: int) -> float:  # noqa: ARG002
         """Seconds of the slowest of them."""
         import numpy as np
 
