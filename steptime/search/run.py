@@ -10,8 +10,9 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.search.layouts import Block
+from steptime.search.objective import weight
 from steptime.search.screen import Bound, Screen
-from steptime.search.search import Asked, Found, Search, weight
+from steptime.search.search import Asked, Found, Search
 from steptime.search.space import EXCESS, Counts
 
 
@@ -75,6 +76,10 @@ def run(
     return result
 
 
+MOST = 6
+"""Rules that are named where no layout can run."""
+
+
 def nothing_runs(result: Search) -> str:
     """Why no layout can run."""
     counts, asked = result.counts, result.asked
@@ -82,7 +87,9 @@ def nothing_runs(result: Search) -> str:
     said = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in asked.axes.said.items())
     if not counts.points:
         return f"search: no layout of {devices} devices has {said or 'these values'}: tp*cp*pp must divide the devices"
-    rules = ", ".join(f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:3])
+    rules = ", ".join(
+        f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:MOST]
+    )
     return f"search: no layout of {devices} devices can run{' with ' + said if said else ''}; rejected by: {rules}"
 
 
