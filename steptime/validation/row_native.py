@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from steptime.software.performance import load_software
 from steptime.validation.measurements import MeasuredRow
 
 TORCHAO_WORDS = (
@@ -101,6 +102,21 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
     if re.search(r"bf16 (adam|optimizer)", said):
         return {"moment_dtype": "bf16"}
     return {}
+
+
+ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")
+
+
+def of_one_device(row: MeasuredRow, profile: str) -> dict[str, Any]:
+    """What a trainer of the profile keeps where there is nothing to shard: its kernels, and torchtitan its fp32 states.
+
+    torchtitan/distributed/utils.py@b5bcd76c, maybe_enable_amp: without FSDP its parameters stay fp32 under autocast.
+    """
+    release = torchtitan_release(row) if profile == "torchtitan" else ""
+    usual = load_software(f"{profile}@{release}" if release else profile).settings()
+    kept = {key: usual[key] for key in ON_ONE_DEVICE}
+    states = dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
+    return kept | states if profile == "torchtitan" else kept
 
 
 def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:
