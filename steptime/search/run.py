@@ -14,6 +14,7 @@ from steptime.search.objective import weight
 from steptime.search.screen import Bound, Screen
 from steptime.search.search import Asked, Found, Search
 from steptime.search.space import EXCESS, Counts
+from steptime.search.walked import narrowed
 
 
 def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -> Search:
@@ -61,7 +62,7 @@ def run(
     try:
         for at, (extra, devices, gbs) in enumerate(lots):
             changed = plan.replace(**extra) if extra else plan
-            screen = Screen(changed, asked.axes, result.counts, bound, every)
+            screen = Screen(changed, narrowed(changed, asked.axes), result.counts, bound, every)
             for share, block in screen.blocks(devices, gbs):
                 _keep(result, changed, extra, block)
                 if tell:
