@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: those of frameworks whose gradients do not stay between steps."""
+"""Layouts that no columns cover, each estimated: where gradients do not stay between steps, or activations go to the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ("none", "selective", "full")
 
 def covered(job: Job) -> bool:
     """Whether columns cover the job's layouts."""
-    return job.software.states.gradients_persist and not fsdp.applies(job)
+    return job.software.states.gradients_persist and not fsdp.applies(job) and not job.performance.offload_modules
 
 
 def narrowed(plan: Job, axes: Axes) -> Axes:
