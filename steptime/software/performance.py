@@ -99,6 +99,7 @@ class Options(Config):
     vocab_multiple: int | None = Field(default=None, ge=1)
     scores_in_buffer: bool | None = None
     attention_mask: bool | None = None
+    batches_stay: bool | None = None
     deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
