@@ -96,7 +96,7 @@ def test_the_attention_mask():
 def test_batches_that_stay():
     """16 micro-batches of 4 x 1,024 tokens: 28 B for each (three 64-bit integers, an fp32 weight), and a mask of 4 MiB.
 
-    With 4 micro-batches Megatron-LM's jobs measure 16.2 MiB more on stage 3 of 4 since May 2026, at tp 1.
+    With 4 micro-batches Megatron-LM's jobs of May 2026 measure 16.2 MiB more on stage 3 of 4 than before, at tp 1.
     """
     plan = gpt(performance={"batches_stay": True}, gbs=128, tp=1, pp=4, dp=2)
     kept = 16 * (4.0 + 28 * 4096 / MIB)

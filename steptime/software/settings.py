@@ -151,7 +151,7 @@ class BufferSettings(Config):
     """The data loader makes a mask of one byte for each pair of positions, which every micro-batch has on the device."""
     batches_stay: bool
     """All micro-batches of a step stay on the device until the next one, masks included, so that it can be replayed (Megatron-LM
-    from core_v0.18 on, tensor-parallel rank 0 of the first and last stage)."""
+    core_v0.18, tensor-parallel rank 0 of the first and last stage)."""
     deferred_head_wgrads: int
     """Micro-batches of a step whose weight gradient of the head waits for the end of the pipeline (Megatron's
     defer_embedding_wgrad_compute): what it multiplies is kept."""

@@ -173,8 +173,9 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
     if said.get("moe") and when < code["experts"]["until"]:
         settings |= code["experts"]["settings"]
     # the last rank is the first of its tensor-parallel group where that is of one
-    if when >= code["one_tp_rank"]["from"] and reading.config["parallelism"].get("tp", 1) == 1:
-        settings |= code["one_tp_rank"]["settings"]
+    alone = code["one_tp_rank"]
+    if alone["from"] <= when < alone["until"] and reading.config["parallelism"].get("tp", 1) == 1:
+        settings |= alone["settings"]
     why = _images()["why"]
     return settings, [f"{name}: {value}, as of image {image['image']} {why[name]}" for name, value in settings.items()]
 
