@@ -39,7 +39,6 @@ from steptime.answer.measured import (
     RunKind,
     distances,
     place_of,
-    scaled,
     upper,
 )
 from steptime.validation.error_summary import headline
@@ -87,7 +86,7 @@ def runs_of(judged: Iterable[Judgement], kind: str) -> list[FitRun]:
     for j, ratio in pairs:
         place, metric = place_of(to_job(to_config(j.row))), j.metric if kind == "memory" else "step"
         own, vote = series[series_of(j)], round(1.0 / sizes[j.cell], 4)
-        runs.append(FitRun(j.row.id, cells[j.cell], own, metric, place, scaled(place.at), vote, ratio))
+        runs.append(FitRun(j.row.id, cells[j.cell], own, metric, place, vote, ratio))
     return sorted(runs, key=lambda run: (run.log_ratio, run.id))
 
 

@@ -104,18 +104,37 @@ def fate(path: Path, kind: str, expected: dict[str, Any], note: str) -> tuple[st
     return ("wrong", wrong) if wrong or refused else ("at once", [])
 
 
+GROUPS = {
+    r"reinforcement learning|--num-rollout": "reinforcement learning",
+    r"adapters|LoRA|peft": "adapters",
+    r"BERT|T5|an encoder|vision": "other models",
+    r"mixture of experts|expert|moe|\bMoE\b|_a3b|deepseek|Xexperts": "experts",
+    r"Mamba|mamba|hybrid": "hybrid",
+}
+"""Words of a file's name, its note and of what is said of it -> what it trains; any other file trains a dense model."""
+
+
+def group_of(name: str, note: str, why: list[str]) -> str:
+    """What a file trains, as far as its name, the index's note or the reader's lines say."""
+    told = " ".join([name, note, *why])
+    return next((group for words, group in GROUPS.items() if re.search(words, told)), "dense")
+
+
 def main() -> None:
-    """Every file of the index, and how many of each kind came to what."""
-    folder, counts = Path(sys.argv[1]), Counter[str]()
+    """Every file of the index, and how many of each kind of model came to what."""
+    folder, counts = Path(sys.argv[1]), dict[str, Counter[str]]()
     with (folder / "index.tsv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
-            expected = json.loads(row["expected"] or "{}")
-            found, why = fate(folder / row["file"], row["kind"], expected, row["note"] or "")
-            counts[found] += 1
-            print(f"{found:8} {row['file']}")
+            expected, note = json.loads(row["expected"] or "{}"), row["note"] or ""
+            found, why = fate(folder / row["file"], row["kind"], expected, note)
+            group = group_of(row["file"], note, why)
+            counts.setdefault(group, Counter())[found] += 1
+            print(f"{found:8} {group:10} {row['file']}")
             for line in why:
                 print(f"           {line.replace(str(folder) + '/', '')[:240]}")
-    print(dict(counts))
+    for group, fates in {**counts, "all": sum(counts.values(), Counter())}.items():
+        told = ", ".join(f"{n} {what}" for what, n in fates.items())
+        print(f"{group}: {fates['at once'] / fates.total():.0%} of {fates.total()} at once ({told})")
 
 
 if __name__ == "__main__":

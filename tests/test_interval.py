@@ -27,7 +27,6 @@ from steptime.answer.measured import (
     distances,
     measured,
     place_of,
-    scaled,
 )
 from steptime.validation import interval_coverage, judgement
 from steptime.validation.error_summary import headline
@@ -49,7 +48,7 @@ def place(kind=KIND, **at):
 
 def run(cell, ratio, where=None, vote=1.0):
     where = where or place()
-    return FitRun(f"r{cell}", cell, cell, "step", where, scaled(where.at), vote, log(ratio))
+    return FitRun(f"r{cell}", cell, cell, "step", where, vote, log(ratio))
 
 
 def job(*sets):

@@ -136,17 +136,16 @@ def mean_errors(weights: Sequence[float], ratios: Sequence[float]) -> tuple[floa
 
 def weigh(place: RunPlace, found: Measured, away: Sequence[float]) -> list[float]:
     """The weight of every run: near ones by distance, and small shares of the groups that the place belongs to."""
-    levels = {kind: level(place.kind, kind) for kind in found.votes}
+    levels = [level(place.kind, kind) for kind in found.votes]
     totals = [0.0, 0.0, 0.0]
-    for kind, votes in found.votes.items():
-        totals[levels[kind]] += votes
+    for narrowest, votes in zip(levels, found.votes.values(), strict=True):
+        totals[narrowest] += votes
     shares = [votes / (total + FEW_RUNS) for votes, total in zip(GROUPS, accumulate(totals), strict=True)]
-    pooled = [sum(shares), shares[1] + shares[2], shares[2]]
+    by_level = [sum(shares), shares[1] + shares[2], shares[2]]
+    pooled = [by_level[narrowest] for narrowest in levels]
     bandwidth: float = found.constants["bandwidth"]
-    return [
-        run.vote * (exp(-d / bandwidth) + pooled[levels[run.place.kind]])
-        for run, d in zip(found.runs, away, strict=True)
-    ]
+    every = zip(found.runs, found.kinds, away, strict=True)
+    return [run.vote * (exp(-d / bandwidth) + pooled[kind]) for run, kind, d in every]
 
 
 def level(a: RunKind, b: RunKind) -> int:

@@ -8,9 +8,9 @@ kind of layers) and of doublings (sizes and degrees); its shape is assumed, its 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from functools import cache
 from math import log2
-from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,8 +123,6 @@ class FitRun(NamedTuple):
     metric: str
     """step, or what a peak memory was read from: allocated, reserved, nvidia-smi, unstated."""
     place: RunPlace
-    spot: list[float]
-    """`scaled` values of the place."""
     vote: float
     log_ratio: float
     """ln(measured / predicted)."""
@@ -146,10 +144,15 @@ class Measured:
         self.runs = sorted(runs, key=lambda run: run.log_ratio)
         self.constants = constants
         self.ratios = [run.log_ratio for run in self.runs]
+        self.columns = list(zip(*[run.place.at for run in self.runs], strict=True))
+        """Values of all runs on each of `AXES`."""
         self.votes: dict[RunKind, float] = {}
         """Votes of all runs of a kind."""
         for run in self.runs:
             self.votes[run.place.kind] = self.votes.get(run.place.kind, 0.0) + run.vote
+        number = {kind: i for i, kind in enumerate(self.votes)}
+        self.kinds = [number[run.place.kind] for run in self.runs]
+        """Which of `votes` each run is of."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self._factors: dict[str, tuple[float, float]] = {}
 
@@ -161,21 +164,21 @@ class Measured:
         """
         if profile not in self._factors:
             rest = OTHERS / (len(self.runs) or 1)
-            votes = [rest + (run.place.kind.profile == profile) for run in self.runs]
-            share = (1.0 + COVERED) / 2.0
+            of_kind = [rest + (kind.profile == profile) for kind in self.votes]
+            votes, slower = [of_kind[kind] for kind in self.kinds], bisect_left(self.ratios, 0.0)
             self._factors[profile] = (
-                upper(self._scores(votes, faster=True), share),
-                upper(self._scores(votes, faster=False), share),
+                self._factor(votes, range(slower)),
+                self._factor(votes, range(slower, len(self.runs))),
             )
         return self._factors[profile]
 
-    def _scores(self, votes: list[float], *, faster: bool) -> list[tuple[float, float]]:
-        """Both scores of every run with their votes; 0 where the run is off to the other side."""
-        pairs: list[tuple[float, float]] = []
-        for run, vote in zip(self.runs, votes, strict=True):
-            side = float((run.log_ratio < 0.0) == faster)
-            pairs += [(side * run.score, vote), (side * run.new_score, vote)]
-        return pairs
+    def _factor(self, votes: list[float], side: range) -> float:
+        """The scores of the runs of one side, of which each has two; those of the other side are 0."""
+        others = 2.0 * (sum(votes) - sum(votes[side.start : side.stop]))
+        pairs = [(0.0, others)]
+        for i in side:
+            pairs += [(self.runs[i].score, votes[i]), (self.runs[i].new_score, votes[i])]
+        return upper(pairs, (1.0 + COVERED) / 2.0)
 
     def without(self, run_id: str) -> Measured:
         """The runs without the cell of `run_id`; the same where that was no fit row."""
@@ -188,7 +191,7 @@ class Measured:
         """Least and largest value on each of `AXES`, of a family's runs, or of all where it has fewer than `FEW_RUNS`."""
         if family not in self._spans:
             own = [run.place.at for run in self.runs if run.place.kind.family == family]
-            columns = list(zip(*(own if len(own) >= FEW_RUNS else (run.place.at for run in self.runs)), strict=True))
+            columns = zip(*own, strict=True) if len(own) >= FEW_RUNS else self.columns
             self._spans[family] = [(min(column), max(column)) for column in columns]
         return self._spans[family]
 
@@ -211,12 +214,14 @@ def upper(pairs: Iterable[tuple[float, float]], share: float) -> float:
 def read_runs(document: Mapping[str, Any]) -> list[FitRun]:
     """The runs of one list of the data file; runs of one kind share it."""
     width = len(RunKind._fields)
-    kinds: dict[RunKind, RunKind] = {}
+    kinds: dict[tuple[str, ...], RunKind] = {}
     runs: list[FitRun] = []
     for run_id, cell, series, metric, *rest in document["runs"]:
-        kind = RunKind(*rest[:width])
-        place = RunPlace(kinds.setdefault(kind, kind), tuple(rest[width:-4]))
-        runs.append(FitRun(run_id, cell, series, metric, place, scaled(place.at), *rest[-4:]))
+        words = tuple(rest[:width])
+        if words not in kinds:
+            kinds[words] = RunKind(*words)
+        place = RunPlace(kinds[words], tuple(rest[width:-4]))
+        runs.append(FitRun(run_id, cell, series, metric, place, *rest[-4:]))
     return runs
 
 
@@ -238,16 +243,12 @@ def distances(place: RunPlace, found: Measured) -> list[float]:
     A place beyond the measured range of an axis counts as at its end: how far beyond is for the interval's margins, and the
     weights of runs are the same however far it is.
     """
-    spot = scaled(clipped(place, found))
     machine: float = found.constants["machine_step"]
-    steps: dict[RunKind, float] = {}
-    out: list[float] = []
-    for run in found.runs:
-        kind = run.place.kind
-        if kind not in steps:
-            steps[kind] = steps_between(place.kind, kind, machine)
-        out.append(steps[kind] + sum(map(abs, map(sub, spot, run.spot))))
-    return out
+    steps = [steps_between(place.kind, kind, machine) for kind in found.votes]
+    axes = zip(PER_DOUBLING, scaled(clipped(place, found)), found.columns, strict=True)
+    gaps = [{value: abs(at - per * log2(value)) for value in set(column)} for per, at, column in axes]
+    along = [map(gap.__getitem__, column) for gap, column in zip(gaps, found.columns, strict=True)]
+    return [steps[kind] + gap for kind, gap in zip(found.kinds, map(sum, zip(*along, strict=True)), strict=True)]
 
 
 def steps_between(a: RunKind, b: RunKind, machine: float) -> float:

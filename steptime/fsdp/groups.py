@@ -202,6 +202,8 @@ def states(assembly: Assembly) -> list[States]:
     size, found = state_bytes(assembly.job), list[States]()
     for chunks in assembly.stages:
         shard = sharded_elements(assembly, chunks)
-        optimizer_bytes = (size.master + mean_moments(assembly, chunks).get("dense", 0.0)) * shard
+        optimizer_bytes = (
+            size.master + mean_moments(assembly.job, assembly.counted_params(chunks)).get("dense", 0.0)
+        ) * shard
         found.append(States(size.params * shard, size.gradients * shard, optimizer_bytes, [], owned=shard))
     return found

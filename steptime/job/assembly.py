@@ -46,6 +46,15 @@ def shard_of(job: Job) -> Shard:
     )
 
 
+class LocalParam(NamedTuple):
+    """A parameter, and its elements on one device: of experts those of all that the device has."""
+
+    param: Param
+    elements: Num
+
+
+CountedParams: TypeAlias = list[tuple[list[LocalParam], int]]
+"""Parameters of some parts, and how often each part stands there."""
 Runs: TypeAlias = "tuple[tuple[Part, int], ...]"
 """Parts in depth order, alike neighbors together with their count."""
 
@@ -77,8 +86,8 @@ class Part:
         return params_of(self.ops)
 
     @cached_property
-    def registered_params(self) -> list[Param]:
-        """The same in the order in which Megatron's modules register them: the output projection stands before qkv.
+    def registered_params(self) -> list[LocalParam]:
+        """The same on one device, as Megatron's modules register them: the output projection stands before qkv.
 
         megatron/core/transformer/attention.py: Attention.__init__ builds linear_proj, SelfAttention.__init__ then linear_qkv.
         """
@@ -88,12 +97,12 @@ class Part:
             ordered.insert(after_norm if op.role == "attn_proj" else len(ordered), op)
             if op.role == "norm" and op.params:
                 after_norm = len(ordered)
-        return params_of(ordered)
+        return [LocalParam(p, p.local(self.tp, self.experts)) for p in params_of(ordered)]
 
     @cached_property
     def n_params(self) -> Num:
         """Parameters on one device: split ones divided by tp."""
-        return sum(p.local(self.tp, self.experts) for p in self.params)
+        return sum([p.elements for p in self.registered_params])
 
     @cached_property
     def n_quantized(self) -> Num:
@@ -134,12 +143,13 @@ class Assembly:
         self.boundary_bytes: Num = 1.0 * hidden.bytes
         """What one stage hands to the next [B]."""
         self.embedding = Part("embedding", embedding, nothing, last_output(embedding), tp, model)
-        last = layers(model)[-1][0].model if model.mtp else model
-        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
         made: dict[int, Part] = {}
         self.runs: list[tuple[Part, int]] = []
         """All layers in depth order."""
-        for layer, count in layers(model):
+        every = layers(model)
+        last = every[-1][0].model if model.mtp else model
+        self.head = Part("head", head_ops(model, self.shard), hidden, "", tp, last, self.experts)
+        for layer, count in every:
             if id(layer) not in made:
                 made[id(layer)] = Part(layer.kind, layer.ops(self.shard), hidden, "y", tp, layer.model, self.experts)
             self.runs.append((made[id(layer)], count))
@@ -170,15 +180,20 @@ class Assembly:
         model = self.job.model
         return (model.tie_embeddings or model.mtp > 0) and self.job.parallelism.pp > 1
 
-    @cached_property
+    @property
     def head_params(self) -> list[Param]:
-        """Parameters of the head on its stage: a tied head on the embedding's own stage has no weight of its own.
+        """Parameters of the head on its stage."""
+        return [p.param for p in self.local_head_params]
+
+    @cached_property
+    def local_head_params(self) -> list[LocalParam]:
+        """The same on one device: a tied head on the embedding's own stage has no weight of its own.
 
         In a pipeline it has one, beside the embedding that multi-token prediction needs too, where it gets no gradient (megatron/
         core/models/gpt/gpt_model.py, skip_weight_param_allocation).
         """
         if self.job.model.tie_embeddings and not self.embedding_copied:
-            return [p for p in self.head.registered_params if not p.vocab]
+            return [p for p in self.head.registered_params if not p.param.vocab]
         return self.head.registered_params
 
     @property
@@ -197,24 +212,27 @@ class Assembly:
         of = self.embedding if chunk.embedding or self.job.model.mtp else self.head
         return next(p for p in of.params if p.vocab)
 
-    def chunk_params(self, chunk: Chunk) -> list[tuple[list[Param], int]]:
+    def chunk_params(self, chunk: Chunk) -> CountedParams:
         """Parameters of a chunk in registered order, part by part in depth order, with how often the part stands there."""
         parts = [(self.embedding.registered_params, 1)] if chunk.embedding or self.holds_copy(chunk) else []
         parts += [(part.registered_params, count) for part, count in chunk.runs]
-        return [*parts, (self.head_params, 1)] if chunk.head else parts
+        return [*parts, (self.local_head_params, 1)] if chunk.head else parts
 
-    def counted_params(self, chunks: Sequence[Chunk]) -> list[tuple[list[Param], int]]:
+    def counted_params(self, chunks: Sequence[Chunk]) -> CountedParams:
         """The same of several chunks, every part once with how often it stands in all of them."""
-        found: dict[int, tuple[list[Param], int]] = {}
-        for params, count in (part for chunk in chunks for part in self.chunk_params(chunk)):
-            found[id(params)] = (params, found.get(id(params), (params, 0))[1] + count)
-        return list(found.values())
+        lists: dict[int, list[LocalParam]] = {}
+        counts: dict[int, int] = {}
+        for chunk in chunks:
+            for params, count in self.chunk_params(chunk):
+                lists[id(params)] = params
+                counts[id(params)] = counts.get(id(params), 0) + count
+        return [(params, counts[key]) for key, params in lists.items()]
 
     def local_params(self, chunk: Chunk) -> Num:
         """Parameters of a chunk on one device."""
-        total = sum(count * part.n_params for part, count in chunk.runs)
+        total = sum([count * part.n_params for part, count in chunk.runs])
         total += self.embedding.n_params if chunk.embedding or self.holds_copy(chunk) else 0
-        return total + (sum(p.local(self.head.tp, self.experts) for p in self.head_params) if chunk.head else 0)
+        return total + (sum([p.elements for p in self.local_head_params]) if chunk.head else 0)
 
 
 def chunks_of(runs: Runs, counts: Sequence[int], places: Sequence[Place]) -> list[Chunk]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from steptime.model.model import Model
     from steptime.software.performance import Software
 
-_NONE = Moe(n_experts=1, expert_inter_sz=1, experts_per_token=1)
+_NONE = Moe.model_construct(n_experts=1, expert_inter_sz=1, experts_per_token=1)
 
 
 def expert_facts(model: Model, software: Software) -> dict[str, Any]:

@@ -37,7 +37,10 @@ class Beside:
         found = next((path for path in self.added if path.name == pure.name), None)
         if found is not None or self.folder is None:
             return found
-        candidates = (self.folder / pure.name if ".." in pure.parts else self.folder / pure, self.folder / pure.name)
+        within = self.folder / pure.name if ".." in pure.parts else self.folder / pure
+        # a path from the top of its repository (examples/train/job.yaml), where the file lies below that
+        above = [parent / pure for parent in self.folder.resolve().parents[:4]] if len(pure.parts) > 1 else []
+        candidates = (within, self.folder / pure.name, *([] if ".." in pure.parts else above))
         return next((path for path in candidates if path.is_file() and path.stat().st_size <= MOST_BYTES), None)
 
     def text(self, name: str) -> str | None:

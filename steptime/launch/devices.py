@@ -38,6 +38,15 @@ def devices_in(text: str, env: Mapping[str, str] | None = None) -> int | None:
     return None
 
 
+_COMMENT = re.compile(r"#.*\b(?:preset for|trained on) (\d+) (?:\w+ )?GPUs", re.IGNORECASE)
+
+
+def of_comment(text: str) -> int | None:
+    """The devices that a comment of a config names: "a preset for 64 A100 GPUs" (torchtitan), "trained on 32 gpus" (GPT-NeoX)."""
+    found = _COMMENT.search(text)
+    return int(found[1]) if found else None
+
+
 _NAMES = ("WORLD_SIZE", "NGPU", "NNODES")
 
 

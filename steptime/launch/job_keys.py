@@ -11,7 +11,7 @@ from typing import Any
 from steptime.base.config import ConfigError, show
 from steptime.job.edit import put
 from steptime.launch.keys import GivenKey, KeyRule, KeyTable, named_defaults, near_key, rule_of, speaks_of_cost
-from steptime.launch.reading import LaunchFlag, Reading, Status, is_other_model, refusals, still_open
+from steptime.launch.reading import LaunchFlag, Reading, Status, asked_together, is_other_model, refusals, still_open
 
 MOST = 10**12
 """The largest whole number taken: more than any size, count or buffer."""
@@ -251,7 +251,7 @@ class JobKeys:
             refused = refusals(self.source, flags)
             if any(map(is_other_model, flags)):
                 raise ConfigError(refused)
-            raise ConfigError(dict.fromkeys([*self.problems, *refused, *self._open(reading)]))
+            raise ConfigError(asked_together([*self.problems, *refused, *self._open(reading)]))
         return reading
 
 

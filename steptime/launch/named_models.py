@@ -6,6 +6,21 @@ import re
 
 from steptime.model.presets import model_names
 
+_SPELLINGS = {
+    r"^(?:nousresearch-|unsloth-)?meta-": "",
+    r"^llama-?([23])(?:\.[0-3])?-": r"llama\1-",
+    r"^llama-?4-(?:maverick-)?17b-?128e.*": "llama4-maverick",
+    r"^llama-?4-(?:scout-)?17b-?16e.*": "llama4-scout",
+    r"^qwq-32b.*": "qwen2.5-32b",  # config.json of Qwen/QwQ-32B
+    r"^(qwen2\.5)-(?:math|coder)-": r"\1-",
+    r"^phi-?3-(mini|medium)-(?:4k|128k)-": r"phi3-\1-",
+    r"^mistral-7b-(?:instruct-)?v0\.[12]$": "mistral-7b-v0.2",
+    r"^mistral-large-instruct-2407$": "mistral-large-123b",
+    r"^deepseek-(?:r1|v3(?:\.1)?(?:-base|-0324)?)$": "deepseek-v3",
+    r"^smollm2-([\d.]+[bm])-.*": r"smollm2-\1",
+}
+"""How repositories spell names, and as the presets do."""
+
 
 def preset_of(name: str) -> str | None:
     """The preset of a model as Hugging Face's hub names it; None where there is none.
@@ -14,8 +29,10 @@ def preset_of(name: str) -> str | None:
     ('llama3-3b', 'qwen3-4b', None)
     """
     words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    words = re.sub(r"^(?:nousresearch-|unsloth-)?meta-", "", words)
-    words = re.sub(r"^llama-?([23])(?:\.[0-3])?-", r"llama\1-", words)
-    words = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
+    for pattern, meant in _SPELLINGS.items():
+        words = re.sub(pattern, meant, words)
     known = model_names()
+    if words in known:
+        return words
+    words = re.sub(r"-(?:instruct|chat|base|it|hf|pt)(?:-.*)?$|-v0\.[1-3]$|-\d{4}$", "", words)
     return words if words in known else next((found for found in known if found == words.replace("-", "")), None)

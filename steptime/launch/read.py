@@ -38,14 +38,15 @@ _DUMP = re.compile(rb"-{8,} arguments -{8,}|" + PRINTED.pattern)
 
 
 _MARKS = {
-    "megatron": r"-{8,} arguments -{8,}|--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
+    "megatron": r"\bmegatron (?:sft|pt|rlhf)\b|DGXNNODES=|-{8,} arguments -{8,}|"
+    r"--(?:num-layers|hidden-size|micro-batch-size|tensor-model-parallel-size)\b",
     "torchtitan": (
         r"torchtitan\.train\b|--job\.config|^\[(?:training|parallelism)\]|\[titan\]|Running with (?:args|configs): \{|"
         r"Trainer\.Config\b"
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] "
+        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b"
     ),
     "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -136,6 +137,8 @@ def kind_of(path: str, text: str) -> str:
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
+    if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
+        return "megatron"  # whose reader tells what the script launches
     if not telling:
         raise ConfigError(
             f"{path}: which framework's it is cannot be told; name it: --from {', '.join([*KINDS, *TABLES])}"

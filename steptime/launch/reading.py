@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError, build
 from steptime.job.edit import put
 from steptime.job.job import Job
+from steptime.model.blocks import n_params
 
 Status = Literal["used", "irrelevant", "default", "approximated", "unmodelled"]
 LEAVE_OUT = "not modeled; --allow-unmodelled ignores it"
@@ -71,6 +73,27 @@ def is_other_model(flag: LaunchFlag) -> bool:
     return flag.status == "unmodelled" and any(words in flag.note for words in _ALONE)
 
 
+def asked_together(lines: Iterable[str]) -> list[str]:
+    """The lines, of which those that ask for a setting are one, with every setting that is to be added.
+
+    >>> asked_together(["a: model unknown; add --set model=NAME (see x)", "a: b is wrong", "a: c unknown; add --set c=N"])
+    ['a: model unknown, c unknown; add --set model=NAME --set c=N', 'a: b is wrong']
+    """
+    kept = list(dict.fromkeys(lines))
+    asks = [
+        (line, *found.groups())
+        for line in kept
+        if (found := re.fullmatch(r"(.*?: )(.*); add (--set \S+?),?(?: .*)?", line))
+    ]
+    if len(asks) < 2:
+        return kept
+    whats, fixes = (", ".join(dict.fromkeys(ask[2] for ask in asks)), " ".join(dict.fromkeys(ask[3] for ask in asks)))
+    told = {ask[0] for ask in asks}
+    first = kept.index(asks[0][0])
+    rest = [line for line in kept[first:] if line not in told]
+    return [*kept[:first], f"{asks[0][1]}{whats}; add {fixes}", *rest]
+
+
 def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
     """A line for each flag that two jobs do not share and that neither's plan has: what they cost is in no figure."""
     said = [
@@ -116,13 +139,31 @@ def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unm
     if refused and any(map(is_other_model, reading.flags)):
         raise ConfigError(refused)
     if problems := [*refused, *still_open(reading, config)]:
-        raise ConfigError(problems)
+        raise ConfigError(asked_together(problems))
     try:
         job = build(Job, config)
         fits_machine(reading, job)
+        _holds_states(reading, job)
     except ConfigError as error:
-        raise ConfigError(f"{reading.source}: {problem}" for problem in error.problems) from None
+        raise ConfigError(f"{reading.source}: {problem}" for problem in _of_devices(reading, error.problems)) from None
     return job
+
+
+def _of_devices(reading: Reading, problems: Sequence[str]) -> list[str]:
+    """The problems of a layout; where nothing but a launcher's default or one script's nodes told the devices, as a question."""
+    taken = _taken(reading)
+    if taken is not None and not any("--set" in problem for problem in problems):
+        return [
+            f"number of devices unknown (the launcher's default is {taken.value}: {problems[0]}); add --set parallelism.dp=N"
+        ]
+    more = "; for other nodes add --set parallelism.dp=N"
+    script = reading.devices_per_node is not None
+    return [problem + (more if script and problem.startswith("parallelism.ep:") else "") for problem in problems]
+
+
+def _taken(reading: Reading) -> LaunchFlag | None:
+    """The devices where only the launcher's default tells them."""
+    return next((flag for flag in reading.flags if flag.name == "devices" and flag.status == "default"), None)
 
 
 def fits_machine(reading: Reading, job: Job) -> None:
@@ -135,6 +176,25 @@ def fits_machine(reading: Reading, job: Job) -> None:
     if per_node is not None and per_node > machine.devices_per_node:
         had = f"{machine.name} has {machine.devices_per_node} devices"
         raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
+
+
+def _holds_states(reading: Reading, job: Job) -> None:
+    """Raise where the devices are only those that the launcher takes by default, and their memory is less than the states.
+
+    Weights, gradients, masters and moments in mixed precision are 16 bytes a parameter (Rajbhandari et al. 2020, section 3.1).
+
+    Raises:
+        ConfigError: one line.
+    """
+    if (taken := _taken(reading)) is None:
+        return
+    states, memory = (
+        16 * n_params(job.model, job.data.seqlen),
+        job.parallelism.devices * job.machine.accelerator.memory_bytes,
+    )
+    if states > memory:
+        by = f"the launcher's default of {taken.value} devices does not hold {states / 2**30:,.0f} GiB of states"
+        raise ConfigError(f"number of devices unknown ({by}); add --set parallelism.dp=N")
 
 
 def _said(config: Mapping[str, Any], path: str) -> bool:

@@ -1,16 +1,15 @@
 """Trainers whose files a table of keys alone translates: Hugging Face Trainer, what is built on it, nanotron, GPT-NeoX ...
 
-A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of: @model,
-@mlp, @mlp_ratio, @micro, @steps (of gradient accumulation), @batch (all sequences of a step), @tokens_batch, @nodes, @devices,
-@per_node, @dp_shard, @dp_replicate, @dp_dcn, @bf16, @fp16, @half (a dtype in words), @fp8, @checkpointing, @deepspeed, @fsdp,
-@fsdp_strategy, @adapter, @optimizer.
+A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
+@model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
+@tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
+@fp16, @half (a dtype in words), @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
+@fsdp_precision, @adapter, @optimizer.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -21,14 +20,14 @@ from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import data_parallel, told
+from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.job_keys import JobKeys
-from steptime.launch.keys import KeyTable, flatten, load_table, read_keys
+from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.megatron.sources import from_arguments
 from steptime.launch.named_models import preset_of
-from steptime.launch.nemo.interpolate import resolve
 from steptime.launch.reading import LaunchFlag, Reading
-from steptime.launch.shell.script import read_script, variables_of
+from steptime.launch.trainer_files import said_in
+from steptime.launch.vocabulary import entries_of
 
 _ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
 
@@ -51,12 +50,16 @@ def read_trainer(
     table = load_table(kind.replace("-", "_"))
     if kind == "primus":
         return _primus(path, text, env, sets)
-    said, devices = _said(path, text, table, dict(env or {}), beside)
+    said, devices = said_in(path, text, table, dict(env or {}), beside)
     for config in beside.added if beside is not None else []:  # accelerate's own config beside the training's
         if config.suffix in {".yaml", ".yml"}:
             said = flatten(parse_mapping(config.read_text(encoding="utf-8"), str(config))) | said
     said = {name.replace("-", "_"): value for name, value in said.items()}
-    keys = JobKeys(path, table, read_keys(said, table), sets=sets)
+    given = read_keys(said, table)
+    defaults: dict[str, Any] = {}
+    for key, found in (table.raw.get("defaults_with") or {}).items():
+        defaults |= found if any(item.key == key for item in given) else {}
+    keys = JobKeys(path, table, given, defaults=defaults, sets=sets)
     return _Plan(keys, devices, beside).reading()
 
 
@@ -74,50 +77,9 @@ def _primus(path: str, text: str, env: Mapping[str, str] | None, sets: Mapping[s
     return from_arguments(said, path, sets=model | dict(sets or {}), table="primus")
 
 
-def _said(
-    path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
-) -> tuple[dict[str, Any], int | None]:
-    """The keys of a file, dotted, and how many processes a script starts."""
-    if text.lstrip().startswith("{"):
-        try:
-            return flatten(json.loads(text)), None
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: line {error.lineno}: not valid JSON ({error.msg})") from None
-    if path.endswith(".toml"):
-        try:
-            return flatten(tomllib.loads(text)), None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML ({error})") from None
-    if not re.match(r"\s*(#[^\n]*\n\s*)*[\w\"'-]+\s*:(\s|$)", text):
-        script = read_script(text, path, env, beside)
-        if script.problems:
-            raise ConfigError(script.problems)
-        said = dict(_flags([word.text for word in script.arguments]))
-        launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
-        return said | {key: value for key, value in launcher.items() if value}, script.devices
-    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
-    for section in table.raw.get("inside") or []:
-        tree = tree[section] if isinstance(tree.get(section), dict) else tree
-    return flatten(tree), None
-
-
 def _size(value: Any, default: Any) -> Any:
     """A whole number, `default` where it is none: what is said stays in the config, whose own check tells it."""
     return int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else default
-
-
-def _flags(words: list[str]) -> list[tuple[str, Any]]:
-    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
-    found: list[tuple[str, Any]] = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
-            found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
-        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
-            found.append((name, scalar(value)))
-        elif found and found[-1][1] is True:
-            found[-1] = (found[-1][0], scalar(word))
-    return found
 
 
 class _Plan:
@@ -126,6 +88,8 @@ class _Plan:
     def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
         self.keys, self.devices, self.beside = keys, devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
+        self.hybrid = False
+        """Whether each node holds all parameters and only its devices share them."""
         self.figures: dict[str, str] = {}
         """@figure -> the key that says it."""
         for key, rule in keys.table.rules.items():
@@ -133,6 +97,8 @@ class _Plan:
                 key not in keys.values and rule.beside and keys.get(rule.beside) is None
             )  # a default of its own kind of file
             if rule.status != "used" or keys.get(key) is None or unsaid:
+                continue
+            if rule.note in {"parallelism.tp", "parallelism.pp"} and keys.get(key) == 0:  # GPT-NeoX: none
                 continue
             if rule.note.startswith("@"):
                 self.figures[rule.note] = key
@@ -185,19 +151,31 @@ class _Plan:
         config["performance"] = {"software": self._software()} | self._precision() | config["performance"]
         if self.on("@checkpointing"):
             config["performance"].setdefault("activation_checkpointing_type", "full")
+        if "@replayed" in self.figures:
+            self._replay(keys.word(self.figures["@replayed"]))
         if self.on("@adapter") and str(self.get("@adapter")).lower() not in {"full", "freeze_none"}:
             keys.leave_out(self.figures["@adapter"], _ADAPTERS)
         if optimizer := self._optimizer():
             config["performance"]["optimizer"] = optimizer
-        # olmo/model.py: the width of a gated MLP is said of both halves together
         width = self.whole("@mlp") or (self.whole("@mlp_ratio") or 0) * _size(config["model"].get("hidden_sz"), 0)
         if width:
-            config["model"]["inter_sz"] = width // 2 if config["model"].get("glu") else width
+            up, down = keys.table.raw["gated_mlp"] if config["model"].get("glu") else (1, 1)
+            multiple = self.whole("@mlp_multiple") or 1
+            config["model"]["inter_sz"] = -(-(width * up // down) // multiple) * multiple
         self._model()
         self._batch()
         if "seqlen" not in config["data"]:
             keys.left_open["data.seqlen"] = "sequence length unknown; add --set data.seqlen=N"
         return keys.reading({section: value for section, value in config.items() if value != {}})
+
+    def _replay(self, share: Any) -> None:
+        """Recomputation as a share of the layers, or in a word."""
+        performance = self.config["performance"]
+        if isinstance(share, str):
+            performance["activation_checkpointing_type"] = share
+            return
+        count = max(1, round(share * _size(self.config["model"].get("n_layers"), 1)))
+        performance["recompute"] = {"granularity": "full", "method": "block", "n_layers": count}
 
     def _software(self) -> str:
         """The profile, and how parameters are sharded, by what runs the steps."""
@@ -220,12 +198,26 @@ class _Plan:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
         if self.on("@fsdp") and "fsdp" in profiles:
-            strategy = str(self.get("@fsdp_strategy") or self.get("@fsdp")).lower()
-            self.config["parallelism"].setdefault("zero_level", 2 if re.search(r"shard_grad_op|^2$", strategy) else 3)
-            if "offload" in strategy:
-                keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
+            self._fsdp()
             return str(profiles["fsdp"])
         return str(profiles["default"])
+
+    def _fsdp(self) -> None:
+        """How torch's FSDP shards: its version, whether parameters stay gathered, and what gradients are reduced in."""
+        word, said = str(self.get("@fsdp")).lower(), self.get("@fsdp_strategy")
+        strategy = str(word if said is None else said).lower()
+        # accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: version 1 unless another is said
+        version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
+        half = self._precision()["precision"]
+        found: dict[str, Any] = {"version": version}
+        if re.search(r"shard_grad_op|zero2|^[25]$|^false$", strategy):
+            found["reshard_after_forward"] = False
+        if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
+            found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
+        self.config["parallelism"]["fsdp"] = found
+        self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
+        if "offload" in strategy:
+            self.keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
 
     def _precision(self) -> dict[str, Any]:
         word = str(self.get("@half") or "").lower()
@@ -243,7 +235,10 @@ class _Plan:
         if config["model"].keys() >= {"n_layers", "hidden_sz"}:
             if "inter_sz" not in config["model"] and not config["model"].get("glu", True):
                 config["model"]["inter_sz"] = 4 * _size(config["model"]["hidden_sz"], 0)
-            if "vocab_sz" not in config["model"]:
+            if "vocab_sz" not in config["model"] and (entries := self._entries()) is not None:
+                config["model"]["vocab_sz"], whose = entries
+                keys.notes.append(f"vocabulary not set, so {whose}: {entries[0]}")
+            elif "vocab_sz" not in config["model"]:
                 keys.left_open["model.vocab_sz"] = "vocabulary size unknown; add --set model.vocab_sz=N"
             return
         name = str(self.get("@model") or "")
@@ -257,6 +252,11 @@ class _Plan:
         what = f"model {name!r} is not among the presets" if name else "model unknown"
         keys.left_open["model"] = f"{what}; add --set model=NAME (3dtrn models), or --set model.hf=CONFIG.json"
 
+    def _entries(self) -> tuple[int, str] | None:
+        """Entries of the tokenizer that the keys name, and whose they are."""
+        kind, name = self.get("@tokenizer"), self.get("@vocabulary")
+        return entries_of(str(kind or ""), [str(name)] if name else []) if kind or name else None
+
     def _batch(self) -> None:
         """Data-parallel ranks, and the batch that they share."""
         keys, data, layout = self.keys, self.config["data"], self.config["parallelism"]
@@ -264,7 +264,9 @@ class _Plan:
         nodes, per_node = self.whole("@nodes") or 1, self.whole("@per_node")
         devices = self.devices or self.whole("@devices") or (nodes * per_node if per_node else None)
         axes = [
-            _size(size, 0) for name in ("@dp_shard", "@dp_replicate", "@dp_dcn") if (size := self.get(name)) is not None
+            _size(size, 0)
+            for name in ("@dp_shard", "@dp_replicate", "@dp_dcn", "@dp_dcn_shard")
+            if (size := self.get(name)) is not None
         ]
         product = prod(axes) if axes and min(axes) > 0 else None
         dp = layout.get("dp") or product or data_parallel(keys, degrees, devices)
@@ -277,6 +279,9 @@ class _Plan:
             keys.left_open["parallelism.dp"] = "number of devices unknown; add --set parallelism.dp=N"
         else:
             layout["dp"] = dp
+            inside = per_node or on_node(keys.sets) or dp
+            if self.hybrid and dp > inside and dp % inside == 0:
+                layout["replicas"] = dp // inside
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)

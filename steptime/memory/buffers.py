@@ -9,7 +9,7 @@ from steptime.base.rows import HeldBuffer
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes, dispatcher_bytes, dummy_wgrad_bytes
-from steptime.memory.states import Bucket, States, chunk_buckets, local_groups, pieces_of, state_bytes
+from steptime.memory.states import Bucket, States, chunk_buckets, group_elements, pieces_of, state_bytes
 from steptime.software.performance import EAGER_TORCH
 
 KIB = 1024.0
@@ -188,10 +188,11 @@ def block_rest_bytes(assembly: Assembly, chunks: list[Chunk], buckets: list[list
                 flat = sum([bucket.elements for bucket in cut if bucket.group == group])
                 rest = rest + block_rest(size.gradients * flat) + block_rest(size.params * flat)
             continue
-        for elements in local_groups(assembly, [chunk]).values():
+        held = assembly.chunk_params(chunk)
+        for elements in group_elements(held).values():
             rest = rest + block_rest(size.gradients * elements)
-        for p, count in ((p, count) for own, count in assembly.chunk_params(chunk) for p in own):
-            elements, times, _ = pieces_of(assembly, p)
+        for p, count in ((p, count) for own, count in held for p in own):
+            elements, times, _ = pieces_of(job, p)
             tensors = block_rest(size.params * elements) + block_rest(size.master * elements)
             rest = rest + count * times * (tensors + 2.0 * block_rest(size.moments / 2.0 * elements))
     return rest

@@ -31,8 +31,9 @@ def dummy_wgrad_bytes(assembly: Assembly, stage: int) -> Num:
     if software.states.dummy_wgrads != "kept" or not software.states.grad_accumulation_fusion:
         return 0.0
     parts = [part for chunk in chunks for part, _ in chunk.runs] + [assembly.head for chunk in chunks if chunk.head]
-    weights = {"vocab" if p.vocab else p.shape: p for part in parts for p in part.params if len(p.shape) > 1}
-    return software.itemsize * sum([pieces_of(assembly, p).elements for p in weights.values()])
+    every = [p for part in dict.fromkeys(parts) for p in part.registered_params if len(p.param.shape) > 1]
+    weights = {"vocab" if p.param.vocab else p.param.shape: p for p in every}
+    return software.itemsize * sum([pieces_of(assembly.job, p).elements for p in weights.values()])
 
 
 def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:

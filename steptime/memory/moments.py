@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from steptime.base.num import Num, maximum, where
-from steptime.job.assembly import Assembly, Chunk
+from steptime.job.assembly import CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.model.ops import Param
 
@@ -33,27 +31,25 @@ def least_moments(job: Job) -> float:
             return PER_ELEMENT.get(states.optimizer, 1.0) * job.software.bytes_of(states.moment_dtype)
 
 
-def mean_moments(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
+def mean_moments(job: Job, held: CountedParams) -> dict[str, Num]:
     """Bytes of moments per parameter, mean of those that one device holds of some chunks, by parameter group."""
-    alike = assembly.job.software.states.optimizer in PER_ELEMENT
+    if job.software.states.optimizer in PER_ELEMENT:
+        return dict.fromkeys([p.param.group for params, _ in held for p in params], least_moments(job))
     moments: dict[str, Num] = {}
     elements: dict[str, Num] = {}
-    for params, count in assembly.counted_params(chunks):
+    for params, count in held:
         for p in params:
-            if alike:
-                moments[p.group] = least_moments(assembly.job)
-                continue
-            tensors, one = local_tensors(assembly, p)
-            more = count * tensors * tensor_moments(assembly.job, p, one)
-            moments[p.group] = moments.get(p.group, 0.0) + more
-            elements[p.group] = elements.get(p.group, 0.0) + count * tensors * one
-    return moments if alike else {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
+            group = p.param.group
+            tensors, one = local_tensors(job, p)
+            moments[group] = moments.get(group, 0.0) + count * tensors * tensor_moments(job, p.param, one)
+            elements[group] = elements.get(group, 0.0) + count * tensors * one
+    return {group: bytes_ / elements[group] for group, bytes_ in moments.items()}
 
 
-def local_tensors(assembly: Assembly, p: Param) -> tuple[Num, Num]:
+def local_tensors(job: Job, p: LocalParam) -> tuple[Num, Num]:
     """Tensors that a parameter stands for on one device, and the elements of each."""
-    tensors = p.n_experts // assembly.job.parallelism.ep if p.n_experts else 1
-    return tensors, p.local(assembly.head.tp, assembly.experts) / tensors
+    tensors = p.param.n_experts // job.parallelism.ep if p.param.n_experts else 1
+    return tensors, p.elements / tensors
 
 
 def tensor_moments(job: Job, p: Param, elements: Num) -> Num:
@@ -93,41 +89,43 @@ def matrix(p: Param, elements: Num) -> tuple[Num, Num]:
     return (whole_rows, elements / whole_rows) if p.split_dim == len(p.shape) - 1 else (elements / columns, columns)
 
 
-def unevenness(assembly: Assembly, chunks: Sequence[Chunk], ranks: dict[str, Num]) -> dict[str, Num]:
+def unevenness(job: Job, held: CountedParams, ranks: dict[str, Num]) -> dict[str, Num]:
     """Parameters that the fullest of some ranks has over an even share where whole matrices are dealt out, by group.
 
     Megatron packs matrices so that no rank does much more than another, and pads every rank's part of the buffer to the fullest
     one's (layer_wise_optimizer.py, _compute_per_buffer_param_layout). Packing is taken to be even, but that a rank cannot have
     less than one matrix.
     """
-    held = dict.fromkeys(ranks, 0.0)
+    if job.software.states.optimizer != "dist_muon":
+        return dict.fromkeys(ranks, 0.0)
+    matrices = dict.fromkeys(ranks, 0.0)
     largest: dict[str, Num] = dict.fromkeys(ranks, 0.0)
-    if assembly.job.software.states.optimizer == "dist_muon":
-        for params, count in assembly.counted_params(chunks):
-            for p in (p for p in params if orthogonalized(p)):
-                tensors, one = local_tensors(assembly, p)
-                held[p.group] = held[p.group] + count * tensors * one
-                largest[p.group] = maximum(largest[p.group], one)
-    return {group: maximum(0.0, largest[group] - held[group] / n) for group, n in ranks.items()}
+    for params, count in held:
+        for p in (p for p in params if orthogonalized(p.param)):
+            group = p.param.group
+            tensors, one = local_tensors(job, p)
+            matrices[group] = matrices[group] + count * tensors * one
+            largest[group] = maximum(largest[group], one)
+    return {group: maximum(0.0, largest[group] - matrices[group] / n) for group, n in ranks.items()}
 
 
-def update_temporaries(assembly: Assembly, chunks: Sequence[Chunk]) -> Num:
+def update_temporaries(job: Job, held: CountedParams) -> Num:
     """Bytes that an update holds for the tensor it works on.
 
     adafactor: the estimate that becomes the update (torch/optim/_adafactor.py, _single_tensor_adafactor). muon: the orthogonal
     matrix in fp32 with the products of it and its two scales (Megatron-Core optimizer/emerging_optimizers.py,
     scaled_orthogonalize_fn); the iterations, in bf16, hold less.
     """
-    software = assembly.job.software
+    software = job.software
     optimizer, size = software.states.optimizer, software.bytes_of(software.states.moment_dtype)
     most: Num = 0.0
     if optimizer not in {"adafactor", "muon", "dist_muon"}:
         return most
-    for params, _ in assembly.counted_params(chunks):
+    for params, _ in held:
         for p in params:
-            _, one = local_tensors(assembly, p)
+            _, one = local_tensors(job, p)
             if optimizer == "adafactor":
                 most = maximum(most, size * one)
-            elif orthogonalized(p):
+            elif orthogonalized(p.param):
                 most = maximum(most, 3.0 * FP32 * one)
     return most

@@ -30,7 +30,7 @@ class PartMemories:
             software.kernels.compile != "none",
         )
         self.recompute = job.recompute
-        self.untied_head = [p for p in assembly.head_params if not (job.model.tie_embeddings and p.vocab)]
+        self.tied = job.model.tie_embeddings
         self.embedding = self.walk(assembly.embedding)
         self.head = self.walk(assembly.head, assembly.head_modules)
         self._start()
@@ -54,8 +54,9 @@ class PartMemories:
 
     def walk(self, part: Part, modules: AbstractSet[str | float] = frozenset()) -> PartMemory:
         """One part's walk; a tied head's weight gets its gradient with the embedding's."""
-        own = self.untied_head if part is self.assembly.head else part.params
-        n_params = sum([p.local(part.tp, part.experts) for p in own])
+        n_params = part.n_params
+        if part is self.assembly.head:
+            n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
         return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:
@@ -140,8 +141,8 @@ class PartMemories:
     def waiting_gradient(self) -> Num:
         """Bytes of the embedding's gradient before it is accumulated; looked up for multi-token prediction it is dense."""
         job, itemsize = self.assembly.job, self.autograd.weight_grad_itemsize
-        table = next(p for p in self.assembly.embedding.params if p.vocab)
-        return (max(itemsize, job.software.itemsize) if job.model.mtp else itemsize) * table.local(self.autograd.tp)
+        table = next(p.elements for p in self.assembly.embedding.registered_params if p.param.vocab)
+        return (max(itemsize, job.software.itemsize) if job.model.mtp else itemsize) * table
 
 
 def passing(part: Part) -> Peak:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steptime.base.num import Num, ceil, lcm, maximum
-from steptime.job.assembly import Assembly, Chunk
+from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
 from steptime.memory.moments import least_moments, mean_moments, unevenness, update_temporaries
-from steptime.model.ops import Param
 from steptime.software.precision import weight_bytes
 
 
@@ -107,14 +106,15 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     """
     job = assembly.job
     size, level = state_bytes(job), job.zero_level
+    held = assembly.counted_params(chunks)
     whole = 1.0 * sum([assembly.local_params(c) for c in chunks])
     quantized = 1.0 * sum([quantized_elements(assembly, c) for c in chunks])
     buffer: dict[str, Num] = {}
     for bucket in (bucket for chunk in buckets for bucket in chunk):
         buffer[bucket.group] = buffer.get(bucket.group, 0.0) + bucket.elements
-    parts = buffer if job.software.states.padded_buckets and level >= 1 else local_groups(assembly, chunks)
+    parts = buffer if job.software.states.padded_buckets and level >= 1 else group_elements(held)
     ranks = {group: shard_ranks(job, group) for group in parts}
-    uneven, moments = unevenness(assembly, chunks, ranks), mean_moments(assembly, chunks)
+    uneven, moments = unevenness(job, held, ranks), mean_moments(job, held)
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
@@ -125,17 +125,17 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
         optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
         owned=sum(updated.values()),
-        update_bytes=update_temporaries(assembly, chunks),
+        update_bytes=update_temporaries(job, held),
         gathered_itemsize=gathered_itemsize(job, quantized, whole),
     )
 
 
-def local_groups(assembly: Assembly, chunks: Sequence[Chunk]) -> dict[str, Num]:
+def group_elements(held: CountedParams) -> dict[str, Num]:
     """Parameters of some chunks on one device, by group."""
     found: dict[str, Num] = {}
-    for params, count in assembly.counted_params(chunks):
-        for p in params:
-            found[p.group] = found.get(p.group, 0.0) + count * p.local(assembly.head.tp, assembly.experts)
+    for params, count in held:
+        for p, elements in params:
+            found[p.group] = found.get(p.group, 0.0) + count * elements
     return found
 
 
@@ -185,11 +185,11 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
     parts = assembly.chunk_params(chunk)
-    for group in dict.fromkeys(p.group for params, _ in parts for p in params):
+    for group in dict.fromkeys(p.param.group for params, _ in parts for p in params):
         backward: list[Pieces] = []
         for params, count in reversed(parts):
-            mine = [p for p in reversed(params) if p.group == group]
-            backward += [pieces_of(assembly, p)._replace(alone=p is copied) for p in mine] * count
+            mine = [p for p in reversed(params) if p.param.group == group]
+            backward += [pieces_of(job, p, alone=p.param is copied) for p in mine] * count
         whole = sum([piece.times * piece.elements for piece in backward])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
         counts = piece_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
@@ -202,20 +202,19 @@ def whole_buckets(assembly: Assembly, chunk: Chunk, *, sharded: bool) -> list[Bu
     found: dict[str, Num] = {}
     for params, count in assembly.counted_params([chunk]):
         for p in params:
-            size, times, _ = pieces_of(assembly, p)
+            size, times, _ = pieces_of(assembly.job, p)
             each = round_up(size, PARAM_ALIGNMENT) if sharded else size
-            found[p.group] = found.get(p.group, 0.0) + count * times * each
+            found[p.param.group] = found.get(p.param.group, 0.0) + count * times * each
     ranks = {group: lcm(BUCKET_ALIGNMENT, shard_ranks(assembly.job, group)) if sharded else 1 for group in found}
     return [Bucket(round_up(elements, ranks[group]), group) for group, elements in found.items()]
 
 
-def pieces_of(assembly: Assembly, p: Param) -> Pieces:
+def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
     """The tensors that a parameter stands for on one device: one, or one for each local expert."""
-    local = p.local(assembly.head.tp, assembly.experts)
-    if not p.n_experts:
-        return Pieces(local, 1)
-    count = int(p.n_experts // assembly.job.parallelism.ep)
-    return Pieces(local / count, count)
+    if not p.param.n_experts:
+        return Pieces(p.elements, 1, alone)
+    count = int(p.param.n_experts // job.parallelism.ep)
+    return Pieces(p.elements / count, count, alone)
 
 
 def bucket_size(job: Job, elements: Num) -> Num:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from steptime.base.num import ceil
 from steptime.model import embedding_and_head, mtp
@@ -65,12 +65,13 @@ def layers(model: Model) -> list[tuple[Layer, int]]:
     """The layers in depth order: alike neighbors together with their count; runs that are alike share one `Layer`."""
     known: dict[tuple[object, ...], Layer] = {}
     found: list[tuple[Layer, int]] = []
-    everywhere = {"attention": model.attention.model_copy(update={"window": None}), "linear_attention": None}
     for run, full in sights(model):
         key = (run.kind, full, *run.widths.items())
         if key not in known:
             changes: dict[str, object] = {**run.widths, "layers": None} if run.widths or model.layers else {}
-            changes |= everywhere if full else {}
+            if full:
+                everywhere = model.attention.model_copy(update={"window": None})
+                changes |= {"attention": everywhere, "linear_attention": None}
             known[key] = Layer(run.kind, model.model_copy(update=changes) if changes else model)
         if found and found[-1][0] is known[key]:
             found[-1] = (known[key], found[-1][1] + run.repeat)
@@ -96,14 +97,18 @@ HYBRID: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E":
 """Letters of Megatron's hybrid patterns (megatron/core/ssm/mamba_hybrid_layer_allocation.py, Symbols)."""
 
 
+_RUNS: dict[str, LayerRun] = {kind: LayerRun.model_construct(kind=kind) for kind in get_args(LayerKind)}
+"""One layer of each kind, with the model's own widths."""
+
+
 def pattern(model: Model) -> list[LayerRun]:
     """The layers of a model that lists none: those of its hybrid pattern or of its experts', or dense ones."""
     if model.hybrid_pattern is not None:
-        return [LayerRun(kind=HYBRID[letter]) for letter in model.hybrid_pattern]
+        return [_RUNS[HYBRID[letter]] for letter in model.hybrid_pattern]
     moe = model.moe
     if moe is None:
-        return [LayerRun(repeat=model.n_layers)]
-    return [LayerRun(kind="moe" if moe.at(layer) else "dense") for layer in range(model.n_layers)]
+        return [_RUNS["dense"].model_copy(update={"repeat": model.n_layers})]
+    return [_RUNS["moe" if moe.at(layer) else "dense"] for layer in range(model.n_layers)]
 
 
 def embedding_ops(model: Model, shard: Shard) -> list[Op]:

@@ -109,7 +109,7 @@ class Routing(NamedTuple):
         return groups * (1.0 - missed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Op:
     """What all ops share: the dataflow.
 
@@ -134,7 +134,7 @@ class Op:
         return self.outputs + self.stats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gemm(Op):
     """`count` matrix products of m x k by k x n. With `params` it is a linear layer: forward, dgrad and wgrad.
 
@@ -164,7 +164,7 @@ class Gemm(Op):
         return 2.0 * self.m * self.n * self.k * self.count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attention(Op):
     """A fused (flash) attention kernel: scores never reach memory.
 
@@ -197,7 +197,7 @@ class Attention(Op):
         return 2.0 * self.batch * self.n_q_heads * self.q_len * self.kv_len * (self.d_qk + self.d_v)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move(Op):
     """A memory-bound kernel, or a group of `kernels` of them.
 
@@ -217,7 +217,7 @@ class Move(Op):
     """Its stats are a dropout mask, which the state of the random number generator brings back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Comm(Op):
     """A collective on the forward path (`kind`), its counterpart in backward (`backward`), None where there is none.
 

@@ -8,7 +8,7 @@ from steptime.base.num import Num
 from steptime.model.ops import Op
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scan(Op):
     """Mamba-2's causal convolution and state-space scan in chunks, as one op (Dao and Gu 2024, arXiv 2405.21060, section 6)."""
 
@@ -45,7 +45,7 @@ class Scan(Op):
         return self.tokens * (channels + states + (self.itemsize + 8.0) * self.n_heads)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunked(Op):
     """The kernels of linear attention in chunks, as one op (Yang et al. 2024, arXiv 2406.06484 and 2412.06464)."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steptime import fsdp
 from steptime.memory.overhead import FRAGMENTATION
 from steptime.memory.stages import chunk_bytes
-from steptime.memory.states import local_groups, shard_ranks, state_bytes
+from steptime.memory.states import group_elements, shard_ranks, state_bytes
 from steptime.report.format import GIB, number, whole
 from steptime.report.table import Fact, FactList
 from steptime.timing.optimizer import updated
@@ -46,8 +46,9 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
 
 def _states(estimate: Estimate, row: StageMemory) -> list[Fact]:
     """Parameters, gradients and optimizer: bytes of each, over the ranks that share them."""
-    job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.assembly, row.stage).moments
-    groups = local_groups(estimate.assembly, estimate.assembly.stages[row.stage])
+    held = estimate.assembly.counted_params(estimate.assembly.stages[row.stage])
+    job, size, moments = estimate.job, state_bytes(estimate.job), updated(estimate.job, held).moments
+    groups = group_elements(held)
     shared = ", ".join(f"{number(n)} {of} over {shard_ranks(job, of):g} ranks" for of, n in groups.items())
     optimizer = f"master {size.master:g} + moments {moments:g} B each, shared from zero_level 1"
     return [

@@ -136,8 +136,8 @@ class Sketches:
         """The assembly of one spread with one stage of each kind; `view`: its job."""
         known = self.one(spread)
         part = dict(zip(joined.kinds, known.kinds, strict=True))
-        sketch = Assembly.__new__(Assembly)
-        vars(sketch).update({key: value for key, value in vars(known).items() if key != "head_params"})
+        sketch, of_stages = Assembly.__new__(Assembly), {"local_head_params", "first_alike"}
+        vars(sketch).update({key: value for key, value in vars(known).items() if key not in of_stages})
         sketch.job = view
         vars(sketch)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
         return sketch

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from steptime.base.num import Num
 from steptime.cost.parts import Context
-from steptime.job.assembly import Assembly
+from steptime.job.assembly import Assembly, CountedParams
 from steptime.job.job import Job
 from steptime.memory.moments import FP32, mean_moments
-from steptime.memory.states import StateBytes, local_groups, quantized_elements, shard_ranks, state_bytes
+from steptime.memory.states import StateBytes, group_elements, quantized_elements, shard_ranks, state_bytes
 from steptime.timing.orthogonalize import orthogonalize_s
 
 MUON_BYTES = 52.0
@@ -89,29 +89,29 @@ class Updated(NamedTuple):
     """Parameters."""
     moments: Num
     """Bytes of moments of each, in the mean."""
+    held: Num
+    """Parameters that it holds, owned or not."""
 
 
-def updated(assembly: Assembly, stage: int) -> Updated:
+def updated(job: Job, held: CountedParams) -> Updated:
     """Parameters of a stage over the ranks that share their states, group by group."""
-    job, chunks = assembly.job, assembly.stages[stage]
-    ranks = {of: shard_ranks(job, of) if job.zero_level >= 1 else 1 for of in ("dense", "expert")}
-    owned = {of: n / ranks[of] for of, n in local_groups(assembly, chunks).items()}
+    local, means = group_elements(held), mean_moments(job, held)
+    owned = {of: n / (shard_ranks(job, of) if job.zero_level >= 1 else 1) for of, n in local.items()}
     total = sum(owned.values())
-    means = mean_moments(assembly, chunks)
-    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total)
+    return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()))
 
 
 def optimizer_s(assembly: Assembly, context: Context) -> float:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
-    groups = [local_groups(assembly, chunks) for chunks in assembly.stages]
-    held = max(sum(stage.values()) for stage in groups)
-    shares = [updated(assembly, stage) for stage in range(len(groups))]
-    owned, moments = max(shares, key=lambda share: share.owned)
-    kept = owned if job.zero_level >= 2 else held
-    quantized: float = max(sum(quantized_elements(assembly, c) for c in chunks) for chunks in assembly.stages)
+    stages = [assembly.stages[stage] for stage in sorted(set(assembly.first_alike))]
+    params = [assembly.counted_params(chunks) for chunks in stages]
+    shares = [updated(job, held) for held in params]
+    owned, moments, _ = max(shares, key=lambda share: share.owned)
+    kept = owned if job.zero_level >= 2 else max([share.held for share in shares])
+    quantized: float = max([sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
     update: float = update_s(job, owned, kept, moments, bytes_per_s)
-    orthogonal: float = max(orthogonalize_s(assembly, chunks, context) for chunks in assembly.stages)
+    orthogonal: float = max([orthogonalize_s(job, held, context) for held in params])
     return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from steptime.base.num import Num, maximum, minimum
 from steptime.cost.compute import gemm_pass
 from steptime.cost.parts import Context
 from steptime.cost.rates import Rates
-from steptime.job.assembly import Assembly, Chunk
+from steptime.job.assembly import CountedParams
+from steptime.job.job import Job
 from steptime.memory.moments import local_tensors, matrix, orthogonalized
 from steptime.memory.states import shard_ranks
 from steptime.model.ops import Gemm, Param
@@ -19,32 +18,31 @@ BF16, FP32 = 2.0, 4.0
 """Bytes of one number."""
 
 
-def orthogonalize_s(assembly: Assembly, chunks: Sequence[Chunk], context: Context) -> Num:
+def orthogonalize_s(job: Job, held: CountedParams, context: Context) -> Num:
     """Seconds for the matrices that one device updates; where whole ones are dealt out, for an even share or the longest one."""
-    software = assembly.job.software
+    software = job.software
     if software.states.optimizer not in {"muon", "dist_muon"}:
         return 0.0
     every: Num = 0.0
     longest: Num = 0.0
-    for params, count in assembly.counted_params(chunks):
-        for p in (p for p in params if orthogonalized(p)):
-            tensors, _ = local_tensors(assembly, p)
-            ranks = shard_ranks(assembly.job, p.group) if software.states.optimizer == "dist_muon" else 1
-            seconds = matrix_s(assembly, p, context)
+    for params, count in held:
+        for p in (p for p in params if orthogonalized(p.param)):
+            tensors, elements = local_tensors(job, p)
+            ranks = shard_ranks(job, p.param.group) if software.states.optimizer == "dist_muon" else 1
+            seconds = matrix_s(job, p.param, elements, context)
             every = every + count * tensors * seconds / ranks
             longest = maximum(longest, seconds)
     return maximum(every, longest)
 
 
-def matrix_s(assembly: Assembly, p: Param, context: Context) -> Num:
-    """Seconds for one matrix.
+def matrix_s(job: Job, p: Param, elements: Num, context: Context) -> Num:
+    """Seconds for one matrix with so many elements on this device.
 
     duplicated: the fp32 momentum is gathered over tp, and every rank iterates over the whole. distributed: the ranks add up their
     Gram matrices of the dimension that is not split, in bf16, once an iteration (NVIDIA-NeMo/Emerging-Optimizers
     orthogonalized_optimizers/muon_utils.py, newton_schulz_tp).
     """
-    tp, mode = assembly.head.tp, assembly.job.software.states.muon_tp_mode
-    _, elements = local_tensors(assembly, p)
+    tp, mode = job.parallelism.tp, job.software.states.muon_tp_mode
     rows, columns = matrix(p, elements)
     split = p.split_dim is not None and not p.n_experts
     if not split or mode == "blockwise":

@@ -87,12 +87,10 @@ def test_what_a_trainer_fills_in_is_asked_for_by_name():
     text = (DATA / "deepspeed/hf_auto.json").read_text()
     with pytest.raises(ConfigError) as error:
         read_deepspeed("ds.json", text, {}, HARDWARE | MODEL | {"parallelism.dp": 8})
-    assert [line.split(": ")[1] for line in error.value.problems] == [
-        "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps",
-        "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps",
-        "bf16.enabled",
-    ]
-    assert error.value.problems[0].endswith("add --set data.gbs=N")
+    batch = 'train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps: "auto" is filled in by the trainer'
+    half = 'bf16.enabled: "auto" is filled in by the trainer'
+    fix = "add --set data.gbs=N --set data.microbatch_sz=N --set performance.precision=bf16"
+    assert error.value.problems == [f"ds.json: {batch}, {half}; {fix}"]
 
 
 def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():

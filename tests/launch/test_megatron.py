@@ -529,8 +529,7 @@ def test_the_public_example_contradicts_itself():
 
 def test_what_the_file_cannot_say_is_asked_for():
     assert problems(to_job, load("args.txt")) == [
-        "args.txt: number of devices unknown; add --set parallelism.dp=N",
-        "args.txt: machine unknown; add --set hardware.node_type=NAME (3dtrn machines)",
+        "args.txt: number of devices unknown, machine unknown; add --set parallelism.dp=N --set hardware.node_type=NAME"
     ]
     text = script().replace("--vocab-size 50257", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model my/own")
     found = read_megatron("run.sh", text)

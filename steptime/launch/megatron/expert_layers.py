@@ -21,6 +21,9 @@ MOST_LAYERS = 10_000
 
 def has_experts(keys: JobKeys) -> bool:
     """Whether the job says experts; one alone is a dense MLP."""
+    said = keys.words("num_experts")
+    if len(said) > 1:  # Megatron-DeepSpeed: the experts of each layer that has some
+        return True
     count = keys.whole("num_experts", least=0) or 0
     if count == 1:
         keys.without_effect("num_experts", "one expert is a dense MLP")

@@ -119,6 +119,8 @@ def _vocabulary(keys: JobKeys) -> int | None:
     if size is None:
         files = [keys.get(key) for key in ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "merge_file")]
         found = entries_of(kind, [str(name) for name in files if name])
+        if not any(files) and (name := keys.get("run.name")):
+            found = found or entries_of("", [str(name)])
         found = found or _one_multiple(keys)
         if found is None:
             return None

@@ -120,7 +120,8 @@ def _from_words(
     launcher: Mapping[str, Any] | None = None,
 ) -> Reading:
     said = arguments_of(words)
-    keys = keys_of(said.arguments, said.names, path, sets)
+    swift = script is not None and script.program in {"sft", "pt", "rlhf"}  # `megatron sft`
+    keys = keys_of(said.arguments, said.names, path, sets, "swift_megatron" if swift else "megatron")
     keys.launcher = launcher
     keys.notes += said.notes
     if script is not None:

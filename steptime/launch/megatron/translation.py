@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from steptime.base.config import ConfigError, build
+from steptime.job.edit import read_model
 from steptime.launch.devices import told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.expert_layers import has_experts
@@ -11,6 +13,24 @@ from steptime.launch.megatron.model_section import data_section, model_section
 from steptime.launch.megatron.parallelism_section import layout_section
 from steptime.launch.megatron.performance_section import OLDER, performance_section
 from steptime.launch.reading import Reading
+from steptime.model.model import Model
+
+
+def _of_model(keys: JobKeys) -> None:
+    """What degrees and stages need of a model that the user or its name tells: layers and experts."""
+    if told(keys.sets, "model") is None:
+        return
+    try:
+        model = build(Model, read_model(told(keys.sets, "model")))
+    except ConfigError:  # told with the whole plan
+        return
+    experts = model.moe
+    sizes = {"num_layers": model.n_layers, "num_experts": experts and experts.n_experts}
+    if experts is not None and experts.shared_expert_inter_sz:
+        sizes["moe_shared_expert_intermediate_size"] = experts.shared_expert_inter_sz
+    for key, size in sizes.items():
+        if size is not None and keys.get(key) is None:
+            keys.put(key, size, by="the model")
 
 
 def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
@@ -19,6 +39,7 @@ def plan_of(keys: JobKeys, software: str, devices: int | None) -> Reading:
     Raises:
         ConfigError: one line per problem: missing or contradictory settings, values that Megatron does not take.
     """
+    _of_model(keys)
     if software.partition("@")[0] in OLDER and has_experts(keys):
         keys.leave_out("num_experts", "mixture of experts as older releases and DeepSpeed have it")
         keys.put("num_experts", None)

@@ -14,6 +14,8 @@ _NUMBERS = {
     "multiply": lambda a, b: a * b, "add": lambda a, b: a + b, "subtract": lambda a, b: a - b,
     "divide": lambda a, b: a // b, "int_div": lambda a, b: a // b, "floor_div": lambda a, b: a // b,
     "gt": lambda a, b: a > b, "lt": lambda a, b: a < b, "eq": lambda a, b: a == b,
+    "neq": lambda a, b: a != b, "le": lambda a, b: a <= b, "ge": lambda a, b: a >= b, "div": lambda a, b: a / b,
+    "ceil_div": lambda a, b: -(-a // b),
 }  # fmt: skip
 """Resolvers of two numbers (NeMo nemo/utils/exp_manager.py; MLPerf's train.py register more under these names)."""
 _NONE = object()
@@ -90,4 +92,8 @@ def _resolved(name: str, parts: list[str], tree: dict[str, Any], env: Mapping[st
         return (any if name == "or" else all)(values)
     if name not in _NUMBERS or len(values) != 2 or not all(isinstance(value, int | float) for value in values):
         return _NONE
-    return _NONE if name in {"divide", "int_div", "floor_div"} and not values[1] else _NUMBERS[name](*values)
+    return (
+        _NONE
+        if name in {"divide", "int_div", "floor_div", "div", "ceil_div"} and not values[1]
+        else _NUMBERS[name](*values)
+    )

@@ -214,7 +214,7 @@ class Expander:
                         return getattr(posixpath, words[0])(text.rstrip("/")) or "."
         finally:
             self.depth -= 1
-        if _COUNTS_DEVICES.search(inner) and (counted := self.scope.get(DEVICES_ON_NODE)):
+        if _COUNTS_DEVICES.search(inner) and "ds_ssh" not in inner and (counted := self.scope.get(DEVICES_ON_NODE)):
             return counted.text
         shown = shown if len(shown) <= 60 else shown[:56] + "...)"
         return self.scope.mark(shown, Unknown(f"{shown} in line {line} is a command, and commands are not run"))

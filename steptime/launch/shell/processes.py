@@ -68,9 +68,9 @@ def size_of(
         devices = devices or (slurm.get("SLURM_NTASKS") if per_node is None else None)
     if inner == "torchrun" and nodes is None and not unclear:
         nodes = 1
-    one = inner == "deepspeed" and per_node is not None and _option(words, ("--hostfile", "-H", "-hostfile")) is None
-    if one and nodes is None and not unclear:
-        nodes = 1  # deepspeed/launcher/runner.py: without a hostfile the node that it is on
+    hosts = _option(words, ("--hostfile", "-H", "-hostfile"))
+    if inner == "deepspeed" and nodes is None and hosts is None and not unclear:
+        nodes, per_node, devices = _without_hosts(per_node, variables)
     if not launchers and not unclear:
         devices, nodes, per_node = _around(variables)
         if devices is None:
@@ -80,6 +80,17 @@ def size_of(
     if devices and nodes and per_node is None and devices % nodes == 0:
         per_node = devices // nodes
     return nodes, per_node, devices, unclear
+
+
+def _without_hosts(per_node: int | None, variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:
+    """The same of DeepSpeed's launcher without a hostfile: every device of this node (deepspeed/launcher/runner.py).
+
+    A script that counts its devices itself (NUM_GPUS=64) leaves the nodes to the cluster.
+    """
+    counted = (int(text) for key, text in variables.items() if key.lower() == "num_gpus" and text.isdigit())
+    devices = None if per_node else next(counted, None)
+    per_node = per_node or (None if devices else int(variables.get(DEVICES_ON_NODE, 0)) or None)
+    return (1 if per_node else None), per_node, devices
 
 
 def _around(variables: dict[str, str]) -> tuple[int | None, int | None, int | None]:

@@ -27,6 +27,8 @@ class Script(NamedTuple):
     """What is launched: "pretrain_gpt.py", or a module ("torchtitan.train"); "" where nothing is."""
     arguments: list[Word]
     """The words after the program."""
+    before: list[Word]
+    """The words between the launcher and the program."""
     launchers: list[str]
     """What launches it, outermost first: ["srun", "torchrun"]."""
     nodes: int | None
@@ -103,7 +105,7 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
         for key, found in walk.scope.values.items()
         if key not in walk.scope.arrays and found and walk.scope.known(found[0].text)
     }
-    nothing = Script("", [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
+    nothing = Script("", [], [], [], None, None, None, 0, variables, problems, [], _gpu(headers), {})
     if launch is None and (fragments := _fragments(walk.scope, name)):
         return nothing._replace(
             arguments=fragments, problems=[], unclear=["no launch command: number of devices unknown"]
@@ -122,6 +124,7 @@ def _launched(found: Script, launch: _Launch, scope: Scope) -> Script:
     return found._replace(
         program=words[launch.at].text,
         arguments=[_word(part, scope) for value in launch.command.words[launch.at + 1 :] for part in _split(value)],
+        before=words[: launch.at],
         launchers=launch.launchers,
         nodes=nodes,
         devices_per_node=per_node,

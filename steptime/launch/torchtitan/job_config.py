@@ -14,7 +14,7 @@ from typing import Any
 from steptime.base.config import ConfigError, near
 from steptime.launch.beside import Beside
 from steptime.launch.config_functions import CLASS, Computed, Tree, read_function, split_path
-from steptime.launch.devices import devices_in, told
+from steptime.launch.devices import devices_in, of_comment, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import KeyTable, flatten, load_table, read_keys, rule_of, spelled
 from steptime.launch.logs.printed_config import balanced, plain_lines
@@ -26,7 +26,6 @@ from steptime.launch.torchtitan.plan_sections import config_of
 _DUMP = re.compile(r"Running with (?:args|configs): (?=\{)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[([^]]*)\], \[([\d, ]+)\]")
-_PRESET = re.compile(r"#.*\bpreset for (\d+) \w+ GPUs", re.IGNORECASE)
 _SPEC = ("name", "flavor", "attn_backend", "non_blocking_capacity_factor")
 _SECTIONS = {"job", "model", "training", "parallelism", "activation_checkpoint", "optimizer", "metrics", "checkpoint"}
 
@@ -66,12 +65,17 @@ def read_torchtitan(
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
-    reading = keys.reading(
-        config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, "" if later else "@0.2")
-    )
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
-    framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
-    return reading._replace(framework=framework)
+    named = version[1] if version and version[1] != "0.0.0" else ""
+    release = "" if later else _release(keys, named)
+    reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, release))
+    return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
+
+
+def _release(keys: JobKeys, named: str) -> str:
+    """The release of the profile: the log's own, else 0.1 where keys are spelled as up to then, else the last with TOML files."""
+    older = any(item.name != item.key for item in keys.given)
+    return "@0.1" if (named.startswith("0.1") if named else older) else "@0.2"
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------------------
@@ -90,8 +94,7 @@ def _toml(path: str, text: str) -> Tree:
 def _of_comment(said: Mapping[str, Any], text: str) -> int | None:
     """The devices that a comment names ("a preset for 64 A100 GPUs"), where the file leaves the degree open."""
     degrees = [value for key, value in said.items() if key.endswith("data_parallel_shard_degree")]
-    found = _PRESET.search(text)
-    return int(found[1]) if found and degrees in ([], [-1]) else None
+    return of_comment(text) if degrees in ([], [-1]) else None
 
 
 # --- config functions ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""What the files of a trainer say: YAML, TOML, and launch scripts with the configs that they name, as dotted keys."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from steptime.base.config import ConfigError
+from steptime.base.document import parse_mapping, scalar
+from steptime.launch.beside import Beside
+from steptime.launch.devices import of_comment
+from steptime.launch.keys import KeyTable, flatten
+from steptime.launch.nemo.interpolate import resolve
+from steptime.launch.shell.script import Script, read_script, variables_of
+
+
+def said_in(
+    path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
+) -> tuple[dict[str, Any], int | None]:
+    """The keys of a file, dotted, and how many processes a script starts."""
+    if path.endswith(".toml"):
+        try:
+            return flatten(tomllib.loads(text)), None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML ({error})") from None
+    if not re.match(r"\s*(#[^\n]*\n\s*|---\s)*(\{|[\w\"'-]+\s*:(\s|$))", text):
+        script = read_script(text, path, env, beside)
+        if script.problems:
+            raise ConfigError(script.problems)
+        said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
+        launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
+        return said | {key: value for key, value in launcher.items() if value}, script.devices
+    tree = resolve(parse_mapping(text, path), env | variables_of(beside))
+    for section in table.raw.get("inside") or []:
+        tree = tree[section] if isinstance(tree.get(section), dict) else tree
+    return flatten(tree), of_comment(text)
+
+
+def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:
+    """The keys of the configs that a launch command names (`llamafactory-cli train job.yaml`, `--config_file fsdp.yaml`)."""
+    said: dict[str, Any] = {}
+    for word in [*script.before, *script.arguments]:
+        name = word.text.partition("=")[2] or word.text
+        if not name.endswith((".yaml", ".yml")):
+            continue
+        if (text := beside.text(name) if beside is not None else None) is None:
+            raise ConfigError(
+                f"{path}: line {word.line} reads {name}, which is not there; put it beside, or add --with FILE"
+            )
+        said |= flatten(parse_mapping(text, name))
+    return said
+
+
+def _flags(words: list[str]) -> list[tuple[str, Any]]:
+    """--key value, --key=value, --key alone, and key=value of hydra's kind."""
+    found: list[tuple[str, Any]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
+            found.append((name.lstrip("-").replace("-", "_"), scalar(value) if equals else True))
+        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            found.append((name, scalar(value)))
+        elif found and found[-1][1] is True:
+            found[-1] = (found[-1][0], scalar(word))
+    return found

@@ -1,0 +1,176 @@
+"""Configs as public repositories have them: flow mappings, defaults of releases, siblings, and devices that nobody tells."""
+
+import pytest
+from launch_readings import HARDWARE
+
+from steptime.base.config import ConfigError
+from steptime.launch.read import read
+from steptime.launch.reading import to_job
+
+NEOX = """# a setup
+{ "pipe-parallel-size": 0, "model_parallel_size": 2,
+  "num_layers": 4, "hidden_size": 768, "num_attention_heads": 12, "seq_length": 1024, "pos_emb": "rotary", %s
+  "train_micro_batch_size_per_gpu": 4,  # trained on 32 gpus
+}
+"""
+
+
+def job(tmp_path, name, text, **sets):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    sets = HARDWARE | {key.replace("__", "."): value for key, value in sets.items()}
+    return to_job(read("auto", str(path), sets), sets)
+
+
+def problems(tmp_path, name, text, **sets):
+    with pytest.raises(ConfigError) as error:
+        job(tmp_path, name, text, **sets)
+    return [line.rpartition(name + ": ")[2] for line in error.value.problems]
+
+
+def test_gpt_neox_in_braces_with_comments(tmp_path):
+    """32 devices of the comment over tp 2; no pipeline is pp 1; GPT-2's tokenizer unless another is named."""
+    found = job(tmp_path, "125M.yml", NEOX % "")
+    layout = found.parallelism
+    assert (layout.tp, layout.pp, layout.dp, found.data.gbs) == (2, 1, 16, 64)
+    assert (found.model.inter_sz, found.model.vocab_sz) == (3072, 50257)
+
+
+def test_gpt_neox_says_the_width_of_both_halves_of_a_gated_mlp(tmp_path):
+    """megatron/model/transformer.py, ParallelMLP: 4 * 768 * 2 / 3 = 2048 for both halves, up to a multiple of 384: 1152."""
+    found = job(tmp_path, "llama.yml", NEOX % '"activation": "swiglu", "mlp_multiple_of": 384,')
+    assert found.model.inter_sz == 1152
+
+
+@pytest.mark.parametrize(("word", "layers"), [("one_in_four", 4), ("one_in_two", 8), ("whole_layer", 16)])
+def test_olmo_replays_a_share_of_its_layers(tmp_path, word, layers):
+    text = (
+        "model: {d_model: 512, n_layers: 16, n_heads: 8, mlp_hidden_size: 2048, embedding_size: 1024, max_sequence_length: 512,\n"
+        "  activation_type: swiglu}\n"
+        f"global_train_batch_size: 64\ndevice_train_microbatch_size: 2\nactivation_checkpointing: {word}\n"
+    )
+    recompute = job(tmp_path, "olmo.yaml", text, parallelism__dp=8).performance.recompute
+    assert (recompute.granularity, recompute.method, recompute.n_layers) == ("full", "block", layers)
+
+
+def test_maxtext_shards_between_nodes_too(tmp_path):
+    text = (
+        "model_name: llama3.1-8b\nper_device_batch_size: 1\nmax_target_length: 8192\nici_fsdp_parallelism: 8\n"
+        "dcn_fsdp_parallelism: 4\nattention: cudnn_flash_te\nscan_layers: true\n"
+    )
+    assert job(tmp_path, "job.yml", text).parallelism.dp == 32
+
+
+PRIMUS = """modules:
+  pre_trainer:
+    model: %s.yaml
+    overrides: {micro_batch_size: 1, global_batch_size: 32, seq_length: 4096, expert_model_parallel_size: 8}
+"""
+
+
+def test_primus_trains_in_bf16_and_spreads_the_experts_of_its_model(tmp_path):
+    """primus/configs/modules/megatron: bf16 and the distributed optimizer; gpt_oss_20B has 32 experts over 8 ranks."""
+    found = job(tmp_path, "oss.yaml", PRIMUS % "gpt_oss_20B")
+    assert (str(found.performance.precision), found.parallelism.zero_level, found.parallelism.ep) == ("bf16", 1, 8)
+
+
+def test_devices_of_a_launcher_that_do_not_hold_the_states_are_asked_for(tmp_path):
+    """16 bytes for each of 1e12 parameters of Kimi-K2 are 15 TiB; 8 devices have 640 GB."""
+    told = problems(tmp_path, "kimi.yaml", PRIMUS % "kimi_k2")
+    assert len(told) == 1
+    assert "the launcher's default of 8 devices does not hold" in told[0]
+    assert told[0].endswith("add --set parallelism.dp=N")
+
+
+def test_devices_of_a_launcher_that_the_layout_does_not_fit_are_asked_for(tmp_path):
+    """ep 16 does not divide 8 ranks."""
+    told = problems(tmp_path, "oss.yaml", (PRIMUS % "gpt_oss_20B").replace("size: 8", "size: 16"))
+    assert len(told) == 1
+    assert told[0].startswith("number of devices unknown (the launcher's default is 8: parallelism.ep")
+
+
+def test_megatron_sft_of_ms_swift_has_defaults_of_its_own(tmp_path):
+    """MegatronArguments: bf16, selective recomputation, the distributed optimizer, a batch of 16."""
+    text = "NPROC_PER_NODE=4 megatron sft --model Qwen/Qwen2.5-7B --tensor_model_parallel_size 2 --max_length 4096\n"
+    found = job(tmp_path, "sft.sh", "#!/bin/bash\n" + text)
+    layout, data, performance = found.parallelism, found.data, found.performance
+    assert (found.model.name, layout.tp, layout.dp, layout.zero_level) == ("qwen2.5-7b", 2, 2, 1)
+    assert (data.gbs, data.microbatch_sz, data.seqlen) == (16, 1, 4096)
+    assert (str(performance.precision), performance.recompute.granularity) == ("bf16", "selective")
+
+
+def test_version_1_of_llamafactory_has_defaults_of_its_own(tmp_path):
+    """src/llamafactory/v1/config/training_args.py: bf16, recomputation, one sequence of 2048 tokens on each device."""
+    text = "model: Qwen/Qwen3-0.6B\nmodel_class: llm\ndist_config: {name: fsdp2}\ntrain_dataset: own.yaml\ncutoff_len: 2048\n"
+    found = job(tmp_path, "v1.yaml", text.replace("cutoff_len: 2048\n", "") + "finetuning_type: full\n")
+    performance = found.performance
+    assert (str(performance.precision), performance.activation_checkpointing_type) == ("bf16", "full")
+    assert (found.data.microbatch_sz, found.data.seqlen, found.parallelism.dp) == (1, 2048, 8)
+
+
+def test_a_script_and_the_config_that_it_names_from_the_top_of_its_repository(tmp_path):
+    config = "stage: sft\nfinetuning_type: full\nmodel: Qwen/Qwen3-0.6B\nbf16: true\nper_device_train_batch_size: 2\n"
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "job.yaml").write_text(config)
+    text = "#!/bin/bash\nFORCE_TORCHRUN=1 llamafactory-cli train examples/job.yaml cutoff_len=1024\n"
+    found = job(tmp_path, "scripts/run.sh", text)
+    assert (found.model.name, found.data.microbatch_sz, found.data.seqlen) == ("qwen3-0.6b", 2, 1024)
+    (tmp_path / "examples" / "job.yaml").unlink()
+    missing = "line 2 reads examples/job.yaml, which is not there; put it beside, or add --with FILE"
+    assert problems(tmp_path, "scripts/run.sh", text) == [missing]
+
+
+def test_a_teacher_beside_the_model_is_one_reason(tmp_path):
+    text = (
+        "#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+        "--seq-length 8 "
+        "--micro-batch-size 1 --vocab-size 100 --bf16 --mos --num-layers-teacher 4 --hidden-size-teacher 128\n"
+    )
+    told = problems(tmp_path, "kd.sh", text)
+    assert [line.partition(":")[0] for line in told] == ["--num-layers-teacher 4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary"), [("bigcode/starcoder2-tokenizer", 49152), ("mistralai/Mistral-Large-Instruct-2407", 32768)]
+)
+def test_tokenizers_by_their_repositories(tmp_path, name, vocabulary):
+    text = (
+        "trainer: {num_nodes: 1, devices: 8, precision: bf16}\nexp_manager: {}\n"
+        "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, encoder_seq_length: 8, micro_batch_size: 1, "
+        f"global_batch_size: 8, tokenizer: {{library: huggingface, type: {name}}}, optim: {{name: fused_adam}}}}\n"
+    )
+    assert job(tmp_path, "job.yaml", text).model.vocab_sz == vocabulary
+
+
+ACCELERATE = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 16
+num_machines: 2
+fsdp_config: {fsdp_sharding_strategy: %s, fsdp_version: %s}
+model_name_or_path: Qwen/Qwen3-0.6B
+per_device_train_batch_size: 1
+max_length: 1024
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "version", "said"),
+    [("FULL_SHARD", "1", (1, True, 1)), ("FULL_SHARD", "2", (2, True, 1)), ("SHARD_GRAD_OP", "null", (1, False, 1)),
+     ("HYBRID_SHARD", "1", (1, True, 2)), ("2", "1", (1, False, 1))],
+)  # fmt: skip
+def test_fsdp_of_accelerate_is_version_1_unless_another_is_said(tmp_path, strategy, version, said):
+    """accelerate utils/dataclasses.py: FSDP_VERSION 1, gradients reduced in bf16; a hybrid shards within nodes of 8."""
+    layout = job(tmp_path, "fsdp.yaml", ACCELERATE % (strategy, version)).parallelism
+    assert (layout.fsdp.version, layout.fsdp.reshard_after_forward, layout.replicas) == said
+    assert (layout.fsdp.reduce_dtype, layout.dp) == ("bf16", 16)
+
+
+def test_fsdp_of_training_arguments_and_of_axolotl(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 1\nmax_length: 512\nbf16: true\n"
+    assert job(tmp_path, "args.yaml", text + "fsdp: full_shard auto_wrap\n").parallelism.fsdp.version == 1
+    assert (
+        job(tmp_path, "args.yaml", text + "fsdp: full_shard\nfsdp_config: {version: 2}\n").parallelism.fsdp.version == 2
+    )
+    text = "base_model: Qwen/Qwen3-0.6B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\nfsdp_version: "
+    assert [job(tmp_path, "ax.yaml", f"{text}{n}\n").parallelism.fsdp.version for n in (1, 2)] == [1, 2]
