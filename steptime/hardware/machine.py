@@ -96,6 +96,8 @@ class Accelerator(Config):
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
     """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
+    host_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    """Copies between its memory and the host's, in one direction [B/s]."""
     context_bytes: Bytes | None = Field(None, ge=0)
     """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where unsaid."""
     kernels: Section[Kernels] | None = None

@@ -201,6 +201,11 @@ class Assembly:
         """What recomputation runs again in the head part: in the modules of multi-token prediction alone."""
         return self.job.recompute.mtp_modules if self.job.model.mtp else frozenset()
 
+    def offload_modules(self, part: Part) -> frozenset[str]:
+        """Modules of a part whose kept tensors wait in the host's memory: those of layers."""
+        layers = part in self.kinds or (part is self.head and self.job.model.mtp > 0)
+        return frozenset(self.job.performance.offload_modules or ()) if layers else frozenset()
+
     def holds_copy(self, chunk: Chunk) -> bool:
         """Whether a chunk holds a copy of the whole embedding, for multi-token prediction."""
         return chunk.head and not chunk.embedding and self.job.model.mtp > 0

@@ -18,7 +18,7 @@ from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes
-from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments

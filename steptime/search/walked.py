@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: those of frameworks whose gradients do not stay between steps."""
+"""Layouts that no columns cover, each estimated: where gradients do not stay between steps, or activations go to the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steptime.search.space import Grid, Split, dealt_as
 
 def covered(job: Job) -> bool:
     """Whether columns cover the job's layouts."""
-    return job.software.states.gradients_persist and not fsdp.applies(job)
+    return job.software.states.gradients_persist and not fsdp.applies(job) and not job.performance.offload_modules
 
 
 def shape(job: Job, pp: int, vpp: int, split: Split) -> Stages:
