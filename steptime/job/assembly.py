@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -155,6 +155,15 @@ class Assembly:
             self.runs.append((made[id(layer)], count))
         self.kinds = list(made.values())
         """Every kind of layer."""
+
+    def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
+        """The assembly of another job, with other parts in place of its own."""
+        made = Assembly.__new__(Assembly)
+        made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
+        made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
+        made.runs = [(parts.get(part, part), count) for part, count in self.runs]
+        made.kinds = [parts.get(part, part) for part in self.kinds]
+        return made
 
     @cached_property
     def chunks(self) -> list[Chunk]:
