@@ -1,7 +1,6 @@
 """How the framework runs the model: recomputation, precision, kernels, optimizer states, overlap.
 
-`Performance` is what a config file says; what it leaves unsaid comes from a software profile. `resolve` joins the two into
-a `Software`, in which nothing is unset: that is what the model's blocks and the cost functions see.
+`Performance` is what a config says, the rest a software profile's; `resolve` joins them into a `Software`, with nothing unset.
 """
 
 from __future__ import annotations
