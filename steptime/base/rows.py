@@ -83,6 +83,8 @@ class Fix(NamedTuple):
     step_s: float
     step_change: float
     """Relative change of the step time: 0.05 is 5 % slower per token."""
+    verdict: Verdict = "fits"
+    """What the job is with it: tight ones are told where no change makes it fit."""
 
 
 class Memory(NamedTuple):
