@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=4096)
     parser.add_argument("--sample", type=int, default=40)
     options = parser.parse_args()
+    whole_process(options.devices)  # first: a process starts with the most memory that its parent has had
     found = space("the usual axes", PLAN, options.devices)
     one_by_one(found, options.sample)
     blocks = [{"granularity": "full", "method": "block", "n_layers": n} for n in range(1, 96)]
@@ -43,7 +44,6 @@ def main() -> None:
     counted = {"performance.activation_checkpointing_type": words, "performance.recompute": tuple(blocks)}
     space("every count of recomputed layers", PLAN, options.devices, counted)
     space("experts, the usual axes", EXPERTS)
-    whole_process(options.devices)
 
 
 def space(name: str, plan: Path, devices: int | None = None, axes: Mapping[str, Any] | None = None) -> Search:
