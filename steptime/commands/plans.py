@@ -38,13 +38,9 @@ def report(options: Namespace, out: Printer) -> int:
 
         job = calibrated(job, options.calibrate)
     if options.export is not None:
-        if options.json or options.check or options.min_mfu is not None:
-            raise ConfigError(
-                "--export: prints a launch file and estimates nothing; leave --json, --check and --min-mfu out"
-            )
         from steptime.commands.launch_command import export
 
-        return export(job, options.export, out)
+        return export(job, options, out)
     found = estimate(job)
     view_options.write(options, found)
     refusals = []
