@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, Section, build
+from steptime.base.config import C, Config, Section
+from steptime.base.units import SECOND_UNITS, read_quantity
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
@@ -150,8 +151,8 @@ class Software(Config):
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
-        tree = self.model_dump(exclude={"sources"})
-        return {key: tree[group][key] if group else tree[key] for key, group in _GROUP_OF.items()}
+        said = {key: getattr(getattr(self, group) if group else self, key) for key, group in _GROUP_OF.items()}
+        return said | {"overlap": dict(self.overlap)}
 
     def replace(self, **settings: Any) -> Self:
         """This software with switches changed, each in its group: `software.replace(precision="fp16", norm_impl="fused")`.
@@ -261,12 +262,20 @@ def software_names() -> list[str]:
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name`, or `name@release`, as its file says.
+    """The profile `name`, or `name@release`, as its file says; the files ship with steptime, and its tests validate them.
 
     Raises:
         ConfigError: the name or the release is unknown (one line, with the near match).
     """
-    return build(Software, _grouped(profile_mapping(name)), name)
+    found = _grouped(profile_mapping(name))
+    groups = {key: _as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
+    return Software.model_construct(**found | groups)
+
+
+def _as_written(cls: type[C], values: dict[str, Any]) -> C:
+    """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
+    floats = [key for key in values if cls.model_fields[key].annotation is float]
+    return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
