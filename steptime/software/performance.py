@@ -4,14 +4,12 @@
 a `Software`, in which nothing is unset: that is what the model's blocks and the cost functions see.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import C, Config, Section
+from steptime.base.config import Config, Section
 from steptime.base.units import SECOND_UNITS, read_quantity
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
@@ -272,7 +270,7 @@ def load_software(name: str) -> Software:
     return Software.model_construct(**found | groups)
 
 
-def _as_written(cls: type[C], values: dict[str, Any]) -> C:
+def _as_written(cls: type[Config], values: dict[str, Any]) -> Config:
     """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
     floats = [key for key in values if cls.model_fields[key].annotation is float]
     return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})

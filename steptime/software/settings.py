@@ -3,9 +3,7 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from __future__ import annotations
-
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from steptime.base.config import Config
 from steptime.base.units import Seconds
@@ -237,6 +235,6 @@ class TimingSettings(Config):
     measured: bool = False
     """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
 
-    def slower_host(self, factor: float) -> TimingSettings:
+    def slower_host(self, factor: float) -> Self:
         """The same on hosts whose launches take `factor` as long."""
         return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})

@@ -1,7 +1,5 @@
 """Gradient reduction and parameter gathering over the data-parallel group: what is sent, and what of it shows in the step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
