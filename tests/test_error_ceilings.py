@@ -24,20 +24,24 @@ def nvidias_experts(j):
     return with_experts(j) and (j.row.file == "nvidia" or j.row.group == "simumax")
 
 
+def experts_of_others(j):
+    """Mixtures of experts on other trainers."""
+    return with_experts(j) and not nvidias_experts(j)
+
+
 @pytest.mark.parametrize(
     ("group", "rows", "ceilings"),
     [
         (leads, 171, {"median": 2.9, "mean": 4.1, "p90": 9.2}),  # NVIDIA's frameworks; of now 2.8, 4.0 and 9.1
         (others, 335, {"median": 3.6, "mean": 5.5, "p90": 12.6}),  # other trainers; of now 3.5, 5.4 and 12.5
-        (
-            native,
-            108,
-            {"median": 11.0, "mean": 16.0, "p90": 32.0},
-        ),  # the PyTorch-native stack; its targets are 5, 8 and 18
+        # the PyTorch-native stack; of now 5.3, 8.9 and 24.9, its targets are 5, 8 and 18; packed documents stand apart
+        (native, 103, {"median": 6.0, "mean": 9.5, "p90": 27.0}),
         # mixtures of experts of NVIDIA's frameworks; of now 7.5, 12.4 and 32, against targets of 7, 12 and 30
         (nvidias_experts, 77, {"median": 8.5, "mean": 14.0, "p90": 34.0}),
+        # those of other trainers; of now 11.8, 18.0 and 38.1, against targets of 10, 18 and 40
+        (experts_of_others, 23, {"median": 12.5, "mean": 19.0, "p90": 41.0}),
     ],
-    ids=["NVIDIA's frameworks", "other trainers", "PyTorch-native stack", "mixtures of experts"],
+    ids=["NVIDIA's frameworks", "other trainers", "PyTorch-native stack", "mixtures of experts", "experts of others"],
 )
 def test_step_time(of_test, group, rows, ceilings):
     """Sizes of the errors of test rows, in per cent; one vote per cell. No row may leave."""

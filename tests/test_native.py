@@ -6,13 +6,18 @@ import pytest
 from own_rows import own
 
 from steptime import Job, estimate
+from steptime.cost import compute
 from steptime.cost.compute import gemm_pass
-from steptime.cost.parts import launch_host_s
+from steptime.cost.host import launch_host_s
+from steptime.cost.parts import part_time
 from steptime.cost.rates import rates
 from steptime.hardware.machine import Machine
-from steptime.model.ops import Gemm
+from steptime.job.assembly import Assembly
+from steptime.model.ops import Gemm, Move
 from steptime.software.performance import load_software
+from steptime.timing.part_times import pricing
 from steptime.validation import row_native
+from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
 
 TOKENS, HIDDEN, INTER, KV, VOCAB, LAYERS = 8192, 4096, 14336, 1024, 128256, 32
@@ -129,6 +134,13 @@ def test_what_is_compiled(notes, release, section):
     assert row_native.compile_of(release, notes) == section
 
 
+def test_a_graph_that_is_traced_keeps_torchs_kernels():
+    """GraphTrainer's passes make no kernels, unless its source says full inductor."""
+    graph = "torchtitan GraphTrainer (SimpleFSDP)"
+    assert row_native.compile_of("", "compile=on + forced cudagraph", graph) == {}
+    assert row_native.compile_of("", "compile=on full inductor", graph) == {"compile": "all"}
+
+
 @pytest.mark.parametrize(
     ("words", "stages", "freed"),
     [
@@ -238,6 +250,59 @@ def test_grouped_products_of_torch_on_blackwell_run_at_their_measured_share_of_t
     assert experts.flops / long / rows / depth <= alone.compute_s <= experts.flops / long / rows / depth / 0.95
     for machine, profile in (("dgx-h100", "fsdp2"), ("dgx-b200", "megatron-core")):
         assert rates(Machine.load(machine).accelerator, load_software(profile)).grouped_share == 1.0
+
+
+ONE = {"n_gpus": 1, "tp": 1, "pp": 1, "zero_or_fsdp": "none (1 GPU)", "recompute": "none"}
+
+
+def test_a_trainer_on_one_device_keeps_its_kernels():
+    """Hugging Face's norms and positions are op by op with or without FSDP; torchtitan keeps fp32 states under autocast."""
+    face = to_config(own(framework="HF Trainer + accelerate FSDP1", **ONE)).config["performance"]
+    assert {key: face[key] for key in ("software", "norm_impl", "rope_impl")} == {
+        "software": "torch",
+        "norm_impl": "composite",
+        "rope_impl": "eager",
+    }
+    titan = to_config(own(framework="torchtitan GraphTrainer", source="PR #1", **ONE)).config["performance"]
+    assert titan["param_dtype"] == titan["moment_dtype"] == "fp32"
+    assert titan["loss_chunks"] == 1  # v0.1: one loss over all tokens
+    fused = own(framework="HF Trainer + accelerate FSDP1", overlap_notes="plugin foak-fast-kernels", **ONE)
+    assert to_config(fused).config["performance"]["norm_impl"] == "fused"
+
+
+@pytest.mark.parametrize(
+    ("notes", "note"),
+    [("attention materialised (no flash attention)", ""), ("", "attention implementation eager (materialised scores)")],
+)
+def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
+    row = own(framework="DeepSpeed ZeRO-3", overlap_notes=notes, note=note)
+    assert to_config(row).config["performance"]["attention_impl"] == "unfused"
+
+
+@pytest.mark.parametrize(
+    ("software", "sequences", "changes", "copies"),
+    [
+        ("torchtitan", 16, {}, True),
+        ("torchtitan", 1, {}, False),
+        ("torchtitan", 16, {"compile": "blocks"}, False),
+        ("megatron-core", 16, {}, False),
+    ],
+)
+def test_dtensor_copies_what_it_gathers_along_the_sequence(software, sequences, changes, copies):
+    """Llama-2 7B, tp 2, 16 sequences of 2,048: 268 MB are read and written around each of a layer's four collectives."""
+    job = Job(
+        model="llama2-7b",
+        parallelism={"tp": 2, "pp": 1, "dp": 4, "sp": True},
+        data={"gbs": 64, "seqlen": 2048, "microbatch_sz": sequences},
+        performance={"software": software, **changes},
+        hardware="grand-teton-h100",
+    )
+    context, layer = pricing(job).context, Assembly(job).kinds[0]
+    full, rates_ = sequences * 2048 * 4096 * 2, pricing(job).context.rates
+    each = 2 * full / rates_.bytes_per_s + rates_.move_kernel_s if copies else 0.0
+    moves = sum(compute.forward(op, context.rates, layer.sizes).time_s for op in layer.ops if isinstance(op, Move))
+    forward = part_time(layer.ops, layer.sizes, context, []).forward
+    assert forward.memory_s == pytest.approx(moves + 4 * each)
 
 
 def test_a_step_that_waits_for_its_host_says_so():

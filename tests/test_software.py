@@ -8,7 +8,7 @@ from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
 
 OTHERS = [
-    *("accelerate", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry"),
+    *("accelerate", "aleph-alpha", "bloom", "deepspeed-2021", "internevo", "llm-foundry", "paddle"),
     *("megatron-deepspeed", "megatron-deepspeed-2021", "nanotron", "torchtitan"),
 ]
 """Profiles of other trainers, each over one of the profiles below."""

@@ -6,15 +6,17 @@ import jobs
 import pytest
 from own_rows import own
 
-from steptime import estimate
+from steptime import Job, estimate
 from steptime.cost import compute
 from steptime.cost.comm import collective, one_link
 from steptime.cost.parts import Work, wait_for_host
 from steptime.cost.rates import attention_efficiency, plain_share, rates
 from steptime.hardware.machine import Machine
+from steptime.job.assembly import Assembly
 from steptime.job.mesh import Group, group
 from steptime.model.ops import Gemm, Param
 from steptime.software.performance import load_software
+from steptime.timing.part_times import part_times, pricing
 from steptime.validation.measurements import MeasuredRow
 from steptime.validation.row_plan import to_config
 from steptime.validation.row_software import framework_of
@@ -175,6 +177,7 @@ def test_broadcasts_from_every_owner_show_whole_and_cost_a_hop_per_rank(monkeypa
         ("DeepSpeed ZeRO-3", "fp16", "deepspeed-2021"),
         ("XTuner (MMEngine + DeepSpeed ZeRO-3, flash-attn, Ulysses SP)", "fp16/bf16", "deepspeed"),
         ("InternEvo v0.2.1dev20231121", "bf16", "internevo"),
+        ("PaddlePaddle 2.5.1 / PaddleNLP", "fp16 O2", "paddle"),
         ("nanotron", "bf16", "nanotron"),
     ],
 )
@@ -233,3 +236,28 @@ def test_backward_hides_tensor_parallel_collectives_only_where_the_profile_overl
     assert shown.hidden_s.get("tp_comm", 0.0) == 0.0
     assert shown.parts_s["tp_comm"] > hidden.parts_s["tp_comm"]
     assert shown.parts_s["gemm"] == pytest.approx(hidden.parts_s["gemm"])
+
+
+def test_paddle_runs_flash_attention_1_and_waits_for_its_collectives():
+    """1 / 2.35 of FlashAttention-2's rate (Dao 2023); an all-reduce of tp 2 takes 2.1 times its time alone, nothing hidden."""
+    paddle, plain = load_software("paddle"), load_software("megatron-core")
+    fa2 = attention_efficiency(A100, plain.replace(attention_kernel="fa2"))
+    assert attention_efficiency(A100, paddle) == pytest.approx([share / 2.35 for share in fa2])
+    found = {}
+    for software in ("paddle", "megatron-core"):
+        job = Job(
+            model="llama2-7b",
+            parallelism={"tp": 2, "pp": 1, "dp": 4, "sp": False},
+            data={"gbs": 16, "seqlen": 2048, "microbatch_sz": 4},
+            performance={"software": software, "precision": "fp16"},
+            hardware="dgx-a100-80",
+        )
+        times = part_times(Assembly(job), pricing(job))
+        [found[software]] = [call for call in times.layer.forward.calls if call.name.startswith("mlp")]
+    assert found["paddle"].cost.time_s == pytest.approx(2.1 * found["megatron-core"].cost.time_s)
+    assert found["paddle"].hidden_s == 0.0
+
+
+def test_a_root_mean_square_norm_that_is_not_fused_is_said_in_a_row():
+    row = own(framework="PaddlePaddle 2.5.1", precision="fp16", note="memory cell: 28.4 GB; fused rms norm off")
+    assert to_config(row).config["performance"]["norm_impl"] == "composite"

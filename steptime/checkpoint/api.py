@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from steptime.checkpoint import directory, jsonable, smalljson
+from steptime.checkpoint import directory, jsonable
 from steptime.checkpoint.inventory import IO, Inventory
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.records import Contents, UnreadableError
@@ -95,7 +95,7 @@ def _summarize(scan: Scan, path: str) -> Summary:
         raise result
     section = single.section(result)
     for file, fact in directory.CONFIGS.items():
-        config = smalljson.load(folder, file)
+        config = folder.json(file)
         if isinstance(config, dict):
             section.facts.setdefault(fact, config)
     return Summary(path, [section])

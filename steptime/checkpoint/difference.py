@@ -1,22 +1,39 @@
-"""The difference between two checkpoints: names, shapes and element types, rows of equal layers as one line."""
+"""The structure of a checkpoint (names, shapes, element types, never values): its hash, and how two of them differ."""
 
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from steptime.checkpoint.identity import structure
 from steptime.checkpoint.tree import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from steptime.checkpoint.identity import Structure
     from steptime.checkpoint.records import Shape, StoredTensor
 
 _STACKED = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(?!\d)")
 MAX_LAYERS = 10_000
 _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
+
+
+CHUNK = 10_000  # lines hashed at once
+Structure = dict[str, tuple["Shape", str]]
+
+
+def structure(tensors: Iterable[StoredTensor]) -> Structure:
+    """{name: (whole shape, dtype)}: pieces and replicas of one tensor are one entry."""
+    return {t.name: (t.shape if t.global_shape is None else t.global_shape, t.dtype) for t in tensors}
+
+
+def structural_hash(own: Structure) -> str:
+    """32 hexadecimal digits, independent of file layout, sharding, order and training step."""
+    ends = {kind: f" {kind[1]!r} {kind[0]}\n" for kind in set(own.values())}
+    names, digest = sorted(own), blake2b(digest_size=16)
+    for at in range(0, len(names), CHUNK):
+        digest.update("".join([f"{name!r}{ends[own[name]]}" for name in names[at : at + CHUNK]]).encode())
+    return digest.hexdigest()
 
 
 class Line(NamedTuple):
@@ -46,18 +63,18 @@ def _before(names: Structure) -> str:
     return first[: first.rfind(".", 0, same) + 1]
 
 
-def difference(left: Iterable[StoredTensor], right: Iterable[StoredTensor]) -> tuple[str, list[Line]]:
+def difference(a: Structure, b: Structure) -> tuple[str, list[Line]]:
     """(how the names differ as a whole, or ""; one line per tensor that only one side has or that differs).
 
     Names that all differ by what stands before them are compared without it.
     """
-    a, b = structure(left), structure(right)
     ours, theirs = prefixes(a, b)
     note = ""
     if ours or theirs:
         a = {name[len(ours) :]: entry for name, entry in a.items()}
         b = {name[len(theirs) :]: entry for name, entry in b.items()}
-        note = f"all names differ by what stands before them: {ours or 'nothing'!r} here, {theirs or 'nothing'!r} there"
+        sides = [f"{side} with {prefix!r}" for side, prefix in (("here", ours), ("there", theirs)) if prefix]
+        note = f"all names begin {' and '.join(sides)}; without that:"
     a, b = _unstacked(a, b), _unstacked(b, a)
     lines = [Line("-", name, _text(a[name])) for name in a if name not in b]
     lines += [Line("+", name, _text(b[name])) for name in b if name not in a]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import foreign, same_model, smalljson
-from steptime.checkpoint.detect import SUFFIXES
+from steptime.checkpoint import same_model
+from steptime.checkpoint.detect import SUFFIXES, foreign_folder, refusal
 from steptime.checkpoint.layouts import (
     dcp,
     deepspeed_save,
@@ -55,13 +55,13 @@ def read(scan: Scan, path: str) -> tuple[list[Section], list[Problem], list[str]
             found.append(section)
     same_model.mark(found)
     found = _with_facts(found)
-    _keep_apart(found, smalljson.load(folder, PIPELINE) if PIPELINE in folder.files else None)
+    _keep_apart(found, folder.json(PIPELINE) if PIPELINE in folder.files else None)
     if not any(section.tensors or section.files for section in found):
         problems += [problem for section in found for problem in section.problems]
         names = [folder.named(name) for name in (*folder.files, *(f"{name}/" for name in folder.dirs))]
-        what = foreign.of_folder(names)
+        what = foreign_folder(names)
         if what is not None:
-            raise UnreadableError("UNSUPPORTED", foreign.refusal(what), path)
+            raise UnreadableError("UNSUPPORTED", refusal(what), path)
         if not problems:
             raise UnreadableError("NOTHING_FOUND", f"no checkpoint found (looked for {LOOKED_FOR})", path)
         return [], problems, choice.others
@@ -129,7 +129,7 @@ def _configs(folder: Folder, found: list[Section]) -> dict[str, Any]:
     """The JSON documents beside the weights, against which names and shapes are checked."""
     configs: dict[str, Any] = {}
     for name, fact in CONFIGS.items():
-        config = smalljson.load(folder, name) if name in folder.files else {}
+        config = folder.json(name) if name in folder.files else {}
         if isinstance(config, dict):
             configs |= {fact: config} if config else {}
         elif found:
@@ -151,5 +151,5 @@ def _loose(scan: Scan, folder: Folder, files: list[str]) -> list[Section]:
         if isinstance(result, Contents):
             found.append(single.section(result))
         elif not (name.endswith(".model") and result.problem.code == "UNKNOWN_FORMAT"):  # tokenizers
-            found.append(Section("unreadable", "single file", folder.named(name), problems=[result.problem]))
+            found.append(Section("unreadable", "single file", folder.named(name), problems=[result.problem], unread=1))
     return found

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import adapter, architecture, counting, identity, quantized, tree
-from steptime.checkpoint.confignames import from_config
+from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
+from steptime.checkpoint.confignames import FIELDS, from_config
 from steptime.checkpoint.roles import ADAM_NAMES
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ INCOMPLETE = frozenset(
     {"TRUNCATED", "MISSING_SHARD", "MISSING_RANK", "MISSING_METADATA", "MISSING_FILE", "SHORT_FILE", "STORAGE_MISSING",
      "STORAGE_SMALL", "UNCOMMITTED", "LEFTOVER", "MISSING_TENSOR", "MISSING_ITERATION", "INCOMPLETE_COVER", "NOT_DCP"}
 )  # fmt: skip
+
+OF_WEIGHTS = ("gguf", "config", "params")  # what is said beside other weights describes those
 
 
 @dataclass(slots=True, eq=False)
@@ -79,17 +81,20 @@ class Inventory:
         """Unique elements of the model: tied, aliased and replicated ones once."""
         return sum(t.unique for t in self.model)
 
+    @property
+    def structure(self) -> difference.Structure:
+        """{name: (whole shape, dtype)} of the model, or of everything where nothing is one."""
+        return difference.structure(self.model or self.tensors)
+
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        whole = {
-            t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model if t.note != "replica"
-        }
+        wholes = Counter(self.structure.values() if self.model else ())
         return {
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": _elements(whole.values()),
+            "logical_params": sum(prod(shape) * count for (shape, _), count in wholes.items()),
             "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
             "logical_bytes": sum(t.nbytes for t in self.tensors),
             "stored_bytes": counting.stored_bytes(self.tensors),
@@ -99,15 +104,15 @@ class Inventory:
     @cached_property
     def by_dtype(self) -> list[dict[str, Any]]:
         """Per element type, over all roles: tensors, unique elements, bytes; largest first."""
-        return self._grouped("dtype")
+        return self._grouped("dtype", 0)
 
     @cached_property
     def _roles(self) -> list[dict[str, Any]]:
-        return self._grouped("role")
+        return self._grouped("role", 1)
 
     @cached_property
-    def _kinds(self) -> dict[tuple[str, str], list[StoredTensor]]:
-        """The tensors by dtype and role."""
+    def _kinds(self) -> dict[tuple[str, str], tuple[set[str], int, int]]:
+        """(distinct names, unique elements, bytes) by dtype and role."""
         kinds: dict[tuple[str, str], list[StoredTensor]] = {}
         for tensor in self.tensors:
             key = tensor.dtype, tensor.role
@@ -115,21 +120,21 @@ class Inventory:
                 kinds[key].append(tensor)
             else:
                 kinds[key] = [tensor]
-        return kinds
+        return {
+            key: ({t.name for t in group}, sum([t.unique for t in group]), sum([t.nbytes for t in group]))
+            for key, group in kinds.items()
+        }
 
-    def _grouped(self, key: Literal["dtype", "role"]) -> list[dict[str, Any]]:
-        """Distinct names, unique elements and bytes by a field of the tensors; largest first."""
+    def _grouped(self, field: str, at: int) -> list[dict[str, Any]]:
+        """Distinct names of each role, unique elements and bytes by dtype (`at` 0) or role (1); largest first."""
         rows: dict[str, dict[str, Any]] = {}
-        names: dict[tuple[str, str], set[str]] = {}
-        for (dtype, role), group in self._kinds.items():
-            value = dtype if key == "dtype" else role
-            row = rows.setdefault(value, {key: value, "tensors": 0, "params": 0, "bytes": 0})
-            row["params"] += sum([t.unique for t in group])
-            row["bytes"] += sum([t.nbytes for t in group])
-            known = names.setdefault((value, role), set())
-            row["tensors"] -= len(known)
-            known.update([t.name for t in group])
-            row["tensors"] += len(known)
+        for kind, (names, params, nbytes) in self._kinds.items():
+            row = rows.setdefault(kind[at], {field: kind[at], "tensors": 0, "params": 0, "bytes": 0})
+            known = [other for key, (other, *_) in self._kinds.items() if key[at] == kind[at] and key[1] == kind[1]]
+            first = known[0] is names
+            row["tensors"] += (len(names) if len(known) == 1 else len(set().union(*known))) if first else 0
+            row["params"] += params
+            row["bytes"] += nbytes
         return sorted(rows.values(), key=lambda row: -row["bytes"])
 
     @cached_property
@@ -164,11 +169,13 @@ class Inventory:
 
     @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-        facts = [section.facts for section in self.counted]  # another file's key-values describe another file
-        rest = [{key: fact[key] for key in fact if key != "gguf"} for fact in facts[1:]]
-        part = bool(facts and facts[0].get("part"))
-        if self.adapter or any("pipeline" in fact for fact in facts) or (part and not from_config(facts[0])):
+        facts = [section.facts for section in self.counted]
+        if self.adapter or any("pipeline" in fact for fact in facts):
             return {}, []
+        if facts and facts[0].get("part"):  # its shapes are of a part: only what is stated holds
+            stated = ((key, value, source) for source, known in from_config(facts[0]) for key, value in known.items())
+            return {key: {"value": value, "from": source} for key, value, source in stated if key in FIELDS}, []
+        rest = [{key: fact[key] for key in fact if key not in OF_WEIGHTS} for fact in facts[1:]]
         rows = self.restored.rows
         if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
             facts = [fact | {"slices": True} for fact in facts]
@@ -208,7 +215,7 @@ class Inventory:
     @cached_property
     def id(self) -> str:
         """Structural hash: equal for checkpoints with the same tensor names, shapes and dtypes."""
-        return identity.structural_hash(self.model or self.tensors)
+        return difference.structural_hash(self.structure)
 
 
 def _elements(shapes: Iterable[Shape]) -> int:

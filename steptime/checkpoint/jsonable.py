@@ -143,10 +143,4 @@ def _section(section: Section) -> dict[str, Any]:
 
 def problem(item: Problem) -> dict[str, Any]:
     """One problem."""
-    return {
-        "code": item.code,
-        "severity": item.severity,
-        "file": item.file,
-        "tensor": item.tensor,
-        "message": item.message,
-    }
+    return {key: getattr(item, key) for key in ("code", "severity", "file", "tensor", "message")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptime.checkpoint.detect import read_file
+from steptime.checkpoint.layouts.single import facts_of
 from steptime.checkpoint.records import Contents, Section, UnreadableError
-from steptime.checkpoint.source import unreadable
+from steptime.checkpoint.source import Source, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +22,7 @@ THREADS = 16
 PROBE = 4  # files read in order before deciding
 WAIT_S = 2e-3  # mean time a file may keep its reader waiting before threads pay
 MAX_DEPTH = 4
+MAX_JSON = 4 << 20  # bytes
 MAX_ENTRIES = 1_000_000
 
 
@@ -39,6 +42,14 @@ class Folder:
     def named(self, file: str) -> str:
         """What `file` is called in reports."""
         return f"{self.rel}/{file}" if self.rel else file
+
+    def json(self, file: str) -> Any:
+        """The JSON in a file of at most 4 MiB, or None when there is none that can be read."""
+        try:
+            with Source(self.join(file), self.named(file)) as source:
+                return json.loads(source.exactly(0, source.size)) if source.size <= MAX_JSON else None
+        except (UnreadableError, ValueError, RecursionError):
+            return None
 
     def join(self, file: str) -> str:
         """Where `file` is."""
@@ -128,9 +139,12 @@ class Scan:
             yield from pool.map(one, rest)
 
     def absorb(
-        self, section: Section, folder: Folder, files: Iterable[str], keep: Callable[[Contents], Any] | None = None
+        self, section: Section, folder: Folder, files: Iterable[str], keep: Callable[[Contents], Any] = facts_of
     ) -> list[Contents]:
-        """Read `files` into `section`, errors into its problems; what was read comes back for its facts."""
+        """Read `files` into `section`, errors into its problems; what was read comes back.
+
+        The facts that `keep` finds in a file become the section's, unless a file before had them.
+        """
         found = []
         for result in self.read(folder, files, keep):
             if isinstance(result, UnreadableError):
@@ -139,5 +153,7 @@ class Scan:
                 continue
             section.absorb(result)
             result.facts.pop("root", None)
+            for key, value in (result.facts["kept"] or {}).items():
+                section.facts.setdefault(key, value)
             found.append(result)
         return found

@@ -80,30 +80,16 @@ class Source:
         return data
 
 
-class Window:
+class Window(Source):
     """`length` bytes of an open file from `offset`, seen as a file of its own: a torch zip inside a .distcp file."""
 
-    __slots__ = ("_offset", "_source", "name", "path", "size")
+    __slots__ = ("_offset", "_whole")
 
-    def __init__(self, source: Source, offset: int, length: int) -> None:
-        self._source = source
-        self._offset = offset
-        self.name = source.name
-        self.path = source.path
-        self.size = max(0, min(length, source.size - offset))
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes read from the whole file."""
-        return self._source.read_bytes
+    def __init__(self, whole: Source, offset: int, length: int) -> None:
+        self._whole, self._offset = whole, offset
+        self.name, self.path = whole.name, whole.path
+        self.size = max(0, min(length, whole.size - offset))
 
     def upto(self, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset` of the window."""
-        return self._source.upto(self._offset + offset, max(0, min(length, self.size - offset)))
-
-    def exactly(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`; raises `UnreadableError` (TRUNCATED) where the window has fewer."""
-        if offset < 0 or length < 0 or offset + length > self.size:
-            message = f"wants {length} bytes at byte {offset} of a part of {self.size}"
-            raise UnreadableError("TRUNCATED", message, self.name)
-        return self._source.exactly(self._offset + offset, length)
+        return self._whole.upto(self._offset + offset, max(0, min(length, self.size - offset)))

@@ -63,20 +63,19 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
     """The parts of a model; None when nothing has numbered layers."""
     stacks: dict[str, Stack] = {}
     outer: dict[str, Shape] = {}
+    here = ""
     for name, shape in shapes.items():
-        match = LAYER.search(name)
-        if match is None:
-            outer[name] = shape
-            continue
-        prefix = name[: match.start(1)]
-        stack = stacks.get(prefix)
-        if stack is None:
-            stack = stacks[prefix] = Stack(prefix)
-        number = int(match[1])
-        layer = stack.layers.get(number)
-        if layer is None:
-            layer = stack.layers[number] = {}
-        layer[name[match.end() :]] = shape
+        if not here or not name.startswith(here):  # neighbors are of one layer
+            match = LAYER.search(name)
+            if match is None:
+                outer[name] = shape
+                continue
+            prefix, here = name[: match.start(1)], name[: match.end()]
+            if prefix not in stacks:
+                stacks[prefix] = Stack(prefix)
+            stack = stacks[prefix]
+            layer = stack.layers.setdefault(int(match[1]), {})
+        layer[name[len(here) :]] = shape
         stack.elements += prod(shape)
     if not stacks:
         return None

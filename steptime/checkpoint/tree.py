@@ -6,7 +6,7 @@ Counts are of unique elements, so that a tied weight or a replica on another ran
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +35,12 @@ class Node:
     repeat: int = 1
     children: dict[str, Node] = field(default_factory=dict)
     kind: int = -1
+
+    def named(self, name: str) -> Node:
+        """A node like this one, called `name`."""
+        return Node(
+            name, self.params, self.nbytes, self.shape, self.dtype, self.alias_of, self.repeat, self.children, self.kind
+        )
 
 
 _Branch = dict[str, Any]  # parts of a module: branches, groups, tensors, lists of the pieces of one tensor
@@ -76,15 +82,27 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
     prefixes: list[str] = []
     own_names: set[str] = set()  # tensors named like a numbered module
     upper: set[str] = set()  # modules with numbered ones below, and all above them
+    ends: set[str] = set()  # rests of names without a number: neighbors with one belong to the same module
+    here, prefix = "", ""
+    own: list[StoredTensor] = []
     for tensor in tensors:
         name = tensor.name
+        if here and name.startswith(here) and name[len(here) :] in ends:
+            prefixes.append(prefix)
+            own.append(tensor)
+            continue
         match = _NUMBERED.match(name)
         prefix = match[0] if match is not None and name.count(".") < MAX_PARTS else ""
         prefixes.append(prefix)
-        if prefix:
-            groups.setdefault(prefix, []).append(tensor)
         if name[-1:].isdecimal():
             own_names.add(name)
+        here = ""
+        if prefix:
+            own = groups.setdefault(prefix, [])
+            own.append(tensor)
+            if name not in own_names:
+                here = f"{prefix}."
+                ends.add(name[len(here) :])
     for prefix in groups:
         above = prefix
         while (above := above.rpartition(".")[0]) and above not in upper:
@@ -93,10 +111,10 @@ def _items(tensors: list[StoredTensor]) -> Iterator[tuple[str, StoredTensor | _G
     for tensor, prefix in zip(tensors, prefixes, strict=True):
         if not prefix or prefix in upper:
             yield tensor.name, tensor
-        elif own := groups.pop(prefix, None):
+        elif group := groups.pop(prefix, None):
             start = len(prefix) + 1
-            key = tuple([(t.name[start:], t.whole, t.dtype, t.unique, t.nbytes, t.alias_of) for t in own])
-            yield prefix, _Group(own, key, start)
+            key = [(t.name[start:], t.shape, t.global_shape, t.dtype, t.unique, t.nbytes, t.alias_of) for t in group]
+            yield prefix, _Group(group, tuple(key), start)
 
 
 def _put(root: _Branch, name: str, item: StoredTensor | _Group) -> None:
@@ -130,7 +148,7 @@ def _of_group(name: str, group: _Group, folding: _Folding) -> Node:
         if len(known.children) > 1:
             folding.nodes[group.key] = known
         return known
-    return replace(known, name=name)
+    return known.named(name)
 
 
 def _folded(name: str, branch: Any, folding: _Folding) -> Node:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from steptime.checkpoint.records import UnreadableError
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.source import Source, Window
+    from steptime.checkpoint.source import Source
 
 LOCAL = b"PK\x03\x04"
 _CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
@@ -46,7 +46,7 @@ class ZipDirectory:
     shift: int = 0
 
 
-def read_directory(source: Source | Window) -> ZipDirectory | None:
+def read_directory(source: Source) -> ZipDirectory | None:
     """The directory; None when there is no end-of-central-directory record, that is when the file was cut short.
 
     Raises `UnreadableError` (BAD_ZIP) when the record points outside the file.
@@ -69,7 +69,7 @@ def read_directory(source: Source | Window) -> ZipDirectory | None:
     return _entries(data, shift, source.name)
 
 
-def _zip64(source: Source | Window, locator: bytes, anchor: int) -> tuple[int, int, int]:
+def _zip64(source: Source, locator: bytes, anchor: int) -> tuple[int, int, int]:
     at = struct.unpack_from("<Q", locator, 8)[0]
     if at + _END64.size > source.size:
         at = anchor - 20 - _END64.size
@@ -122,7 +122,7 @@ def _wide(extra: bytes, stored: int, size: int, header: int) -> tuple[int, int, 
     return stored, size, header
 
 
-def data_offset(source: Source | Window, entry: ZipEntry) -> int:
+def data_offset(source: Source, entry: ZipEntry) -> int:
     """First byte of the member's data; the local header's own name and extra lengths count."""
     local = source.exactly(entry.header, 30)
     if local[:4] != LOCAL:
@@ -131,7 +131,7 @@ def data_offset(source: Source | Window, entry: ZipEntry) -> int:
     return entry.header + 30 + int(name_len) + int(extra_len)
 
 
-def first_member(source: Source | Window) -> tuple[str, int] | None:
+def first_member(source: Source) -> tuple[str, int] | None:
     """Name and data offset of the member at byte 0, all that is left of an archive without its directory."""
     local = source.upto(0, 30)
     if len(local) < 30 or local[:4] != LOCAL:

@@ -16,6 +16,7 @@ from steptime.checkpoint.api import summarize_checkpoint, without_collector
 from steptime.checkpoint.dtypes import short
 from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import problem
+from steptime.checkpoint.jsonable import tensor as listed
 from steptime.checkpoint.records import Problem
 from steptime.report.checkpoint_summary import report
 from steptime.report.format import BINARY, DECIMAL
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 EPILOG = """exit codes: 0 ok, 1 problems found (with --diff: the structures differ, with --model: they
 disagree), 2 nothing could be read. Only headers and metadata are read; nothing in the checkpoint is executed."""
 MAX_DIFF = 200
+CHUNK = 10_000  # tensors written at once
 MAX_WIDTH = 200
 JSON = ("summary", "full")
 ALONE = ("json", "tensors", "depth", "diff", "model", "emit_config", "units")
@@ -127,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.diff:
         return _diff(summary, options)
     if options.tensors:
-        _list(_matching(summary, options.tensors))
+        _list(_matching(summary, options.tensors), len({tensor.file for tensor in summary.tensors}) > 1)
     else:
         units = DECIMAL if options.units == "si" else BINARY
         depth = 1 if options.depth is None else options.depth
@@ -168,30 +170,42 @@ def _matching(summary: Summary, pattern: str) -> list[StoredTensor]:
     return [tensor for tensor in summary.tensors if fnmatchcase(tensor.name, pattern)]
 
 
-def _list(tensors: list[StoredTensor]) -> None:
+def _list(tensors: list[StoredTensor], several: bool) -> None:
+    """A line for each tensor, with its file where there are `several`."""
     for tensor in tensors:
         whole = f" of {list(tensor.global_shape)}" if tensor.global_shape not in (None, tensor.shape) else ""
         notes = [tensor.role if tensor.role not in ("", "model") else "", tensor.note]
         notes.append(f"= {tensor.alias_of}" if tensor.alias_of else "")
-        notes.append(tensor.file)
+        notes.append(tensor.file if several else "")
         note = "  ".join(part for part in notes if part)
         shape = f"{list(tensor.shape)}{whole}"
         _say(f"{escaped(tensor.name)}  {short(tensor.dtype)} {shape}{'  ' + escaped(note) if note else ''}")
 
 
 def _json(summary: Summary, options: argparse.Namespace) -> int:
-    tensors = None
-    if options.tensors or options.json == "full":
-        tensors = _matching(summary, options.tensors or "*")
-    document = summary.to_dict(tensors)
+    document = summary.to_dict()
     try:
         _compared(summary, options, document)
         _emit(summary, options)
     except (ValueError, OSError) as error:  # the other side is unusable: still one document, which says so
         document["problems"] += [problem(Problem("REFUSED", line)) for line in str(error).splitlines()]
         document["exit_code"] = 2
-    _say(json.dumps(document, allow_nan=False, separators=(",", ":")))
+    full = options.tensors or options.json == "full"
+    _write_json(document, _matching(summary, options.tensors or "*") if full else None)
     return int(document["exit_code"])
+
+
+def _write_json(document: dict[str, Any], tensors: list[StoredTensor] | None) -> None:
+    """One line; a million tensors are never held as a document."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    if tensors is None:
+        _say(text)
+        return
+    _say(f'{text[:-1]},"tensors":[', end="")
+    for at in range(0, len(tensors), CHUNK):
+        rows = json.dumps([listed(item) for item in tensors[at : at + CHUNK]], separators=(",", ":"))
+        _say(("," if at else "") + rows[1:-1], end="")
+    _say("]}")
 
 
 def _compared(summary: Summary, options: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -213,7 +227,7 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
     if not other.sections:
         _print_failure(other)
         return 2
-    note, found = difference.difference(summary.model, other.model)
+    note, found = difference.difference(summary.structure, other.structure)
     lines = [*([note] if note else []), *difference.folded(found)]
     for line in lines[:MAX_DIFF]:
         _say(escaped(line, 1000))
@@ -226,7 +240,7 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
 
 
 def _differences(summary: Summary, other: Summary) -> list[str]:
-    note, lines = difference.difference(summary.model, other.model)
+    note, lines = difference.difference(summary.structure, other.structure)
     return [*([note] if note else []), *map(str, lines)]
 
 

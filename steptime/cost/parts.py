@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from steptime.base.num import Num, is_column, maximum, minimum, where
-from steptime.cost import async_tp, compute
+from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
+from steptime.cost.host import launch_host_s
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
@@ -18,7 +19,7 @@ from steptime.job.mesh import Group
 from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
 from steptime.model.scans import Chunked
 from steptime.model.segments import Segment, rerun
-from steptime.software.performance import EAGER_TORCH, Software
+from steptime.software.performance import Software
 
 
 class CommCall(NamedTuple):
@@ -88,6 +89,8 @@ class Context:
     """The ranks of a collective, by its op's axis."""
     tiers: tuple[Tier, ...]
     tp: Num
+    batch: Num = 1.0
+    """Sequences of a micro-batch."""
     known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
     """Collectives priced so far: a block repeats a few."""
 
@@ -110,6 +113,12 @@ class Context:
         factor = self.software.comm.tp_comm_factor if axis == "tp" else 1.0
         latency_s, bandwidth_s, time_s = (x * factor for x in (alone.latency_s, alone.bandwidth_s, alone.time_s))
         return alone._replace(latency_s=latency_s, bandwidth_s=bandwidth_s, time_s=time_s)
+
+    def reorder_s(self, op: Comm, kind: str, bytes_: Num) -> Num:
+        """Seconds of the copy that torch's DTensor makes around a collective over the sequence."""
+        if op.axis != "tp" or not dtensor.copies(self.software, kind):
+            return 0.0
+        return where(self.batch > 1, compute.move_pass(2.0 * bytes_, 1.0, self.rates).time_s, 0.0)
 
     def hidden(self, op: Comm, cost: CommCost, neighbor_s: Num, reduced_bytes: Num = 0.0) -> Num:
         """Seconds of an op's calls that the `neighbor_s` seconds of its neighbor hide: a projection, or attention with cp.
@@ -162,25 +171,6 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     return replay
 
 
-COMPILED_HOST = 0.47
-"""Host time of a launch from compiled code over that of eager torch: 18.9 against 40.3 ms for the forward of a Llama 8B at 128
-tokens (huggingface/accelerate@16cb6eb8 benchmarks/torch.compile)."""
-DTENSOR_HOST = 2.5
-"""The same of an eager launch on DTensors (assumed): the smallest operation takes 24 to 133 us by release against 4.8 us
-(pytorch/pytorch pull requests 160580, 166371). 5 would make steps of Llama-3 8B under TP2 host-bound that were not (torchtitan,
-rows marked fit)."""
-
-
-def launch_host_s(software: Software, tp: Num) -> Num:
-    """Seconds that the host needs for one launch: none from CUDA graphs, less compiled, more on DTensors."""
-    each = software.timing.host_kernel_s
-    if software.timing.cuda_graphs:
-        return 0.0
-    if software.kernels.compile != "none":
-        return each * COMPILED_HOST
-    return each * where(tp > 1, DTENSOR_HOST, 1.0) if software.family in EAGER_TORCH else each
-
-
 def wait_for_host(work: Work, software: Software, tp: Num = 1) -> None:
     """Add what the device waits for the host.
 
@@ -210,6 +200,7 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             near_s = for_experts(op, mine, seconds) if op.axis in EXPERT_AXES else near_s
             hidden = context.hidden(op, cost, near_s, op.bytes if op.kind == "reduce_scatter" else 0.0)
             work.calls.append(CommCall(op.name, op.kind, op.bytes, cost, hidden, op.axis, op.count))
+            work.memory_s += context.reorder_s(op, op.kind, op.bytes)
             work.kernels += 1.0
     return work
 
@@ -276,6 +267,7 @@ def add_backward(work: Work, ops: list[Op], i: int, passes: list[tuple[Pass, Pas
         if op.region == "enter" and async_tp.applies(context.software) and async_tp.waits_for_a_sum(ops, i):
             dgrad_s = 0.0
         work.calls += backward_calls(op, op.backward, context, dgrad_s, wgrad.time_s)
+        work.memory_s += context.reorder_s(op, op.backward, op.bytes)
         work.kernels += 1.0
 
 

@@ -76,13 +76,14 @@ def _detail(node: Node) -> str:
         return escaped(f"{_shape(node)}{' = ' + node.alias_of if node.alias_of else ''}")
     if node.repeat > 1:
         return f"{node.params // node.repeat:,} each"
-    text = ""
+    text, left = "", len(node.children)
     for name, child in list(node.children.items())[:8]:
         only = next(iter(child.children.values())) if len(child.children) == 1 else child
         part = escaped(f"{name.removesuffix('.weight')} {_shape(only)}") if only.shape is not None else ""
-        text = f"{text} {part}".strip() if len(text) + len(part) < ROOM else text
+        if part and len(text) + len(part) < ROOM:
+            text, left = f"{text} {part}".strip(), left - 1
     inside = len(node.children)
-    return text or f"{inside} part{'s' * (inside != 1)}"
+    return (f"{text} +{left}" if left else text) if text else f"{inside} part{'s' * (inside != 1)}"
 
 
 def _shape(node: Node) -> str:

@@ -80,6 +80,8 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     count = len(summary.all_problems)
     state += style.paint(f", {_counted(count, 'problem')} (below)", "bad") if count else ""
     container = "" if main.container == "single file" else f", {main.container}"
+    others = len(summary.counted) - 1
+    container += f" and {_counted(others, 'other set')} of files" if others else ""
     kind = f"{main.format}{container}" + (f", step {summary.step}" if summary.step is not None else "")
     io, size = summary.io, totals["logical_bytes"]
     read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
@@ -192,7 +194,7 @@ def files(summary: Inventory, units: Units) -> Table | None:
     rows = []
     for section in summary.sections[:MAX_SECTIONS] if several else []:
         same = f"  also present as {section.same_as}" if section.same_as else ""
-        size = f"{len(section.files)} file(s), {_size(section.nbytes, units)}"
+        size = f"{_counted(len(section.files), 'file')}, {_size(section.nbytes, units)}"
         rows.append([_shown(f"{section.path or '.'}: {section.format}, {size}{same}", 300)])
     if len(summary.sections) > MAX_SECTIONS:
         rows.append([f"and {len(summary.sections) - MAX_SECTIONS} more (--json lists all)"])
@@ -250,6 +252,8 @@ def metadata(summary: Inventory) -> FactList | None:
 def _value(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} {v}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 

@@ -50,7 +50,7 @@ def pricing(job: Job) -> Pricing:
     axes: tuple[GroupAxis, ...] = ("tp", "cp", "tp_cp", "ep", "etp", "ep_etp")
     groups: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
-    return Pricing(Context(found, software, groups, tiers, p.tp), dp_tiers, n_dcs)
+    return Pricing(Context(found, software, groups, tiers, p.tp, job.data.microbatch_sz), dp_tiers, n_dcs)
 
 
 @dataclass(frozen=True)

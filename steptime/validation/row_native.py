@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from steptime.software.performance import load_software
 from steptime.validation.measurements import MeasuredRow
 
 TORCHAO_WORDS = (
@@ -32,7 +33,7 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
-def compile_of(release: str, notes: str) -> dict[str, Any]:
+def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile made kernels of, where the notes say `compile=`.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
@@ -43,7 +44,8 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
         return {"loss_impl": "compiled"}
     if not found or (found[1] != "on" and "inductor" not in notes.replace("no inductor", "")):
         return {}
-    if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
+    traced = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
+    if "regional inductor" in notes or (traced and "full inductor" not in notes):
         return {}
     loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
     return {"compile": "all" if loss else "blocks"}
@@ -51,7 +53,7 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
-    section = compile_of(release, notes)
+    section = compile_of(release, notes, row.text("framework"))
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):
@@ -101,6 +103,21 @@ def native_states(row: MeasuredRow) -> dict[str, Any]:
     if re.search(r"bf16 (adam|optimizer)", said):
         return {"moment_dtype": "bf16"}
     return {}
+
+
+ON_ONE_DEVICE = ("norm_impl", "activation_impl", "loss_impl", "loss_chunks", "rope_impl", "attention_kernel")
+
+
+def of_one_device(row: MeasuredRow, profile: str) -> dict[str, Any]:
+    """What a trainer of the profile keeps where there is nothing to shard: its kernels, and torchtitan its fp32 states.
+
+    torchtitan/distributed/utils.py@b5bcd76c, maybe_enable_amp: without FSDP its parameters stay fp32 under autocast.
+    """
+    release = torchtitan_release(row) if profile == "torchtitan" else ""
+    usual = load_software(f"{profile}@{release}" if release else profile).settings()
+    kept = {key: usual[key] for key in ON_ONE_DEVICE}
+    states = dict.fromkeys(("param_dtype", "main_grad_dtype", "moment_dtype"), "fp32")
+    return kept | states if profile == "torchtitan" else kept
 
 
 def torchao_recipe(row: MeasuredRow, notes: str) -> dict[str, Any]:

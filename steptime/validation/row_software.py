@@ -30,6 +30,8 @@ class RowFramework(NamedTuple):
     """False: the profile is the nearest, not its own."""
     release: str = ""
     """The release that the row names and the profile tells apart."""
+    alone: str = ""
+    """The profile that it runs with several devices, where it ran on one."""
 
     @property
     def base(self) -> str:
@@ -75,6 +77,7 @@ ROW_FRAMEWORKS = (
     RowFramework(r"lit-gpt", "LitGPT", "fsdp2", own=False),
     RowFramework(r"internevo", "InternEvo", "internevo"),
     RowFramework(r"nanotron", "nanotron", "nanotron"),
+    RowFramework(r"paddle", "PaddlePaddle", "paddle"),
     RowFramework(r"flash-attention training", "flash-attention", "megatron-core", own=False),
 )
 """First match wins."""
@@ -114,7 +117,7 @@ def _framework(row: MeasuredRow) -> RowFramework:
     if not found_one.sharded and sharded and not found_one.base.startswith("megatron"):
         return found_one._replace(profile="fsdp2", own=False)
     if found_one.sharded and not sharded and row.whole("n_gpus") == 1:
-        return found_one._replace(profile="torch", own=False)
+        return found_one._replace(profile="torch", alone=found_one.profile)
     return found_one
 
 
@@ -142,6 +145,8 @@ def performance_of(row: MeasuredRow, framework: RowFramework, assumed: list[str]
     if not framework.own:
         assumed.append(f"software: {framework.profile} for framework {row.text('framework') or 'not set'!r}")
     section |= recompute_of(row, framework, assumed) | row_native.said_dtypes(row, notes) | _kernels(row, notes)
+    if framework.alone:
+        section |= row_native.of_one_device(row, framework.alone)
     if framework.base in EAGER_TORCH:
         section |= row_native.native_kernels(row, framework.release, notes) | row_native.native_states(row)
     overlap = overlap_of(notes, row.whole("tp") or 1, section["precision"])
@@ -256,7 +261,10 @@ def xla_policy(said: str) -> list[str]:
 def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     """Attention, norm and loss kernels where the source names them."""
     section: dict[str, Any] = {}
-    if "no flashattention" in notes or "kernel fused" in notes or "kernel torch" in notes:
+    if re.search(
+        r"no flash ?attention|attention implementation eager|kernel (fused|torch)",
+        f"{notes}; {row.text('note').lower()}",
+    ):
         section["attention_impl"] = "unfused"
     elif "flash_attentionv1" in notes:
         section |= {"attention_impl": "flash", "attention_kernel": "fa1"}
@@ -275,4 +283,6 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["cuda_graphs"] = True
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
+    if "fused rms norm off" in row.text("note"):
+        section["norm_impl"] = "composite"
     return section

@@ -422,7 +422,7 @@ def test_unreadable_file_among_others(make, summarize):
     make.save_safetensors({"a": torch.ones(3)}, make.folder / "good.safetensors")
     make.write("bad.safetensors", b"xx")
     summary = summarize(make.folder)
-    assert (summary.exit_code, summary.params) == (1, 3)
+    assert (summary.exit_code, summary.params, summary.complete) == (1, 3, False)
 
 
 def test_links_and_leftovers_in_a_directory(make, summarize, codes):

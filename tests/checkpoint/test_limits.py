@@ -156,22 +156,26 @@ tensors = st.builds(
 )  # fmt: skip
 
 
+TENSOR_KEYS = {"dtype", "shape", "data_offsets"}
+
+
 @given(
     st.dictionaries(names, tensors | json_values, max_size=4),
     st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
 )
-def test_header_is_scanned_as_json_reads_it(tmp_path_factory, header, separators):
+def test_header_is_read_as_json_reads_it(tmp_path_factory, header, separators):
     """Every spelling gives the entries that json.loads gives, in order."""
     text = json.dumps(header, separators=separators, ensure_ascii=len(header) % 2 == 0)
-    found = list(safetensors._scanned(text))
-    assert [item[0] for item in found] == list(header)
-    for name, code, shape, offsets, _ in found:
-        fields = header[name] if isinstance(header[name], dict) else {}
-        assert code == (fields.get("dtype") if isinstance(fields.get("dtype"), str) else None)
-        assert shape == (None if not isinstance(fields.get("shape"), list) else safetensors.shape_of(fields["shape"]))
-        assert offsets == (
-            None if not isinstance(fields.get("data_offsets"), list) else safetensors.shape_of(fields["data_offsets"])
-        )
+    path = tmp_path_factory.getbasetemp() / "h.safetensors"
+    path.write_bytes(len(text.encode()).to_bytes(8, "little") + text.encode() + bytes(200))
+    with Source(str(path), "h") as source:
+        found = safetensors.read(source)
+    valid = {name: entry for name, entry in header.items() if type(entry) is dict and entry.keys() == TENSOR_KEYS}
+    assert [t.name for t in found.tensors] == list(valid)
+    assert [list(t.shape) for t in found.tensors] == [entry["shape"] for entry in valid.values()]
+    assert [[t.start, t.start + t.nbytes] for t in found.tensors] == [e["data_offsets"] for e in valid.values()]
+    bad = [problem.tensor for problem in found.problems if problem.code == "BAD_TENSOR"]
+    assert bad == [name for name in header if name not in valid]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_one_shard_is_told_and_no_error(shard, command, summarize, codes):
     assert codes(summary) == set()
     assert (summary.exit_code, summary.complete) == (0, False)
     assert summary.architecture["n_layers"] == {"value": 4, "from": "config.json"}
+    assert {entry["from"] for entry in summary.architecture.values()} == {"config.json"}  # shapes are of a part
     code, out, _ = command(shard)
     assert code == 0
     assert "safetensors, shard 1 of 2: give the directory, part of a set" in out.replace("\n ", ",").replace(",,", ",")

@@ -59,12 +59,22 @@ def test_equal_rows_of_a_difference_are_one_line(make, command):
     assert len(document["diff"]) == 12
 
 
+def test_config_of_another_folder_is_not_held_against_a_model(make, summarize, codes):
+    for name, layers in (("a", 2), ("b", 4)):
+        make.write(f"{name}/config.json", json.dumps({"num_hidden_layers": layers, "hidden_size": 64}).encode())
+        make.save_safetensors(make.llama(layers), make.folder / name / "m.safetensors")
+    summary = summarize(make.folder)
+    assert codes(summary) == set()
+    assert "and 1 other set of files, complete" in report(summary)
+    assert "mlp                      down_proj [64,160] +2" in report(summarize(make.folder / "a"))
+
+
 def test_prefix_of_all_names_is_one_line(make, model, command):
     state = {f"module.{name}": tensor for name, tensor in make.llama().items()}
     make.save_safetensors(state, make.folder / "ddp.safetensors")
     code, out, _ = command(model, "--diff", make.folder / "ddp.safetensors")
     assert (code, out.splitlines()) == (1, [
-        "all names differ by what stands before them: 'nothing' here, 'module.' there",
+        "all names begin there with 'module.'; without that:",
         "shapes and types are the same: 39 tensors",
     ])  # fmt: skip
     state["module.model.norm.weight"] = torch.zeros(3)

@@ -11,15 +11,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import smalljson, zipdir
+from steptime.checkpoint import zipdir
 from steptime.checkpoint.layouts import single
-from steptime.checkpoint.readers import dcp_metadata, torch_file
+from steptime.checkpoint.readers import torch_file
 from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.source import Source, Window
 
 if TYPE_CHECKING:
     from steptime.checkpoint.readers.dcp_metadata import Placement
-    from steptime.checkpoint.records import Contents
     from steptime.checkpoint.scan import Folder, Scan
 
 PARTIAL = re.compile(r"^__\d+\.metadata$")
@@ -34,7 +33,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
     if not data and not metadata:
         return [], set()
-    section = Section("torch DCP", f"{len(data)} data files", folder.rel)
+    section = Section("torch DCP", f"{len(data)} data file{'s' * (len(data) != 1)}", folder.rel)
     used = {*data, *metadata, "metadata.json", "common.pt"}
     if not metadata:
         size = sum(_size(folder.join(name)) or 0 for name in data)
@@ -43,28 +42,12 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         )
         section.problem("MISSING_METADATA", message, folder.named(".metadata"))
         return [section], used
-    for name in metadata:
-        contents = _metadata(scan, folder, name, section)
-        if contents is not None:
-            _place(section, folder, contents.facts["placement"])
+    for contents in scan.absorb(section, folder, metadata):
+        _place(section, folder, contents.facts["placement"])
     if any(name.endswith((".tmp", ".metadata.tmp")) for name in files):
         section.problem("LEFTOVER", "a temporary file of an unfinished save is here", folder.rel or None)
     _megatron(scan, folder, files, section)
     return [section], used
-
-
-def _metadata(scan: Scan, folder: Folder, name: str, section: Section) -> Contents | None:
-    try:
-        with Source(folder.join(name), folder.named(name)) as source:
-            contents = dcp_metadata.read(source)
-            contents.read = source.read_bytes
-    except UnreadableError as error:
-        section.problems.append(error.problem)
-        return None
-    scan.files_opened += 1
-    scan.bytes_read += contents.read
-    section.absorb(contents)
-    return contents
 
 
 def _size(path: str) -> int | None:
@@ -113,13 +96,12 @@ def _row(ranks: dict[str, dict[str, Any]], path: str, placement: Placement) -> N
 def _megatron(scan: Scan, folder: Folder, files: list[str], section: Section) -> None:
     """metadata.json names the backend; args come from common.pt or from the common_state object."""
     objects = section.facts.pop("objects", {})
-    config = smalljson.load(folder, "metadata.json") if "metadata.json" in files else None
+    config = folder.json("metadata.json") if "metadata.json" in files else None
     if isinstance(config, dict) and "sharded_backend" in config:
         section.format = f"Megatron dist_checkpointing ({config['sharded_backend']})"
     common = next((key for key in objects if "common_state" in key), None)
     if "common.pt" in files:
-        for contents in scan.absorb(section, folder, ["common.pt"], lambda c: single.facts_of(c.facts.get("root"))):
-            section.facts |= contents.facts["kept"]
+        scan.absorb(section, folder, ["common.pt"])
         section.tensors = [t for t in section.tensors if not t.file.endswith("common.pt")]
     elif common is not None:
         _common_object(folder, objects[common], section)
@@ -143,7 +125,7 @@ def _common_object(folder: Folder, where: tuple[str, int, int], section: Section
             directory = zipdir.read_directory(window)
             if directory is not None:
                 contents = torch_file.read_zip(window, directory)
-                section.facts |= single.facts_of(contents.facts["root"])
+                section.facts |= single.facts_of(contents)
                 section.problems += contents.problems
                 section.pickles += [contents.pickle] if contents.pickle else []
     except UnreadableError as error:

@@ -48,9 +48,6 @@ def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section],
         return [], set()
     section = Section("DeepSpeed", f"{len(wanted)} files", folder.rel)
     read = scan.absorb(section, folder, wanted, _facts)
-    for contents in read:
-        for key, value in contents.facts["kept"].items():
-            section.facts.setdefault(key, value)
     stage = section.facts.get("zero_stage")
     section.format = f"DeepSpeed ZeRO-{stage}" if stage is not None else "DeepSpeed"
     _check_ranks(section, folder, wanted)
@@ -64,7 +61,7 @@ def _facts(contents: Contents) -> dict[str, Any]:
     """What one rank's file says: ZeRO level, partitions, true shapes, and the usual step and arguments."""
     root = contents.facts.get("root")
     top = mapping(root)
-    found = single.facts_of(root)
+    found = single.facts_of(contents)
     shapes: list[tuple[str, Shape]] = []
     for key in ("param_shapes", "frozen_param_shapes"):
         groups = top.get(key)

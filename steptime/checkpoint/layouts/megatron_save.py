@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.layouts import grid, single, tensor_parallel
+from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
 from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, StoredTensor
+    from steptime.checkpoint.records import StoredTensor
     from steptime.checkpoint.scan import Folder, Scan
 
 RANK_DIR = re.compile(r"^mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?/$")
@@ -33,10 +33,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         return [], set()
     section = Section("Megatron-LM (torch)", f"{len(dirs)} ranks", folder.rel)
     wanted, optimizers = _files(scan, folder, list(dirs), section)
-    read = scan.absorb(section, folder, wanted, _facts)
-    for contents in read:
-        for key, value in contents.facts["kept"].items():
-            section.facts.setdefault(key, value)
+    scan.absorb(section, folder, wanted)
     args = section.facts.get("args") or {}
     where = _coordinates(dirs, args)
     by_dir = {name: where[f"{name}/"] for name in (d[:-1] for d in dirs)}
@@ -55,10 +52,6 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
 
 def _rank_dir(file: str, folder: Folder) -> str:
     return file[len(folder.rel) + 1 if folder.rel else 0 :].partition("/")[0]
-
-
-def _facts(contents: Contents) -> dict[str, Any]:
-    return single.facts_of(contents.facts.get("root"))
 
 
 def _files(scan: Scan, folder: Folder, dirs: list[str], section: Section) -> tuple[list[str], set[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import smalljson
 from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.records import Section, UnreadableError
 
@@ -30,7 +29,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     """The nanotron save in `folder`, if there is one."""
     if MARKER not in files or "model/" not in files:
         return [], set()
-    metadata = smalljson.load(folder, MARKER)
+    metadata = folder.json(MARKER)
     section = Section("nanotron", "rank files", folder.rel)
     wanted = _files(scan, folder)
     scan.absorb(section, folder, wanted, _keep)
@@ -47,7 +46,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     _name(section, folder)
     _check_ranks(section, wanted)
     section.container = f"{len(wanted)} files"
-    config = smalljson.load(folder, "model_config.json")
+    config = folder.json("model_config.json")
     section.facts |= {"config": config} if isinstance(config, dict) else {}
     return [section], {MARKER, "model/", "model_config.json"}
 

@@ -14,7 +14,6 @@ import stat
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import smalljson
 from steptime.checkpoint.dtypes import from_numpy, nbytes
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
@@ -49,7 +48,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     if "_METADATA" in present:
         _compare(folder, section)
     _committed(folder, present, section)
-    config = smalljson.load(folder, "metadata.json") if "metadata.json" in present else None
+    config = folder.json("metadata.json") if "metadata.json" in present else None
     if isinstance(config, dict) and config.get("sharded_backend") == "zarr":
         section.format = "Megatron dist_checkpointing (zarr)"
     section.container = f"{len(section.tensors)} arrays"
@@ -60,7 +59,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
 def _array(folder: Folder, name: str, section: Section) -> bool:
     """Record the array in sub-directory `name` ("" for the folder itself), if it is one."""
     for file in ARRAY_FILES:
-        document = smalljson.load(folder, f"{name}/{file}" if name else file)
+        document = folder.json(f"{name}/{file}" if name else file)
         if isinstance(document, dict) and "shape" in document:
             label = name or folder.rel.rpartition("/")[2] or "array"
             return _record(section, label, document, folder.named(name))
@@ -97,7 +96,7 @@ def _compare(folder: Folder, section: Section) -> None:
 
 def _leaves(folder: Folder) -> dict[str, Any]:
     """{name: written shape or None} of the tree metadata."""
-    document = smalljson.load(folder, "_METADATA")
+    document = folder.json("_METADATA")
     tree = document.get("tree_metadata") if isinstance(document, dict) else None
     found: dict[str, Any] = {}
     for entry in tree.values() if isinstance(tree, dict) else ():
@@ -112,7 +111,7 @@ def _leaves(folder: Folder) -> dict[str, Any]:
 
 
 def _committed(folder: Folder, present: set[str], section: Section) -> None:
-    document = smalljson.load(folder, "_CHECKPOINT_METADATA") if "_CHECKPOINT_METADATA" in present else None
+    document = folder.json("_CHECKPOINT_METADATA") if "_CHECKPOINT_METADATA" in present else None
     if (
         isinstance(document, dict)
         and document.get("init_timestamp_nsecs")

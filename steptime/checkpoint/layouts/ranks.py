@@ -7,15 +7,14 @@ are split (see `tensor_parallel`); for other plain tensors only a checksum can t
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from steptime.checkpoint import smalljson
-from steptime.checkpoint.layouts import grid, single
+from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.records import Contents, StoredTensor
+    from steptime.checkpoint.records import StoredTensor
     from steptime.checkpoint.scan import Folder, Scan
 
 RANK = re.compile(
@@ -51,9 +50,7 @@ def _read(scan: Scan, folder: Folder, ranks: Ranks, world: int, name: str) -> Se
     section = Section("torch rank files", f"{len(ranks)} of {world} ranks", folder.named(name))
     grid.check(section, {"rank": world}, {(rank,) for rank in ranks}, lambda rank: folder.named(_renamed(ranks, rank)))
     by_file = {folder.named(file): rank for rank, file in ranks.items()}
-    for contents in scan.absorb(section, folder, [ranks[rank] for rank in sorted(ranks)], _facts):
-        for key, value in contents.facts["kept"].items():
-            section.facts.setdefault(key, value)
+    scan.absorb(section, folder, [ranks[rank] for rank in sorted(ranks)])
     for tensor in section.tensors:
         tensor.rank = {"dp": by_file[tensor.file]}
     section.parallelism = {"dp": world, "source": "file names"}
@@ -72,10 +69,6 @@ def _renamed(ranks: Ranks, rank: int) -> str:
     )
 
 
-def _facts(contents: Contents) -> dict[str, Any]:
-    return single.facts_of(contents.facts.get("root"))
-
-
 def _meta(section: Section, folder: Folder, ways: int) -> None:
     """Meta's Llama: model-parallel slices. The embedding was split by columns until Llama 2, by rows since."""
     hidden = next((t.shape[0] for t in section.tensors if t.name.endswith("norm.weight") and len(t.shape) == 1), None)
@@ -85,7 +78,7 @@ def _meta(section: Section, folder: Folder, ways: int) -> None:
         place(tensor, ways, rank, _meta_dim(tensor, hidden, ways))
     section.format, section.container = "Meta consolidated", f"{ways} model-parallel slices"
     section.parallelism = {"tp": section.parallelism["dp"], "source": "file names"}
-    params = smalljson.load(folder, "params.json")
+    params = folder.json("params.json")
     if isinstance(params, dict):
         section.facts.setdefault("params", params)
 

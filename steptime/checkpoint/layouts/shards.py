@@ -108,12 +108,11 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
         section.problem("MISSING_SHARD", f"{shard} is missing", folder.named(shard))
     if len(missing) > 20:
         section.problem("MISSING_SHARD", f"{len(missing) - 20} more shards are missing")
-    read = scan.absorb(section, folder, group.files, _facts)
+    read = scan.absorb(section, folder, group.files)
     section.format = read[0].format if read else "shards"
     section.stem = re.sub(r"\.(?:safetensors|bin)$", "", group.stem)
     section.container = f"{len(group.files)} shards" + (" + index" if group.index else "")
     for contents in read:
-        section.facts |= contents.facts.get("kept") or {}
         section.facts.setdefault("metadata", contents.facts.get("metadata"))
     sharding = [contents for contents in read if "DCP_SHARDING_INFO" in (contents.facts.get("metadata") or {})]
     if sharding:
@@ -124,10 +123,6 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     if group.index:
         _check_index(section, group, folder)
     return section
-
-
-def _facts(contents: Contents) -> dict[str, Any]:
-    return single.facts_of(contents.facts.get("root"))
 
 
 def _check_duplicates(section: Section) -> None:

@@ -19,9 +19,9 @@ _DEGREES = (("TP", "tensor"), ("PP", "pipeline"), ("EP", "expert"))
 ARGS_KEYS = ("args", "hyper_parameters", "model_args", "config", "cfg", "hparams", "opt")
 
 
-def facts_of(root: Any) -> dict[str, Any]:
+def facts_of(contents: Contents) -> dict[str, Any]:
     """step, args and framework from the top level of a pickled object, where it has them."""
-    top = mapping(root)
+    top = mapping(contents.facts.get("root"))
     found: dict[str, Any] = {}
     step = next((top[key] for key in STEP_KEYS if type(top.get(key)) is int), None)
     if step is not None:
@@ -41,10 +41,11 @@ def facts_of(root: Any) -> dict[str, Any]:
 
 def section(contents: Contents) -> Section:
     """The section of one file that stands alone."""
-    root = contents.facts.pop("root", None)
+    stated = facts_of(contents)
+    contents.facts.pop("root", None)
     stem = contents.file.rpartition("/")[2].rpartition(".")[0]
     found = Section(contents.format, "single file", contents.file, stem=stem)
-    found.facts |= contents.facts | facts_of(root)
+    found.facts |= contents.facts | stated
     framework = found.facts.get("framework")
     if framework:
         found.format = f"{contents.format} ({framework})"

@@ -41,15 +41,10 @@ def read(source: Source) -> Contents:
     if source.size > MAX_PICKLE:
         raise UnreadableError("TOO_LARGE", f"{source.size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
     found = streams.read(source.exactly(0, source.size), source.name)
-    contents.pickle = judge(found, torch_file=False)
-    if not found.roots:
-        dangers = "".join(f"; before that: {danger.text()}" for danger in contents.pickle.dangerous[:1])
-        raise UnreadableError("MALFORMED_PICKLE", f"{found.error}{dangers}", source.name)
-    note_dangers(contents, contents.pickle)
+    note_dangers(contents, judge(found, torch_file=False), found)
     fields = mapping(found.root)
     if "state_dict_metadata" in fields:
         _fill(contents, fields)
-        contents.drop_impossible()
     elif contents.problems:  # torch reads this file with plain pickle.load: what it would run is the news
         contents.problem("NOT_DCP", "not the metadata of a distributed checkpoint")
         contents.facts["placement"] = Placement()

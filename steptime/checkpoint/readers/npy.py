@@ -134,9 +134,8 @@ def _objects(contents: Contents, tensor: StoredTensor, data: bytes) -> None:
     """An array of Python objects is a pickle, which numpy.load(allow_pickle=True) runs."""
     message = f"array {tensor.name} holds pickled Python objects; they were interpreted, not loaded"
     contents.problem("PICKLED_OBJECTS", message, tensor.name)
+    before = contents.pickle
     facts = judge(streams.read(data, f"array {tensor.name}"), torch_file=False)
     note_dangers(contents, facts)
-    if contents.pickle is None:
-        contents.pickle = facts
-    else:
-        contents.pickle.merge(facts)
+    if before is not None:
+        facts.merge(before)

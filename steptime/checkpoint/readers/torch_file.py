@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from steptime.checkpoint.pickles.pickle_verdict import PickleFacts
     from steptime.checkpoint.pickles.streams import Streams
     from steptime.checkpoint.records import StoredTensor
-    from steptime.checkpoint.source import Source, Window
+    from steptime.checkpoint.source import Source
 
 MAX_PICKLE = 256 << 20  # bytes; a 31 MB stream already describes 217,600 chunks
 FIRST_READ = 1 << 16
 MAX_NAMES = 8  # of globals in one line
 
 
-def read_zip(source: Source | Window, directory: zipdir.ZipDirectory) -> Contents:
+def read_zip(source: Source, directory: zipdir.ZipDirectory) -> Contents:
     """A torch zip archive. Raises `UnreadableError` when it holds no readable pickle."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     names = [name for name in directory.entries if name == "data.pkl" or name.endswith("/data.pkl")]
@@ -54,15 +54,13 @@ def read_zip(source: Source | Window, directory: zipdir.ZipDirectory) -> Content
     return contents
 
 
-def _pickle_bytes(source: Source | Window, at: int, size: int) -> bytes:
+def _pickle_bytes(source: Source, at: int, size: int) -> bytes:
     if size > MAX_PICKLE:
         raise UnreadableError("TOO_LARGE", f"pickle of {size} bytes; at most {MAX_PICKLE} are interpreted", source.name)
     return source.exactly(at, size)
 
 
-def _other_pickles(
-    contents: Contents, source: Source | Window, directory: zipdir.ZipDirectory, name: str
-) -> Iterator[Streams]:
+def _other_pickles(contents: Contents, source: Source, directory: zipdir.ZipDirectory, name: str) -> Iterator[Streams]:
     """The further pickles of an archive (constants, bytecode, debug symbols; or what somebody hid in it)."""
     left = MAX_PICKLE
     for entry in directory.entries.values():
@@ -77,25 +75,25 @@ def _other_pickles(
 
 
 def interpret(contents: Contents, found: Streams, *others: Streams, torch_file: bool = True) -> Any:
-    """Judge all streams and collect the tensors of `found`; its first value.
-
-    Raises `UnreadableError` when its first pickle breaks off.
-    """
-    contents.pickle = judge(found, *others, torch_file=torch_file)
-    if not found.roots:
-        message = f"{found.where}: {found.error}"
-        if contents.pickle.dangerous:  # a stream that breaks off after a call is still run up to there by a loader
-            message += "; before that: " + contents.pickle.dangerous[0].text()
-        raise UnreadableError("MALFORMED_PICKLE", message, contents.file)
-    note_dangers(contents, contents.pickle)
+    """Judge all streams and collect the tensors of `found`; its first value. Raises `UnreadableError`."""
+    note_dangers(contents, judge(found, *others, torch_file=torch_file), found)
     for number, root in enumerate(found.roots):
         collect(contents, root, [str(number)] if number else [])
     contents.facts["root"] = found.root
     return found.root
 
 
-def note_dangers(contents: Contents, facts: PickleFacts) -> None:
-    """One problem for each global that runs code on a plain load, and one for all whose code is not known."""
+def note_dangers(contents: Contents, facts: PickleFacts, found: Streams | None = None) -> None:
+    """One problem for each global that runs code on a plain load, and one for all whose code is not known.
+
+    Raises `UnreadableError` when the first pickle of `found` breaks off.
+    """
+    contents.pickle = facts
+    if found is not None and not found.roots:
+        message = f"{found.where}: {found.error}"
+        if facts.dangerous:  # a stream that breaks off after a call is still run up to there by a loader
+            message += "; before that: " + facts.dangerous[0].text()
+        raise UnreadableError("MALFORMED_PICKLE", message, contents.file)
     for danger in facts.dangerous:
         contents.problem("DANGEROUS_PICKLE", danger.text())
     if facts.unknown:
@@ -153,7 +151,7 @@ def _storage_problem(tensor: StoredTensor, entry: zipdir.ZipEntry | None) -> tup
     return None
 
 
-def salvage(source: Source | Window) -> Contents:
+def salvage(source: Source) -> Contents:
     """A download that stopped has no zip directory, but `data.pkl` is its first member: list what it promises."""
     contents = Contents(source.name, "torch zip", nbytes=source.size)
     first = zipdir.first_member(source)
@@ -171,8 +169,7 @@ def salvage(source: Source | Window) -> Contents:
     if found.error is not None:
         root = found.states[0].salvage() if found.states else None
         contents.problem("TRUNCATED", f"cut short inside data.pkl after {len(data)} bytes ({found.error})")
-    contents.pickle = judge(found)
-    note_dangers(contents, contents.pickle)
+    note_dangers(contents, judge(found))
     collect(contents, root, [])
     if not contents.tensors:
         raise UnreadableError("TRUNCATED", "a zip archive cut short before its first tensor record", source.name)
@@ -184,7 +181,7 @@ def salvage(source: Source | Window) -> Contents:
     return contents
 
 
-def read_bare(source: Source | Window) -> Contents:
+def read_bare(source: Source) -> Contents:
     """A plain pickle file (.pkl, training_args.bin of old, optimizer dumps). Raises `UnreadableError`."""
     contents = Contents(source.name, "pickle", nbytes=source.size)
     found = streams.read(_pickle_bytes(source, 0, source.size), "the pickle")

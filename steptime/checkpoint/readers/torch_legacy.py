@@ -39,8 +39,7 @@ def read(source: Source) -> Contents:
     values = found.roots
     if len(values) < 4:
         raise UnreadableError("MALFORMED_PICKLE", str(found.error), source.name)
-    contents.pickle = judge(found)
-    note_dangers(contents, contents.pickle)
+    note_dangers(contents, judge(found))
     collect(contents, values[3], [])
     contents.facts["root"] = values[3]
     info = values[2]
