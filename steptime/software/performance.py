@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from steptime.base.config import Config, Section
-from steptime.base.units import SECOND_UNITS, read_quantity
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
@@ -37,6 +36,7 @@ from steptime.software.settings import (
     Share,
     StateSettings,
     TimingSettings,
+    as_written,
 )
 
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -266,14 +266,8 @@ def load_software(name: str) -> Software:
         ConfigError: the name or the release is unknown (one line, with the near match).
     """
     found = _grouped(profile_mapping(name))
-    groups = {key: _as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
+    groups = {key: as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
     return Software.model_construct(**found | groups)
-
-
-def _as_written(cls: type[Config], values: dict[str, Any]) -> Config:
-    """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
-    floats = [key for key in values if cls.model_fields[key].annotation is float]
-    return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:
