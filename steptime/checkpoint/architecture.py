@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import experts, kv_cache, layer_runs, stacks
+from steptime.checkpoint import experts, kv_cache, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
@@ -94,7 +94,7 @@ def infer(
     problems = _mismatches(found, configs)
     _stated(found, configs)
     _heads(found)
-    runs = layer_runs.infer(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
+    runs = experts.runs(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
     if runs and not found.get("layer_kinds") and not regular:
         found.set("layers", runs, "layers whose shapes differ")
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]

@@ -22,12 +22,21 @@ from steptime.checkpoint.pickles.literals import (
     text,
     unpack,
 )
-from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, CallRecord, Opaque, Pairs, Pid, Ref, Stop
+from steptime.checkpoint.pickles.values import (
+    COMPUTED,
+    EXTENSION,
+    CallRecord,
+    Op,
+    Opaque,
+    Pairs,
+    PickleState,
+    Pid,
+    Ref,
+    Stop,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from steptime.checkpoint.pickles.state import Op, PickleState
 
 
 def _pop_mark(m: PickleState) -> list[Any]:
