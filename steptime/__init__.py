@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from steptime.search.search import Search
     from steptime.software.performance import Performance
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ConfigError",

@@ -15,7 +15,7 @@ from steptime.answer.assumptions import assumptions
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
 from steptime.cost.comm import collective
-from steptime.cost.parts import neighbor
+from steptime.cost.neighbors import neighbor
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
 from steptime.job.mesh import group

@@ -141,7 +141,6 @@ def test_the_readme_names_every_refused_feature():
     text = " ".join(README.read_text(encoding="utf-8").split()).lower()
     words = {
         "moe framework": "mixture of experts in other frameworks than megatron-core and fsdp2",
-        "moe with ZeRO": "there under zero 2 and 3",
         "experts of Megatron": "with capacity and balancing losses under fsdp2",
         "flex with capacity": "flex with a capacity factor",
         "mla framework": "mla in other frameworks",

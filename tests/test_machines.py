@@ -176,6 +176,7 @@ def test_other_memory_leaves_the_same_share_usable():
     [
         ("h1000", {}, "unknown machine 'h1000'; did you mean h100 or "),
         ("qqqqqqqq", {}, "unknown machine 'qqqqqqqq'; 3dtrn machines lists them"),
+        ("x" * 300, {}, "unknown machine 'xxx"),  # longer than a file's name may be
         ("no/such.yaml", {}, "no/such.yaml: no such file"),
         (
             "h100",

@@ -8,7 +8,8 @@ from jobs import job
 from steptime.answer.result import estimate
 from steptime.job.assembly import Assembly
 from steptime.job.job import Job
-from steptime.memory.op_walk import Autograd, PartMemory, Peak, chunk_peaks, walk_part
+from steptime.memory.ledger import PartMemory, Peak
+from steptime.memory.op_walk import Autograd, chunk_peaks, walk_part
 from steptime.memory.part_memories import PartMemories
 from steptime.model.ops import Gemm, Move, Param, Tensor
 from steptime.model.presets import load_model

@@ -134,6 +134,13 @@ def test_what_is_compiled(notes, release, section):
     assert row_native.compile_of(release, notes) == section
 
 
+def test_a_graph_that_is_traced_keeps_torchs_kernels():
+    """GraphTrainer's passes make no kernels, unless its source says full inductor."""
+    graph = "torchtitan GraphTrainer (SimpleFSDP)"
+    assert row_native.compile_of("", "compile=on + forced cudagraph", graph) == {}
+    assert row_native.compile_of("", "compile=on full inductor", graph) == {"compile": "all"}
+
+
 @pytest.mark.parametrize(
     ("words", "stages", "freed"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,20 @@ def user(tmp_path_factory, wheel):
     scripts = folder / ("Scripts" if os.name == "nt" else "bin")
     run(scripts / "python", "-m", "pip", "install", "--quiet", wheel)
     return scripts
+
+
+def test_wheel_and_sdist_are_the_same_bytes_each_time(tmp_path):
+    """Built from two copies that lie elsewhere, at other times (SOURCE_DATE_EPOCH, reproducible-builds.org)."""
+    made = []
+    for name in ("first", "second"):
+        copy = tmp_path / name / "tree"
+        shutil.copytree(
+            ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared", "results")
+        )
+        run(sys.executable, "-m", "build", "--outdir", tmp_path / name / "dist", copy, SOURCE_DATE_EPOCH="1767225600")
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name / "dist").iterdir()})
+    assert {Path(name).suffix for name in made[0]} == {".whl", ".gz"}
+    assert made[0] == made[1]
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
@@ -128,6 +143,26 @@ def test_public_names_are_listed_and_others_refused():
     assert set(steptime.__all__) <= set(dir(steptime))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = steptime.nothing
+
+
+def test_classifiers_are_the_versions_that_are_tested():
+    """.ci/run runs what needs no torch on every interpreter that it finds, and with the lowest versions allowed."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    tested = {"3.11", *re.findall(r"begin \"python (3\.\d+)\"", script)}
+    said = {line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line}
+    assert said == tested
+
+
+def test_release_notes_are_a_section_of_the_changelog(capsys):
+    from release_notes import notes
+
+    text = notes(steptime.__version__)
+    assert text.startswith(f"# steptime {steptime.__version__}\n")
+    assert "### Added" in text or "## Added" in text
+    assert "[Unreleased]" not in text
+    assert f"pip install steptime=={steptime.__version__}" in text
+    with pytest.raises(SystemExit, match=r"9\.9\.9"):
+        notes("9.9.9")
 
 
 def test_one_version_everywhere():

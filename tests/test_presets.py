@@ -226,7 +226,8 @@ def test_unknown_names_tell_near_matches_in_one_line():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "zzz", "/", "../llama3-8b.yaml/../x", "llama3-8b.yaml", "*", "qwen2-57b", "llama3-8bb", "\0"]
+    "name",
+    ["", "zzz", "/", "../llama3-8b.yaml/../x", "llama3-8b.yaml", "*", "qwen2-57b", "llama3-8bb", "\0", "x" * 300],
 )
 def test_unknown_names(name):
     with pytest.raises(ValueError, match="unknown model") as caught:

@@ -32,15 +32,6 @@ BROKEN = {
             )
         ],
     ),
-    "moe with ZeRO": (
-        {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
-        [
-            (
-                "parallelism.zero_level: a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got 2); "
-                "use 0 or 1, or software fsdp2"
-            )
-        ],
-    ),
     "replicas of experts": (
         {"model.moe": MOE, "parallelism.tp": 1, "parallelism.dp": 8, "parallelism.ep": 8, "parallelism.replicas": 2},
         ["parallelism.replicas: must divide edp = dp*cp*tp / (ep*etp) (got 2); lower it, or ep 8"],
@@ -724,6 +715,51 @@ BROKEN = {
         {"performance.recompute": {"granularity": "selective", "modules": ["moe_act", "mlp", "moe"]}},
         ["performance.recompute.modules: require model.moe (got mlp, moe, moe_act)"],
     ),
+    "offload framework": (
+        {"performance.offload_modules": ["core_attn"], "performance.software": "torch", "parallelism.pp": 1},
+        [
+            (
+                "performance.offload_modules: is Megatron-Core's (got software torch); remove it, or use megatron-core or a "
+                "profile of its family"
+            )
+        ],
+    ),
+    "offload of attn_proj": (
+        {"performance.offload_modules": ["attn_proj"]},
+        [
+            (
+                "performance.offload_modules: attn_proj needs core_attn, which keeps its input too; add it, or remove attn_proj"
+            )
+        ],
+    ),
+    "offload of what runs again": (
+        {"performance.offload_modules": ["core_attn"], "performance.activation_checkpointing_type": "selective"}
+        | {"performance.recompute": {"granularity": "selective", "modules": ["core_attn"]}},
+        [
+            (
+                "performance.offload_modules: what granularity full, moe or core_attn run again cannot be offloaded too; remove "
+                "it from one of them"
+            )
+        ],
+    ),
+    "offload with sharded parameters or graphs": (
+        {"performance.offload_modules": ["mlp_norm"], "performance.cuda_graphs": True},
+        [
+            (
+                "performance.offload_modules: not modeled yet with zero_level 2 and 3 or with cuda_graphs; use zero_level 1 and "
+                "cuda_graphs false"
+            )
+        ],
+    ),
+    "offload link": (
+        {"performance.offload_modules": ["mlp_norm"], "hardware.node_type": "mi300x"},
+        [
+            (
+                "performance.offload_modules: mi300x-node does not say how fast its host's memory is reached; set "
+                "accelerator.host_bytes_per_s in hardware.overrides"
+            )
+        ],
+    ),
     "recompute of mla": (
         {"performance.recompute": {"granularity": "selective", "modules": ["mla_up_proj"]}},
         ["performance.recompute.modules: mla_up_proj requires attention kind mla"],
@@ -786,6 +822,8 @@ def test_bounds(name):
         {"hardware.node_type": "v100", "performance.precision": "fp16"},
         {"parallelism.cp": 2},
         {"parallelism.cp": 2, "model.attention.kind": "mla", "model.n_kv_heads": 64},
+        {"model.moe": MOE, "parallelism.zero_level": 2, "parallelism.pp": 1},
+        {"model.moe": MOE, "parallelism.zero_level": 3, "parallelism.pp": 1, "parallelism.ep": 8},
         {"parallelism.cp": 2, "parallelism.cp_comm_type": "all_gather", "model.attention.window": 4096},
         {"parallelism.cp": 4, "parallelism.cp_comm_type": "a2a", "parallelism.tp": 2},
         {

@@ -88,6 +88,6 @@ def test_a_model_of_experts_alone_is_not_searched_twice_over_its_mlp():
     data = {"gbs": 64, "seqlen": 4096, "microbatch_sz": 1}
     for model, named in (("qwen3-235b-a22b", False), ("deepseek-v3", True)):
         job = Job(model=model, parallelism={"tp": 1, "pp": 1, "dp": 8, "ep": 8}, data=data, hardware="dgx-h100")
-        modules = [one.modules for one in usual(job, 1)]
+        modules = [one.modules for one in usual(job)]
         assert any("mlp" in some for some in modules) == named
         assert frozenset({"layernorm"}) in modules

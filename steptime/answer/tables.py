@@ -216,7 +216,7 @@ def part_rows(timing: StepTime) -> list[CollectiveRow]:
         for times, part, work in works_of(timing, chunk):
             if chunk.stage != stage and part in assembly.kinds:
                 continue
-            for call in work.calls:
+            for call in (call for call in work.calls if call.axis != "host"):
                 key = (call.name, call.kind)
                 counts[key] = counts.get(key, 0.0) + times * m * float(call.count)
                 calls.setdefault(key, call)

@@ -29,6 +29,13 @@ def parts(text: str) -> frozenset[str]:
     return frozenset(words(text) or known)
 
 
+def positive_count(text: str) -> int:
+    """A number of rows, 1 or more."""
+    if not count(text):
+        raise argparse.ArgumentTypeError("at least 1 is needed")
+    return int(text)
+
+
 def count(text: str) -> int:
     """A number of rows, 0 or more."""
     if not text.isdecimal():

@@ -106,6 +106,11 @@ def _run(args: list[str]) -> int:
     from steptime.commands import console
     from steptime.commands import plans as commands
 
+    if not name and options.completion:
+        from steptime.commands import completion
+
+        sys.stdout.write(completion.script(options.completion, {each: parser(each) for each in ("", *SUBCOMMANDS)}))
+        return OK
     run: Callable[[argparse.Namespace, console.Printer], int] = getattr(commands, name or "report")
     try:
         return run(options, console.Printer(options.color, ascii_only=options.ascii))
@@ -140,6 +145,7 @@ def parser(name: str = "") -> argparse.ArgumentParser:
     )
     made.add_argument("--ascii", action="store_true", help="ASCII output only")
     if not name:
+        made.add_argument("--completion", choices=("bash", "zsh", "fish"), help="print a completion script for a shell")
         made.add_argument("--version", action="version", version=f"3dtrn (steptime) {__version__}")
     return made
 

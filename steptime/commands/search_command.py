@@ -15,6 +15,7 @@ from steptime.commands.console import Printer, load
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
 from steptime.report.progress import ProgressLine
+from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
 from steptime.search.space import Axes
@@ -31,8 +32,16 @@ AXES = {
 """Axes by the names of their keys."""
 RECOMPUTE = ("performance.activation_checkpointing_type", "performance.recompute")
 """Keys whose values take the place of the usual recomputations."""
-NOT_HERE = {"data.gbs": "--gbs", "hardware.node_type": "--machine", "devices": "--devices"}
-"""Keys that have an option of their own."""
+NOT_HERE = {
+    "data.gbs": "use --gbs",
+    "hardware.node_type": "use --machine",
+    "devices": "use --devices",
+    "parallelism.schedule": "it follows from the layout: 1f1b, interleaved where vpp is above 1",
+    "parallelism.microbatch_group_sz": "it follows from the layout",
+    "parallelism.layers_per_stage": "it follows from the layout",
+    "parallelism.embedding_and_loss_count_as_layers": "it follows from the layout",
+}
+"""Keys that are no axes here, and why."""
 
 
 def search(options: Namespace, out: Printer) -> int:
@@ -145,6 +154,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
     problems: list[str] = []
     axes: dict[str, tuple[Any, ...]] = dict(plan.fixed)
     over: dict[str, list[Any]] = {}
+    asked: set[str] = set()
     for option, texts, several in (("--fix", options.fix, False), ("--over", options.over, True)):
         for text in texts:
             try:
@@ -152,7 +162,7 @@ def asked_of(options: Namespace, plan: Plan) -> Asked:
             except ConfigError as error:
                 problems += error.problems
                 continue
-            problems += _place(option, text, key, values, axes, over)
+            problems += _place(option, text, key, values, axes, over, asked)
     if options.machine:
         over["hardware.node_type"] = list(options.machine)
     counts = numbers("--devices", options.devices, problems)
@@ -184,11 +194,12 @@ def _place(
     values: Sequence[Any],
     axes: dict[str, tuple[Any, ...]],
     over: dict[str, list[Any]],
+    asked: set[str],
 ) -> Iterable[str]:
     """Put values where they belong; what is wrong with them."""
     name = key.rpartition(".")[2] if key in AXES.values() else key
     if key in NOT_HERE:
-        return [f"{option} {text}: use {NOT_HERE[key]}"]
+        return [f"{option} {text}: {NOT_HERE[key]}"]
     if name in AXES:
         wanted = bool if name == "sp" else int
         least = 0 if name == "zero_level" else 1
@@ -196,6 +207,9 @@ def _place(
         if bad:
             kind = "true or false" if wanted is bool else f"whole numbers from {least} on"
             return [f"{option} {text}: expected {kind} (got {bad[0]!r})"]
+        if name in asked:
+            return [f"{option} {text}: {name} is asked for twice; say all values in one --over"]
+        asked.add(name)
         axes[name] = tuple(dict.fromkeys(values))
         return []
     if key in RECOMPUTE or key in {"activation_checkpointing_type", "recompute"}:
@@ -248,7 +262,7 @@ def scale_best(options: Namespace, out: Printer) -> int:
         for at, size in enumerate(sizes):
             asked = Asked((size,), (plan.job.data.gbs,), Axes(plan.fixed), said=plan.said)
             try:
-                found.append((size, run(plan.job, asked)))
+                found.append((size, fastest(plan.job, asked)))
             except ConfigError as error:
                 found.append((size, error.problems[0].removeprefix("search: ")))
             line.told("sizes", (at + 1) / len(sizes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.commands import view_options
-from steptime.commands.argument_types import count, words
+from steptime.commands.argument_types import positive_count, words
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ def add(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--machine", type=words, default=[], metavar="A,B", help="try these machines")
     made.add_argument("--objective", choices=("step", "cost", "energy", "memory"), default="step", help="what counts")
-    made.add_argument("--top", type=count, default=5, metavar="N", help="how many layouts to show (5)")
+    made.add_argument("--top", type=positive_count, default=5, metavar="N", help="how many layouts to show (5)")
     made.add_argument("--pareto", action="store_true", help="show only the front of memory against the objective")
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="layouts with their configs, raw, in SI units")

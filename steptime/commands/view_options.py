@@ -1,4 +1,4 @@
-"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`, `--plot`, `--watch`."""
+"""Options that show an estimate elsewhere than in the terminal: `--html`, `--trace`, `--trace-memory`, `--plot`, `--watch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_to_report(made: ArgumentParser) -> None:
     """The options of the bare `3dtrn CONFIG`."""
     made.add_argument("--html", metavar="FILE", help="the report as a page: one file, opened in any browser")
     made.add_argument("--trace", metavar="FILE", help="one step as a trace for Perfetto; .json or .json.gz")
-
+    made.add_argument("--trace-memory", metavar="FILE", help="memory over one step for pytorch.org/memory_viz; .pickle")
     made.add_argument("--plot", metavar="FILE", help="the report as a picture: .png, .svg or .pdf (extra plot)")
     made.add_argument("--watch", action="store_true", help="report again whenever CONFIG changes, until Ctrl-C")
 
@@ -65,6 +65,11 @@ def check(options: Namespace) -> None:
         from steptime.report.written import check_path
 
         check_path("--trace", options.trace, trace.SUFFIXES)
+    if options.trace_memory is not None:
+        from steptime.report import memory_snapshot
+        from steptime.report.written import check_path
+
+        check_path("--trace-memory", options.trace_memory, memory_snapshot.SUFFIXES)
 
 
 def check_html(path: str) -> None:
@@ -93,6 +98,10 @@ def write(options: Namespace, estimate: Estimate) -> None:
         from steptime.report import trace
 
         trace.write(estimate, options.trace)
+    if options.trace_memory is not None:
+        from steptime.report import memory_snapshot
+
+        memory_snapshot.write(estimate, options.trace_memory)
     if options.plot is not None:
         from steptime.report import plot_estimate
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum, minimum, where
+from steptime.base.num import Num, is_column, maximum, minimum, same, where
 from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
 from steptime.cost.host import launch_host_s
+from steptime.cost.neighbors import EXPERT_AXES, for_experts, neighbor
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
-from steptime.model.ops import Attention, Axis, Comm, Gemm, Kind, Op
+from steptime.model.ops import Axis, Comm, Gemm, Kind, Op
 from steptime.model.scans import Chunked
 from steptime.model.segments import Segment, rerun
 from steptime.software.performance import Software
@@ -91,6 +93,8 @@ class Context:
     tp: Num
     batch: Num = 1.0
     """Sequences of a micro-batch."""
+    host_bytes_per_s: float = inf
+    """Rate of a copy to or from the host's memory [B/s]."""
     known: dict[tuple[str, str, float], CommCost] = field(default_factory=dict)
     """Collectives priced so far: a block repeats a few."""
 
@@ -148,9 +152,17 @@ class PartTime(NamedTuple):
 
 
 def part_time(
-    ops: list[Op], sizes: dict[str, Num], context: Context, segments: list[Segment], gap_s: float = 0.0
+    ops: list[Op],
+    sizes: dict[str, Num],
+    context: Context,
+    segments: list[Segment],
+    gap_s: float = 0.0,
+    offloaded: Num = 0.0,
 ) -> PartTime:
-    """Seconds of one micro-batch through a part; of its launch gaps, `gap_s` in all, forward has a third, as of the kernels."""
+    """Seconds of one micro-batch through a part; of its launch gaps, `gap_s` in all, forward has a third, as of the kernels.
+
+    `offloaded`: bytes that go to the host's memory in forward and come back in backward.
+    """
     passes = [compute.forward(op, context.rates, sizes) for op in ops]
     forward = forward_work(ops, passes, context, range(len(ops)))
     backward = backward_work(ops, sizes, context)
@@ -158,7 +170,17 @@ def part_time(
     replay = segment_replay(ops, passes, context, segments, gap_s)
     for work in (forward, backward):
         wait_for_host(work, context.software, context.tp)
+    if not same(offloaded == 0.0):
+        forward.calls.append(host_copy("activations.offload", "offload", offloaded, context, forward.seconds))
+        backward.calls.append(host_copy("activations.reload", "reload", offloaded, context, backward.seconds))
     return PartTime(forward, backward, replay)
+
+
+def host_copy(name: str, kind: str, bytes_: Num, context: Context, beside_s: Num) -> CommCall:
+    """A layer's copies to or from the host's memory, on a stream of their own beside a layer's compute (`model.offload`)."""
+    copy_s = bytes_ / context.host_bytes_per_s
+    cost = CommCost(0.0, copy_s, "host link", copy_s, "copy")
+    return CommCall(name, kind, bytes_, cost, minimum(copy_s, beside_s), "host")
 
 
 def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments: list[Segment], gap_s: float) -> Work:
@@ -203,37 +225,6 @@ def forward_work(ops: list[Op], passes: list[Pass], context: Context, which: ran
             work.memory_s += context.reorder_s(op, op.kind, op.bytes)
             work.kernels += 1.0
     return work
-
-
-EXPERT_AXES = frozenset({"ep", "etp", "ep_etp"})
-"""Axes of the exchanges that experts need."""
-
-
-def for_experts(exchange: Comm, ops: list[Op], seconds: list[Num]) -> Num:
-    """Compute that one exchange of a layer's experts can run beside: an even share of all that the layer has.
-
-    What hides it is another micro-batch's work, as long as the layer's own (Megatron's overlap_moe_expert_parallel_comm).
-    """
-    layer = [(op, time_s) for op, time_s in zip(ops, seconds, strict=True) if op.depth == exchange.depth]
-    calls = sum(isinstance(op, Comm) and op.axis in EXPERT_AXES for op, _ in layer)
-    return compute.total(time_s for _, time_s in layer) / calls
-
-
-def neighbor(ops: list[Op], i: int) -> int | None:
-    """What runs beside a collective.
-
-    The attention kernel for the exchanges of context parallelism; else the projection after a collective that enters the
-    tensor-parallel region, before one that leaves it. Other collectives wait for what they reduce or gather (the loss's sums, a
-    projection cut finer than its heads).
-    """
-    op = ops[i]
-    if isinstance(op, Comm) and op.axis == "cp":
-        return next((j for j, other in enumerate(ops) if isinstance(other, Attention)), None)
-    region = op.region if isinstance(op, Comm) else ""
-    if not region:
-        return None
-    order = range(i + 1, len(ops)) if region == "enter" else range(i - 1, -1, -1)
-    return next((j for j in order if isinstance(ops[j], Gemm)), None)
 
 
 def backward_work(ops: list[Op], sizes: dict[str, Num], context: Context) -> Work:

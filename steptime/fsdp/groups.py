@@ -89,10 +89,14 @@ def options(assembly: Assembly) -> Fsdp:
     return job.parallelism.fsdp or Fsdp(reshard_after_forward=job.zero_level == 3, reduce_dtype=own)
 
 
-def group_of(params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1)) -> ParamGroup:
+def group_of(
+    params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] = (1, 1), *, stacked: bool = True
+) -> ParamGroup:
     """Parameters of one group: dimension 0 of each is cut into `ranks` equal pieces of whole rows.
 
-    `experts`: ep and etp. Where there are more ranks than experts, dimension 1 of their weights is cut (torchtitan, as above).
+    `experts`: ep and etp. `stacked`: their weights are one tensor, of which whole experts are cut, or dimension 1 where there are
+    more ranks than experts (torchtitan, as above). Else each has its own, and their rows lie one after the other in a buffer that
+    is cut (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py, build_data_parallel_buffer_index).
     """
     ep, etp = experts
     padded: Num = 0
@@ -103,8 +107,9 @@ def group_of(params: list[Param], tp: Num, ranks: Num, experts: tuple[Num, Num] 
         rows = -(-p.shape[0] // tp) if p.split_dim == 0 else p.shape[0]
         local = p.local(tp, ep * etp)
         if p.n_experts:
-            across = where(ranks * ep > p.n_experts, 1.0, 0.0)
-            rows = where(across > 0.0, p.shape[1] / (etp if p.split_dim == 1 else 1), p.n_experts / ep)
+            count, each = p.n_experts / ep, p.shape[1] / (etp if p.split_dim == 1 else 1)
+            across = where(ranks > count, 1.0, 0.0) if stacked else 0.0
+            rows = where(across > 0.0, each, count) if stacked else count * each
             turned = turned + across * local
         elements = elements + local
         padded = padded + -(-rows // ranks) * ranks * (local // rows)
@@ -133,8 +138,9 @@ def layer_group(assembly: Assembly, part: Part) -> ParamGroup:
     p, job = assembly.job.parallelism, assembly.job
     if options(assembly).version == 1:
         return flat_group(assembly, part.params, part.tp)
+    stacked = job.software.family == "fsdp2"
     found = {
-        group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp))
+        group: group_of(mine, part.tp, shard_ranks(job, group), (p.ep, p.etp), stacked=stacked)
         for group in ("dense", "expert")
         if (mine := [of for of in part.params if of.group == group])
     }

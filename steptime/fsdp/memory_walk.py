@@ -8,7 +8,7 @@ from typing import NamedTuple
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
 from steptime.job.assembly import Assembly, Chunk
-from steptime.memory.op_walk import PartMemory
+from steptime.memory.ledger import PartMemory
 from steptime.memory.part_memories import PartMemories
 from steptime.memory.stages import PeakMoment
 from steptime.memory.states import state_bytes

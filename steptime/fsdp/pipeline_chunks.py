@@ -15,7 +15,7 @@ from steptime.base.num import Num, maximum, minimum
 from steptime.fsdp.groups import Buffers, buffers, groups, options
 from steptime.fsdp.memory_walk import Moments, Wrapped, wrapped
 from steptime.job.assembly import Assembly, Chunk
-from steptime.memory.op_walk import NO_BYTES, PartMemory, Peak
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, input_kept
 from steptime.memory.stages import PeakMoment, logits_kept
 from steptime.software.performance import ITEMSIZE

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ class Accelerator(Config):
     (360 to 590) (Dao-AILab/flash-attention README; arXiv 2407.08608 figure 5)."""
     gemm_overhead_k: float | None = Field(None, ge=0)
     """A GEMM of depth k runs at k / (k + this) of its asymptote; the cost model's own figure where unsaid."""
+    host_bytes_per_s: BytesPerS | None = Field(None, gt=0)
+    """Copies between its memory and the host's, in one direction [B/s]."""
     context_bytes: Bytes | None = Field(None, ge=0)
     """What a process takes outside the allocator (CUDA context, kernels); the model's own figure where unsaid."""
     kernels: Section[Kernels] | None = None
@@ -192,13 +195,12 @@ def is_shipped(name: str) -> bool:
 def _find(name: str) -> Path:
     """The file of a machine: shipped under this name, under this alias, or a user's own."""
     key = normalise(name)
-    shipped = _MACHINES / f"{key}.yaml"
-    if "/" not in key and shipped.is_file():
-        return shipped
+    if key in machine_names():
+        return _MACHINES / f"{key}.yaml"
     aliases: dict[str, str] = _shipped(_ALIASES)
     if key in aliases:
         return _MACHINES / f"{aliases[key]}.yaml"
-    if Path(name).suffix in {".yaml", ".yml", ".json"} or Path(name).is_file():
+    if Path(name).suffix in {".yaml", ".yml", ".json"} or isfile(name):  # noqa: PTH113  not an error for a long name
         return Path(name)
     from difflib import get_close_matches
 
@@ -288,10 +290,10 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    path = ACCELERATORS / f"{normalise(name)}.yaml"
-    if "/" not in name and not path.is_file() and (machine := _shipped(_ALIASES).get(normalise(name))):
-        path = path.with_name(f"{_shipped(_MACHINES / f'{machine}.yaml')['accelerator']}.yaml")
-    if "/" in name or not path.is_file():
+    key, aliases = normalise(name), _shipped(_ALIASES)
+    if key not in accelerator_names() and key in aliases:
+        key = _shipped(_MACHINES / f"{aliases[key]}.yaml")["accelerator"]
+    if key not in accelerator_names():
         line = f"accelerator: unknown accelerator {name!r}{near(name, accelerator_names())}; or give its figures inline"
         raise ConfigError(ConfigProblem(line, "accelerator"))
-    return dict(plain_tree(_shipped(path), "accelerator", provenance))
+    return dict(plain_tree(_shipped(ACCELERATORS / f"{key}.yaml"), "accelerator", provenance))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -156,6 +156,15 @@ class Assembly:
         self.kinds = list(made.values())
         """Every kind of layer."""
 
+    def remade(self, job: Job, parts: Mapping[Part, Part]) -> Assembly:
+        """The assembly of another job, with other parts in place of its own."""
+        made = Assembly.__new__(Assembly)
+        made.job, made.shard, made.boundary_bytes, made.experts = job, self.shard, self.boundary_bytes, self.experts
+        made.embedding, made.head = parts.get(self.embedding, self.embedding), parts.get(self.head, self.head)
+        made.runs = [(parts.get(part, part), count) for part, count in self.runs]
+        made.kinds = [parts.get(part, part) for part in self.kinds]
+        return made
+
     @cached_property
     def chunks(self) -> list[Chunk]:
         """Model chunks in depth order."""
@@ -200,6 +209,11 @@ class Assembly:
     def head_modules(self) -> frozenset[str | float]:
         """What recomputation runs again in the head part: in the modules of multi-token prediction alone."""
         return self.job.recompute.mtp_modules if self.job.model.mtp else frozenset()
+
+    def offload_modules(self, part: Part) -> frozenset[str]:
+        """Modules of a part whose kept tensors wait in the host's memory: those of layers."""
+        layers = part in self.kinds or (part is self.head and self.job.model.mtp > 0)
+        return frozenset(self.job.performance.offload_modules or ()) if layers else frozenset()
 
     def holds_copy(self, chunk: Chunk) -> bool:
         """Whether a chunk holds a copy of the whole embedding, for multi-token prediction."""

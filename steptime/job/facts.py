@@ -100,6 +100,9 @@ class Facts(NamedTuple):
     machine_dtypes: tuple[str, ...]
     checkpoint_word: str | None
     recompute: Recompute | None
+    offload: frozenset[str]
+    host_link: bool
+    graphs: bool
     overlap: tuple[tuple[str, float], ...]
 
     @property

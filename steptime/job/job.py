@@ -27,6 +27,7 @@ from steptime.job.limits import NOT_MODELLED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
+from steptime.job.performance_rules import offload_facts
 from steptime.job.sections import CrossDc, Data, Hardware, Run
 from steptime.model.model import Model
 from steptime.software.performance import Options, Performance, Software, resolve
@@ -130,8 +131,7 @@ class Job(Config):
         experts = set() if self.model.moe else {"ep", "etp"}
         parallelism = self.parallelism.model_dump(exclude_none=True, exclude=experts)
         resolved: dict[str, Any] = {"sp": self.sp, "zero_level": self.zero_level, "schedule": self.schedule}
-        if self.parallelism.cp > 1:
-            resolved["cp_comm_type"] = self.cp_comm_type
+        resolved |= {"cp_comm_type": self.cp_comm_type} if self.parallelism.cp > 1 else {}
         settings = self.software.settings()
         performance = {key: settings[key] for key in Options.model_fields}
         config: dict[str, Any] = {
@@ -141,6 +141,7 @@ class Job(Config):
                 "software": self.software.name,
                 **self.recompute.to_config(),
                 **performance,
+                **({"offload_modules": away} if (away := self.performance.offload_modules) else {}),
                 "overlap": self.software.overlap.model_dump(exclude_none=True),
             },
             "data": self.data.model_dump(),
@@ -266,6 +267,7 @@ def facts(job: Job) -> Facts:
         cp_comm_type=job.cp_comm_type,
         sp=job.sp,
         schedule_said=layout.schedule,
+        **offload_facts(said, software, machine),
         zero_level=job.zero_level,
         zero_said=layout.zero_level,
         fsdp=None if fsdp is None else 3 if fsdp.reshard_after_forward else 2,

@@ -89,12 +89,6 @@ MODELED = [
         lambda f: (not f.moe) | f.framework.experts,
     ),
     Rule(
-        "moe with ZeRO",
-        "parallelism.zero_level",
-        "a mixture of experts under ZeRO 2 and 3 is modeled for FSDP2 alone (got {f.zero_level}); use 0 or 1, or software fsdp2",
-        lambda f: (not f.moe) | (f.zero_level < 2) | (f.family == "fsdp2"),
-    ),
-    Rule(
         "experts of Megatron",
         "model.moe",
         "capacity, balancing losses, gated or overlapped shared experts, norms after experts and dispatch by all-gather are not "
@@ -248,15 +242,8 @@ NOT_MODELLED = {
     **{f"model.attention.kind={word}": "set model.hybrid_pattern" for word in ("mamba", "hybrid")},
     "model.attention.kind=linear": "set model.linear_attention",
     "model.attention.kind=dsa": "not modeled yet; use gqa",
-    **{
-        f"performance.{key}": "not modeled yet; remove it"
-        for key in (
-            "offload",
-            "cpu_offload",
-            "activation_offload",
-            "optimizer_offload",
-        )
-    },
+    **{f"performance.{key}": "not modeled yet; remove it" for key in ("cpu_offload", "optimizer_offload")},
+    **{f"performance.{key}": "not a key; use performance.offload_modules" for key in ("offload", "activation_offload")},
     "performance.fp8": "not a key; set performance.precision to fp8_current, mxfp8 or another recipe",
     **{f"parallelism.{key}": "not modeled yet; remove it" for key in ("hybrid_cp",)},
     "parallelism.expert_tp": "not a key; use parallelism.etp",

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from steptime.job.limits import Rule
+
+if TYPE_CHECKING:
+    from steptime.hardware.machine import Machine
+    from steptime.software.performance import Performance, Software
+
+
+def offload_facts(said: Performance, software: Software, machine: Machine) -> dict[str, Any]:
+    """The facts of activations that wait in the host's memory."""
+    return {
+        "offload": frozenset(said.offload_modules or ()),
+        "host_link": machine.accelerator.host_bytes_per_s is not None,
+        "graphs": software.timing.cuda_graphs,
+    }
+
 
 PERFORMANCE_RULES = [
     Rule(
@@ -137,6 +153,41 @@ PERFORMANCE_RULES = [
         "performance.recompute.modules",
         "require model.moe (got {f.module_words})",
         lambda f: f.moe or not f.modules & {"moe", "moe_act", "shared_experts"},
+    ),
+    Rule(
+        "offload framework",
+        "performance.offload_modules",
+        "is Megatron-Core's (got software {f.software}); remove it, or use megatron-core or a profile of its family",
+        lambda f: (not f.offload) | (f.family == "megatron-core"),
+    ),
+    # megatron/core/transformer/transformer_config.py, __post_init__
+    Rule(
+        "offload of attn_proj",
+        "performance.offload_modules",
+        "attn_proj needs core_attn, which keeps its input too; add it, or remove attn_proj",
+        lambda f: "attn_proj" not in f.offload or "core_attn" in f.offload,
+    ),
+    Rule(
+        "offload of what runs again",
+        "performance.offload_modules",
+        "what granularity full, moe or core_attn run again cannot be offloaded too; remove it from one of them",
+        lambda f: (
+            (not f.offload or f.granularity != "full")
+            and not ("moe" in f.modules and f.offload & {"expert_fc1", "moe_act"})
+            and not ("core_attn" in f.modules and "core_attn" in f.offload)
+        ),
+    ),
+    Rule(
+        "offload with sharded parameters or graphs",
+        "performance.offload_modules",
+        "not modeled yet with zero_level 2 and 3 or with cuda_graphs; use zero_level 1 and cuda_graphs false",
+        lambda f: (not f.offload) | ((f.zero_level < 2) & (not f.graphs)),
+    ),
+    Rule(
+        "offload link",
+        "performance.offload_modules",
+        "{f.machine} does not say how fast its host's memory is reached; set accelerator.host_bytes_per_s in hardware.overrides",
+        lambda f: (not f.offload) | f.host_link,
     ),
     Rule(
         "recompute of mla",

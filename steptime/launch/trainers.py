@@ -3,7 +3,8 @@
 A table's `used` says which key of a plan each becomes; names that begin with @ are figures that a plan is worked out of:
 @model, @mlp, @mlp_ratio, @mlp_multiple, @micro, @steps (of gradient accumulation), @batch (all sequences of a step),
 @tokens_batch, @nodes, @devices, @per_node, @dp_shard, @dp_replicate, @dp_dcn, @dp_dcn_shard, @tokenizer, @vocabulary, @bf16,
-@fp16, @half (a dtype in words), @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @adapter, @optimizer.
+@fp16, @half (a dtype in words), @fp8, @checkpointing, @replayed, @deepspeed, @fsdp, @fsdp_strategy, @fsdp_version,
+@fsdp_precision, @adapter, @optimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from steptime.base.document import parse_mapping, scalar
 from steptime.job.edit import put
 from steptime.launch.beside import Beside
 from steptime.launch.deepspeed import put_deepspeed_config
-from steptime.launch.devices import data_parallel, told
+from steptime.launch.devices import data_parallel, on_node, told
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.keys import flatten, load_table, read_keys
 from steptime.launch.megatron.sources import from_arguments
@@ -87,6 +88,8 @@ class _Plan:
     def __init__(self, keys: JobKeys, devices: int | None, beside: Beside | None) -> None:
         self.keys, self.devices, self.beside = keys, devices, beside
         self.config: dict[str, Any] = {"model": {}, "parallelism": {"tp": 1, "pp": 1}, "performance": {}, "data": {}}
+        self.hybrid = False
+        """Whether each node holds all parameters and only its devices share them."""
         self.figures: dict[str, str] = {}
         """@figure -> the key that says it."""
         for key, rule in keys.table.rules.items():
@@ -195,12 +198,26 @@ class _Plan:
                 self.config["parallelism"]["zero_level"] = _size(stage, stage)
             return str(profiles["deepspeed"])
         if self.on("@fsdp") and "fsdp" in profiles:
-            strategy = str(self.get("@fsdp_strategy") or self.get("@fsdp")).lower()
-            self.config["parallelism"].setdefault("zero_level", 2 if re.search(r"shard_grad_op|^2$", strategy) else 3)
-            if "offload" in strategy:
-                keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
+            self._fsdp()
             return str(profiles["fsdp"])
         return str(profiles["default"])
+
+    def _fsdp(self) -> None:
+        """How torch's FSDP shards: its version, whether parameters stay gathered, and what gradients are reduced in."""
+        word, said = str(self.get("@fsdp")).lower(), self.get("@fsdp_strategy")
+        strategy = str(word if said is None else said).lower()
+        # accelerate utils/dataclasses.py, FullyShardedDataParallelPlugin: version 1 unless another is said
+        version = 2 if "2" in str(self.get("@fsdp_version") or word) else 1
+        half = self._precision()["precision"]
+        found: dict[str, Any] = {"version": version}
+        if re.search(r"shard_grad_op|zero2|^[25]$|^false$", strategy):
+            found["reshard_after_forward"] = False
+        if half != "fp32" and str(self.get("@fsdp_precision")).lower() != "mixed":
+            found["reduce_dtype"] = half  # the same, set_mixed_precision; OLMo olmo/config.py, FSDPPrecision
+        self.config["parallelism"]["fsdp"] = found
+        self.hybrid = "hybrid" in strategy or strategy in {"4", "5"}
+        if "offload" in strategy:
+            self.keys.leave_out(self.figures["@fsdp"], "states in the host's memory")
 
     def _precision(self) -> dict[str, Any]:
         word = str(self.get("@half") or "").lower()
@@ -262,6 +279,9 @@ class _Plan:
             keys.left_open["parallelism.dp"] = "number of devices unknown; add --set parallelism.dp=N"
         else:
             layout["dp"] = dp
+            inside = per_node or on_node(keys.sets) or dp
+            if self.hybrid and dp > inside and dp % inside == 0:
+                layout["replicas"] = dp // inside
             gbs = batch or (micro * (steps or 1) * dp if micro else None)
             data |= {"gbs": gbs} if gbs else {}
             micro = micro or (gbs // (dp * (steps or 1)) if gbs else None)

@@ -43,7 +43,7 @@ def entries_of(kind: str, files: Iterable[str]) -> tuple[int, str] | None:
         last = "/".join([part for part in name.split("/") if part][-2:])
         if found := _by_name(last.lower()) or _sized(last.lower()) or _of_model(last):
             return found[0], f"{found[1]} ({last.rpartition('/')[2]})"
-        own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>", "", last).lower())
+        own = own or not _PLAIN.fullmatch(re.sub(r"\$\{?\w+\}?|<[^>]*>|\[[^]]*\]", "", last).lower())
     found = None if own else _by_name(kind.lower())
     return (found[0], f"{found[1]} ({kind})") if found else None
 

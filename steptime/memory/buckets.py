@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, lcm, where
+from steptime.base.num import PLAIN, Num, lcm, where
 
 PARAM_ALIGNMENT = 64
 """A parameter starts at a multiple of this many elements (lines 657-666)."""
@@ -66,15 +66,15 @@ def piece_buckets(
     >>> piece_buckets([Pieces(100, 30), Pieces(70, 1)], dp=2, bucket_size=1000)
     [1024, 1024, 1024, 896]
     """
-    if any(map(is_column, (dp, bucket_size, *(each.elements for each in pieces)))):
+    if not {type(dp), type(bucket_size), *(type(each.elements) for each in pieces)} <= {*PLAIN, type(None)}:
         return _columns(pieces, dp, bucket_size, sharded=sharded, alignment=alignment)
     start_at, end_at = (PARAM_ALIGNMENT, lcm(lcm(BUCKET_ALIGNMENT, alignment), dp)) if sharded else (1, 1)
     ends: list[Num] = [0]
     end: Num = 0
     for elements, times, alone in pieces:
-        own, apart, left = sharded and alone, round_up(elements, start_at), times
+        own, apart, left = sharded and alone, -(-elements // start_at) * start_at, times
         while left:
-            start = round_up(end, start_at)
+            start = -(-end // start_at) * start_at
             if own and end > ends[-1]:
                 start = round_up(start, end_at)
                 ends.append(start)

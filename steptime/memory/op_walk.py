@@ -7,64 +7,16 @@ backward and the most it holds at once in either direction; `chunk_peaks` string
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from steptime.base.num import Num, is_column, maximum
+from steptime.base.num import Num
+from steptime.memory.ledger import NO_BYTES, GradBuffer, Ledger, PartMemory, Peak
+from steptime.model.offload import Group, copied_bytes, groups
 from steptime.model.ops import Attention, Comm, Gemm, Move, Op, Param, Tensor, tensor_bytes
 from steptime.model.scans import Chunked, Scan
 from steptime.model.segments import Segment, find_segments, kept_names, rerun
-
-
-class Peak(NamedTuple):
-    """Most bytes held at once, and the op that holds them."""
-
-    bytes: Num
-    op: str
-
-    def worse(self, other: Peak) -> Peak:
-        """The larger of the two, row by row for columns."""
-        if is_column(self.bytes) or is_column(other.bytes):
-            return Peak(maximum(self.bytes, other.bytes), "")
-        return max(self, other)
-
-
-class PartMemory(NamedTuple):
-    """Memory of one part for one micro-batch [B]. Both peaks include what the part itself keeps."""
-
-    saved: Num
-    forward: Peak
-    backward: Peak
-    n_params: Num = 0.0
-    """Parameters whose gradients its backward makes."""
-
-
-NO_BYTES = Peak(0.0, "")
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Bytes now, and the most there has been."""
-
-    bytes: Num
-    peak: Peak = NO_BYTES
-
-    def mark(self, op: str, extra: Num = 0.0) -> None:
-        """Note the moment, with `extra` bytes that live only now."""
-        total = self.bytes + extra
-        if is_column(total):
-            self.peak = Peak(maximum(self.peak.bytes, total), "")
-        elif total > self.peak.bytes:
-            self.peak = Peak(total, op)
-
-
-@dataclass(slots=True)
-class GradBuffer:
-    """The buffer of a tensor's gradient; a residual's is shared by several tensors."""
-
-    bytes: Num
-    users: int = 1
 
 
 class Autograd(NamedTuple):
@@ -83,6 +35,8 @@ class Autograd(NamedTuple):
     """Pooled tensors lie in a permanent buffer, counted elsewhere."""
     compiled: bool = False
     """torch.compile sees forward and backward of a part."""
+    offload: AbstractSet[str] = frozenset()
+    """Modules of a layer whose kept tensors wait in the host's memory."""
 
 
 def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | float], autograd: Autograd) -> PartMemory:
@@ -91,10 +45,13 @@ def walk_part(ops: list[Op], x: Tensor, out: str, modules: AbstractSet[str | flo
     if autograd.pool:
         sizes |= {t.name: 0.0 for op in ops for t in op.allocates if t.pooled}
     segments = find_segments(ops, modules, compiled=autograd.compiled) if modules else []
-    kept = kept_names(ops, segments)
+    sent = groups(ops, x, segments, autograd.offload) if autograd.offload else []
+    away = {copy.name for group in sent for copy in group.copies}
+    kept = [name for name in kept_names(ops, segments) if name not in away]
     saved = sum([sizes[name] for name in kept])
     forward = walk_forward(ops, sizes, kept, x.name, out)
-    return PartMemory(saved, forward, BackwardWalk(ops, sizes, segments, kept, autograd).run(out))
+    backward = BackwardWalk(ops, sizes, segments, kept, autograd, sent).run(out)
+    return PartMemory(saved, forward, backward, ahead=copied_bytes(sent, sizes))
 
 
 def walk_forward(ops: list[Op], sizes: dict[str, Num], kept: list[str], x: str, out: str) -> Peak:
@@ -122,15 +79,30 @@ class BackwardWalk:
     """Backward over one part: gradients appear op by op, saved tensors go, recomputed segments come back first."""
 
     def __init__(
-        self, ops: list[Op], sizes: dict[str, Num], segments: list[Segment], kept: list[str], autograd: Autograd
+        self,
+        ops: list[Op],
+        sizes: dict[str, Num],
+        segments: list[Segment],
+        kept: list[str],
+        autograd: Autograd,
+        sent: Sequence[Group] = (),
     ) -> None:
-        """Start with what forward kept."""
+        """Start with what forward kept, and what has come back of what it `sent` to the host."""
         self.ops, self.sizes, self.autograd = ops, sizes, autograd
-        self.saved = set(kept)
+        self.back: dict[int, Num] = {}
+        """Bytes of the layer before that come back before an op's backward."""
+        self.copies: dict[int, Num] = {}
+        """Bytes that came back and go after it."""
+        for group in sent:
+            for copy in group.copies:
+                self.back[group.next_at] = self.back.get(group.next_at, 0.0) + sizes[copy.name]
+                self.copies[copy.freed] = self.copies.get(copy.freed, 0.0) + sizes[copy.name]
+        self.saved = set(kept) | {copy.name for group in sent for copy in group.copies}
+        self.returned = self.saved - set(kept)
         self.regathers = {t.name for op in ops if isinstance(op, Comm) and op.regather for t in op.outputs}
         own = (t for op in ops for t in op.allocates if t.grad_itemsize or t.name in self.regathers)
         self.grad_sizes = sizes | {t.name: 1.0 * t.grad_bytes for t in own}
-        self.ledger = Ledger(sum([sizes[name] for name in kept]))
+        self.ledger = Ledger(sum([sizes[name] for name in kept]) + copied_bytes(sent, sizes))
         self.replays = {segment.trigger: segment for segment in segments}
         self.first_need: dict[str, int] = {}
         """Of each tensor that backward reads, the first op in depth order that needs it: the last one in backward."""
@@ -154,6 +126,7 @@ class BackwardWalk:
         if out in self.sizes:
             self.allocate(out)
         for i in range(len(self.ops) - 1, -1, -1):
+            self.ledger.bytes = self.ledger.bytes + self.back.get(i, 0.0)
             if i in self.replays:
                 self.replay(self.replays[i])
             self.step(i)
@@ -191,9 +164,10 @@ class BackwardWalk:
         self.forget(i)
 
     def forget(self, i: int) -> None:
-        """Free the saved tensors that no earlier op's backward reads."""
+        """Free the saved tensors that no earlier op's backward reads, and copies that came back for this one."""
+        self.ledger.bytes = self.ledger.bytes - self.copies.get(i, 0.0)
         for name in self.last_needed.get(i, ()):
-            if name in self.saved:
+            if name in self.saved and name not in self.returned:
                 self.saved.discard(name)
                 self.ledger.bytes = self.ledger.bytes - self.sizes[name]
 

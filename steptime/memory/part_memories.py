@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from functools import cached_property
+from functools import cached_property, reduce
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.job.assembly import Assembly, Chunk, Part, Runs, take
 from steptime.job.job import Job
-from steptime.memory.op_walk import NO_BYTES, Autograd, PartMemory, Peak, chunk_peaks, walk_forward, walk_part
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
+from steptime.memory.op_walk import Autograd, chunk_peaks, walk_forward, walk_part
 from steptime.memory.split_backward import SplitMemory, chunk_split, walk_split
 
 
@@ -57,7 +58,8 @@ class PartMemories:
         n_params = part.n_params
         if part is self.assembly.head:
             n_params = sum([p.elements for p in self.assembly.local_head_params if not (self.tied and p.param.vocab)])
-        return walk_part(part.ops, part.x, part.out, modules, self.autograd)._replace(n_params=n_params)
+        autograd = self.autograd._replace(offload=self.assembly.offload_modules(part))
+        return walk_part(part.ops, part.x, part.out, modules, autograd)._replace(n_params=n_params)
 
     def split(self, chunk: Chunk) -> SplitMemory:
         """One chunk of one micro-batch whose backward is split."""
@@ -122,6 +124,17 @@ class PartMemories:
         return self._chunks[key]
 
     def parts(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
+        """The parts of a chunk in depth order, beside a layer of the next backward that has come back from the host.
+
+        The backward of a part that sends something has counted that.
+        """
+        found = self.alone(chunk)
+        if not self.assembly.job.performance.offload_modules:
+            return found
+        most = reduce(maximum, [self.selective[part].ahead for part in self.assembly.kinds])
+        return [(n, with_more(part, part.ahead or most, 0.0 if part.ahead else most)) for n, part in found]
+
+    def alone(self, chunk: Chunk) -> list[tuple[int, PartMemory]]:
         """The parts of a chunk in depth order, alike neighbors together.
 
         The gradient of a tied head's weight, or of the embedding in multi-token prediction, waits in autograd for the embedding's
@@ -131,8 +144,8 @@ class PartMemories:
         embedding = self.embedding
         model = self.assembly.job.model
         if chunk.embedding and chunk.head and (model.tie_embeddings or model.mtp):
-            parts = [(count, with_backward_extra(part, self.waiting_gradient)) for count, part in parts]
-            embedding = with_backward_extra(embedding, 2.0 * self.waiting_gradient)
+            parts = [(count, with_more(part, 0.0, self.waiting_gradient)) for count, part in parts]
+            embedding = with_more(embedding, 0.0, 2.0 * self.waiting_gradient)
         if chunk.embedding:
             parts = [(1, embedding), *parts]
         return [*parts, (1, self.head)] if chunk.head else parts
@@ -187,6 +200,9 @@ def weight_grad_itemsize(job: Job) -> float:
     return 0.0 if own and job.single_microbatch else software.itemsize
 
 
-def with_backward_extra(part: PartMemory, bytes_: Num) -> PartMemory:
-    """A part whose backward runs beside `bytes_` of others."""
-    return part._replace(backward=Peak(part.backward.bytes + bytes_, part.backward.op))
+def with_more(part: PartMemory, forward: Num, backward: Num) -> PartMemory:
+    """A part whose passes run beside so many bytes of others."""
+    return part._replace(
+        forward=Peak(part.forward.bytes + forward, part.forward.op),
+        backward=Peak(part.backward.bytes + backward, part.backward.op),
+    )

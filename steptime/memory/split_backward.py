@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime.base.num import Num, maximum
-from steptime.memory.op_walk import NO_BYTES, Autograd, BackwardWalk, PartMemory, Peak
+from steptime.memory.ledger import NO_BYTES, PartMemory, Peak
+from steptime.memory.op_walk import Autograd, BackwardWalk
 from steptime.model.ops import Op, Tensor, tensor_bytes
 from steptime.model.segments import kept_names
 

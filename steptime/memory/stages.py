@@ -8,7 +8,8 @@ from typing import NamedTuple
 from steptime.base.num import Num, is_column, where
 from steptime.job.assembly import Assembly, Chunk
 from steptime.job.job import Job
-from steptime.memory.op_walk import PartMemory, chunk_peaks
+from steptime.memory.ledger import PartMemory
+from steptime.memory.op_walk import chunk_peaks
 from steptime.memory.part_memories import PartMemories
 from steptime.schedule import SplitBytes, in_flight, peaks
 from steptime.schedule.actions import ActionKind

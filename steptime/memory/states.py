@@ -178,22 +178,36 @@ def chunk_buckets(assembly: Assembly, chunk: Chunk) -> list[Bucket]:
     distributed_data_parallel.py, where pp rank > 0 or disable_bucketing leaves bucket_size None). Parameters of different groups
     lie in buffers of their own (same file, expert_parallel_buffers).
     """
-    job = assembly.job
-    sharded = job.software.states.padded_buckets and job.zero_level >= 1
-    copied = assembly.copied_weight(chunk)
-    if chunk.depth and not (sharded and copied):
+    job, sharded = assembly.job, pads(assembly.job)
+    if in_one_piece(assembly, chunk):
         return whole_buckets(assembly, chunk, sharded=sharded)
     found: list[Bucket] = []
-    parts = assembly.chunk_params(chunk)
-    for group in dict.fromkeys(p.param.group for params, _ in parts for p in params):
-        backward: list[Pieces] = []
-        for params, count in reversed(parts):
-            mine = [p for p in reversed(params) if p.param.group == group]
-            backward += [pieces_of(job, p, alone=p.param is copied) for p in mine] * count
+    for group, backward in backward_pieces(assembly, chunk).items():
         whole = sum([piece.times * piece.elements for piece in backward])
         size = bucket_size(job, whole) if chunk.depth == 0 else None
         counts = piece_buckets(backward, shard_ranks(job, group), size, sharded=sharded)
         found += [Bucket(elements, group) for elements in counts]
+    return found
+
+
+def pads(job: Job) -> bool:
+    """Whether buckets are padded: Megatron's under the distributed optimizer."""
+    return job.software.states.padded_buckets and job.zero_level >= 1
+
+
+def in_one_piece(assembly: Assembly, chunk: Chunk) -> bool:
+    """Whether the gradients of a chunk reduce in one piece for each group."""
+    return bool(chunk.depth) and not (pads(assembly.job) and assembly.copied_weight(chunk))
+
+
+def backward_pieces(assembly: Assembly, chunk: Chunk) -> dict[str, list[Pieces]]:
+    """The tensors of a chunk in the order of backward, by parameter group."""
+    copied, parts = assembly.copied_weight(chunk), assembly.chunk_params(chunk)
+    found: dict[str, list[Pieces]] = {p.param.group: [] for params, _ in parts for p in params}
+    for params, count in reversed(parts):
+        for group, backward in found.items():
+            mine = [p for p in reversed(params) if p.param.group == group]
+            backward.extend([pieces_of(assembly.job, p, alone=p.param is copied) for p in mine] * count)
     return found
 
 
@@ -213,7 +227,7 @@ def pieces_of(job: Job, p: LocalParam, *, alone: bool = False) -> Pieces:
     """The tensors that a parameter stands for on one device: one, or one for each local expert."""
     if not p.param.n_experts:
         return Pieces(p.elements, 1, alone)
-    count = int(p.param.n_experts // job.parallelism.ep)
+    count = p.param.n_experts // job.parallelism.ep
     return Pieces(p.elements / count, count, alone)
 
 

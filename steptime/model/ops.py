@@ -17,8 +17,8 @@ from steptime.base.num import Num, maximum
 from steptime.software.precision import Recipe
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
-Axis = Literal["tp", "cp", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding"]
-"""Over which ranks a collective runs; "ep_etp" and "tp_cp" are both axes at once."""
+Axis = Literal["tp", "cp", "pp", "dp", "ep", "etp", "ep_etp", "tp_cp", "embedding", "host"]
+"""Over which ranks a collective runs; "ep_etp" and "tp_cp" are both axes at once; "host" is no collective, but a copy."""
 Role = Literal[
     "", "norm", "core_attn", "attn_proj", "mlp", "act", "moe", "router", "moe_act", "shared_experts", "mla_up_proj"
 ]

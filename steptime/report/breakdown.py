@@ -69,6 +69,7 @@ PARTS = {
     "pp_comm": "pipeline sends",
     "dp_comm": "data-parallel communication",
     "embedding_comm": "tied embedding's all-reduce",
+    "host_comm": "activations to and from the host",
     "bubble": "pipeline bubble",
 }
 

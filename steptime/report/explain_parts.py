@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from steptime.answer.tables import kind_label
 from steptime.cost.comm import tree_depth
 from steptime.cost.compute import CHUNK_S_PER_TOKEN, RATED_LENGTH
 from steptime.model.ops import Attention
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from steptime.answer.result import Estimate
+    from steptime.cost.parts import CommCall
 
 _SHOWN = 12
 
@@ -114,6 +116,28 @@ def communication(estimate: Estimate, part: str) -> FactList:
         Fact("each", ["3dtrn explain PLAN NAME: latency, bytes over rate; those of the ends on their stages alone"])
     )
     return _part(estimate, part, facts)
+
+
+def host_copies(estimate: Estimate) -> FactList:
+    """Activations that wait in the host's memory: bytes of a layer of each kind, the link, and what nothing hides."""
+    link = estimate.job.machine.accelerator.host_bytes_per_s or 0.0
+    facts = [
+        Fact(
+            f"{kind_label(estimate.assembly, part)}{call.kind}",
+            [copied(call, link) + f" a layer, {seconds(float(call.exposed_s))} longer than its {direction}"],
+        )
+        for part in estimate.assembly.kinds
+        for direction, work in zip(("forward", "backward"), estimate.timing.parts.of[part][:2], strict=True)
+        for call in work.calls
+        if call.axis == "host"
+    ]
+    facts.append(Fact("source", [f"host_bytes_per_s: {_source(estimate, 'accelerator.host_bytes_per_s')}"]))
+    return _part(estimate, "host_comm", facts)
+
+
+def copied(call: CommCall, link: float) -> str:
+    """Bytes over the link's rate."""
+    return f"{quantity(float(call.bytes), BINARY)} / {quantity(link, SI, 'B/s')} = {seconds(float(call.cost.time_s))}"
 
 
 def launch(estimate: Estimate) -> FactList:
@@ -224,5 +248,6 @@ PARTS: dict[str, Callable[[Estimate], FactList]] = {
     "launch": launch,
     "stragglers": stragglers,
     "optimizer": optimizer,
+    "host_comm": host_copies,
     **{part: partial(communication, part=part) for part in ("tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm")},
 }

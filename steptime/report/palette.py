@@ -18,6 +18,7 @@ TIME = {
     "dp_comm": "#0a7f5a",
     "pp_comm": "#d69ac0",
     "embedding_comm": "#7fcdb0",
+    "host_comm": "#c2b280",
     "bubble": "#d5d8dc",
     "optimizer": "#5c6470",
     "stragglers": "#b15928",

@@ -7,12 +7,22 @@ from typing import Any
 
 from steptime.job.job import Job
 from steptime.memory.states import state_bytes
-from steptime.search.parts import code
+from steptime.search.rows import spreads_of
+from steptime.search.sketches import Sketches, Spread
 from steptime.search.space import EXCESS, Counts, Grid
-from steptime.search.states import Sketches, Spread
 
 TIMES = EXCESS[-2]
 """From so many times on all that do not fit are of one class."""
+
+
+def legal_spreads(grid: Grid) -> tuple[Any, list[Spread], Any]:
+    """The rows that can run, their different spreads, and which of these each has."""
+    import numpy as np
+
+    legal = np.zeros(len(grid.splits), dtype=bool)
+    for rows in grid.legal.values():
+        legal |= rows
+    return legal, *spreads_of(*(grid.columns[name][legal] for name in Spread._fields))
 
 
 def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[int, Any]:
@@ -22,15 +32,9 @@ def hopeless(zeros: Mapping[int, Job], grid: Grid, sketches: Sketches) -> dict[i
     """
     import numpy as np
 
-    legal = np.zeros(len(grid.splits), dtype=bool)
-    for rows in grid.legal.values():
-        legal |= rows
-    axes = [grid.columns[name][legal] for name in Spread._fields]
-    _, first, at = np.unique(code(0, *axes), return_index=True, return_inverse=True)
-    spreads = [Spread(*(int(axis[i]) for axis in axes)) for i in first]
-    params = np.array([sketches.layer_params(spread) for spread in spreads])
+    legal, mine, at = legal_spreads(grid)
     held = np.zeros(len(grid.splits))
-    held[legal] = params[at] / grid.columns["pp"][legal]
+    held[legal] = sketches.layer_params(mine)[at] / grid.columns["pp"][legal]
     found = {}
     for zero, job in zeros.items():
         size = state_bytes(job)

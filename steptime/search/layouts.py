@@ -5,7 +5,7 @@ Figures that depend on fewer axes are worked out on these alone and spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf
@@ -25,8 +25,9 @@ from steptime.search.parts import PartKey
 from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
+from steptime.search.sketches import Sketches
 from steptime.search.space import SPLIT_SETTINGS, Grid, Split
-from steptime.search.states import Around, Sketches, around
+from steptime.search.states import Around, Held, around
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
@@ -59,6 +60,7 @@ class Block(NamedTuple):
     legal: Any
     """By row: whether it can run."""
     step_s: Any
+    """Worked out where a layout may fit."""
     allocated_bytes: Any
     """Of the stage with the most, with what lies outside the allocator."""
     reserved_bytes: Any
@@ -72,8 +74,11 @@ class Block(NamedTuple):
     @property
     def fits(self) -> Any:
         """Where a layout may fit: an estimate's own margin may be a little wider."""
-        inside = self.reserved_bytes - self.outside
-        return self.legal & (inside * exp(self.margin) + self.outside <= self.capacity_bytes)
+        return self.legal & self.within(self.reserved_bytes, self.outside, self.capacity_bytes)
+
+    def within(self, held_bytes: Any, outside: Any, capacity_bytes: float) -> Any:
+        """Where so much, with what of it lies outside the allocator, may fit."""
+        return (held_bytes - outside) * exp(self.margin) + outside <= capacity_bytes
 
     def key(self, row: int) -> PartKey:
         """What the parts of a row depend on."""
@@ -125,38 +130,65 @@ class Pipelines:
         share: Share | None,
         limit_s: float = inf,
     ) -> Iterator[Block]:
-        """One block for every ZeRO level. `limit_s`: layouts whose step is sure to take longer may be left out."""
+        """One block for every ZeRO level, its seconds where a layout may fit.
+
+        `limit_s`: layouts whose step is sure to take longer may be left out.
+        """
+        import numpy as np
+
         rows = self.rows(which)
         rows = rows if limit_s == inf else self.least.useful(rows, stages, choices, limit_s)
         if not rows.at.size:
             return
         flavors = self.flavors(stages, choices, rows.part)
-        view = self.view(stages, rows)
         microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
-        pipe = seconds.pipe(stages, flavors, microbatches, self.sends(stages, rows), share, limit_s)
-        peaks = [held.peaks(stages, 0, flavors[0], microbatches)]
-        outside = sum(overhead(view)) + 0.0 * rows.tp
-        spreads, at = spreads_of(rows)
-        straggler = straggler_s(view, pipe.makespan_s)
+        peaks = [held.peaks(stages, kind, mine, microbatches) for kind, mine in enumerate(flavors)]
+        outside = sum(overhead(self.view(stages, rows))) + 0.0 * rows.tp
+        spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
+        found: list[tuple[Job, Block, Around]] = []
         for zero, job in self.zeros.items():
             legal = legal_rows(self.grid, zero, rows)
             capacity = job.machine.accelerator.usable_memory_bytes
             if limit_s < inf:
                 least = peaks[0].saved + peaks[0].transient + self.least.of_states(job, rows, stages.pp)
-                legal &= ((pipe.makespan_s <= limit_s) & (least <= capacity)).any(axis=0)
+                legal &= (least <= capacity).any(axis=0)
             if not legal.any():
                 continue
-            peaks += [held.peaks(stages, kind, flavors[kind], microbatches) for kind in range(len(peaks), len(flavors))]
             ends = around(
                 job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
             )
-            after = self.after_s(job, stages, flavors, pipe, ends, rows, at, microbatches)
             allocated, reserved = self.memory(stages, peaks, ends, rows, at)
-            step = pipe.makespan_s + after + straggler
-            yield Block(
-                self.job, self.grid.devices, self.grid.gbs, stages, split, zero, choices, rows, legal, step,
-                allocated + outside, reserved + outside, capacity, self.margin, outside,
+            block = Block(
+                self.job, self.grid.devices, self.grid.gbs, stages, split, zero, choices, rows, legal,
+                np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.margin, outside,
             )  # fmt: skip
+            found.append((job, block, ends))
+        self.time(found, flavors, at, share, limit_s)
+        yield from (block for _, block, _ in found)
+
+    def time(
+        self,
+        found: Sequence[tuple[Job, Block, Around]],
+        flavors: Sequence[Sequence[Flavor]],
+        at: Any,
+        share: Share | None,
+        limit_s: float,
+    ) -> None:
+        """Fill in the seconds of a pipeline's blocks where layouts fit. `at`: the spread of each row."""
+        import numpy as np
+
+        fits = sum([block.fits for _, block, _ in found])
+        useful = np.flatnonzero(np.any(fits, axis=0)) if found else ()
+        if not len(useful):
+            return
+        stages, rows = found[0][1].stages, found[0][1].rows.some(useful)
+        some = [[known.rows(useful) for known in mine] for mine in flavors]
+        microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
+        wanted = fits[:, useful] > 0
+        pipe = seconds.pipe(stages, some, microbatches, self.sends(stages, rows), share, wanted, limit_s)
+        for job, block, ends in found:
+            step = self.step_s(job, stages, some, pipe, ends, rows, at[useful])
+            block.step_s[:, useful] = np.where(block.fits[:, useful], step, np.inf)
 
     def flavors(self, stages: Stages, choices: tuple[Recompute, ...], part: Any) -> list[list[Flavor]]:
         """The chunks of every kind of stage, for some rows of the parts."""
@@ -189,12 +221,14 @@ class Pipelines:
         priced = self.priced._replace(context=replace(self.priced.context, groups=groups, known={}))
         return seconds.sends(stages, whole, priced, sent, rows.tp, rows.sp)
 
-    def after_s(
-        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: Around, rows: Rows, at: Any, m: Any
+    def step_s(
+        self, job: Job, stages: Stages, flavors: Any, pipe: seconds.Pipe, ends: Around, rows: Rows, at: Any
     ) -> Num:
-        """Seconds around the pipeline: gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
+        """Seconds of a step: around the pipeline gradients, parameters, optimizer, what tensor-parallel and end stages reduce."""
+        m = self.grid.gbs // (rows.dp * rows.microbatch_sz)
+        straggler = straggler_s(self.view(stages, rows), pipe.makespan_s)
         share, net = job.software.overlap.dp, networks(ends.view, ends.tiers)["dense"]
-        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.optimizer_s
+        slowed = contention(net.shards, ends.tiers) + 0.0 * ends.side.optimizer_s
         reduced = seconds.reduce_s(
             stages, flavors, pipe, ends.reductions, at, m if job.zero_level == 2 else 1.0, share, slowed[at]
         )
@@ -202,24 +236,18 @@ class Pipelines:
         if ends.gathers:
             broadcast = job.software.comm.sharded_gather == "broadcast"
             gathered = seconds.gather_s(stages, flavors, pipe, ends.gathers, at, share, slowed[at], broadcast=broadcast)
-        partial = rows.sp * seconds.partial_s(pipe, ends.partial_bytes, at, self.priced, rows.tp)
-        return reduced + gathered + ends.embedding_s[at] + partial + ends.optimizer_s[at]
+        sides = [of.partial for of in ends.side.held]
+        partial = rows.sp * seconds.partial_s(pipe, sides, at, self.priced, rows.tp)
+        after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
+        return pipe.makespan_s + after + straggler
 
     def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
         """Allocated and reserved bytes of the stage with the most."""
         allocated: Num = 0.0
         reserved: Num = 0.0
         for kind, peak in enumerate(peaks):
-            all_of = ends.states[kind]
-            states = all_of._replace(
-                **{
-                    name: getattr(all_of, name)[at]
-                    for name in all_of._fields
-                    if name.endswith("_bytes") or name == "owned"
-                }
-            )
-            kept = ends.dummy_bytes[kind][at] + ends.rest_bytes[kind][at]
-            buffers = self.buffers(stages, kind, rows, kept)
+            of = Held(*(column[at] for column in ends.side.held[kind]))
+            states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
             fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
             copies = gradient_copies(self.job, states)
             fixed = fixed + (buffers.staying + buffers.moving + at_peak(copies))

@@ -18,7 +18,7 @@ from steptime.job.assembly import Assembly, Part
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes
-from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
 from steptime.model.ops import Move, Tensor
 from steptime.model.segments import find_segments
@@ -236,11 +236,8 @@ def _parts(keys: list[PartKey], module_sets: tuple[Modules, ...], first: Assembl
     """Parts that stand in the runs of an assembly as those of `first` do, with the joined figures as their own."""
     old = (first.embedding, first.head, *first.kinds)
     new = {a: _part(a, of, tp) for a, of in zip(old, found.parts, strict=True)}
-    assembly = Assembly.__new__(Assembly)
-    assembly.job, assembly.shard, assembly.boundary_bytes = first.job, first.shard, found.whole.boundary_bytes
-    assembly.embedding, assembly.head = new[first.embedding], new[first.head]
-    assembly.runs = [(new[part], count) for part, count in first.runs]
-    assembly.kinds = [new[part] for part in first.kinds]
+    assembly = first.remade(first.job, new)
+    assembly.boundary_bytes = found.whole.boundary_bytes
     of = {new[a]: figures for a, figures in zip(old, found.parts, strict=True)}
     return Parts(keys, module_sets, assembly, of, found.whole)
 

@@ -121,10 +121,8 @@ class Chunks:
         """Seconds and memory of the parts under one recomputation."""
         if choice not in self._under:
             form = choice.form(self.job.model.n_layers + 2)
-            assembly = Assembly.__new__(Assembly)
-            vars(assembly).update(vars(self.parts.assembly))
             view: Any = SectionColumns(self.parts.assembly.job, {"recompute": form})
-            assembly.job = view
+            assembly = self.parts.assembly.remade(view, {})
             times = self.parts.times(form.modules, assembly.head_modules)
             self._under[choice] = (
                 PartTimes(assembly, times.of, times.whole_replays),

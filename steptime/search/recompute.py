@@ -16,6 +16,10 @@ from steptime.software.recomputation import SELECTIVE, SUPER_SELECTIVE, Recomput
 WORD, MAPPING = "performance.activation_checkpointing_type", "performance.recompute"
 MEGATRON_MODULES = (("layernorm",), ("act", "layernorm"), ("mlp",), ("layernorm", "mlp"))
 """Sets of modules beside the words: norms alone, with the activation, the MLP, and both."""
+EXPERT_MODULES = (("moe_act",), ("layernorm", "moe_act"))
+"""More of them for mixtures of experts."""
+LATENT_MODULES = (("mla_up_proj",), ("layernorm", "mla_up_proj", "moe_act"))
+"""More of them for experts beside latent attention."""
 PARTS = 8
 """Whole layers are recomputed of one part in so many, two, three ... of every chunk."""
 
@@ -69,19 +73,29 @@ def kind(form: Recomputation) -> str:
     return "some layers" if form.method == "block" else label(form)
 
 
-def usual(job: Job, layers: int) -> list[Recompute]:
-    """Those that are tried where a chunk holds up to so many layers: the words, sets of modules, whole layers of a part.
+def usual(plan: Job) -> list[Recompute]:
+    """Those that are tried in any pipeline: the words, sets of modules, and the set that the plan says.
 
     Without a dense layer the module `mlp` names nothing.
     """
     found = [recompute(WORD, word) for word in ("none", "selective", "super-selective", "full")]
-    if job.software.family == "megatron-core":
-        dense = any(op.role == "mlp" for part in Assembly(job).kinds for op in part.ops)
-        sets = [list(modules) for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
-        found += [recompute(MAPPING, {"granularity": "selective", "modules": modules}) for modules in sets]
-    for n in sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers}):
-        found.append(recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}))
+    if plan.software.family == "megatron-core":
+        dense = any(op.role == "mlp" for part in Assembly(plan).kinds for op in part.ops)
+        sets: list[tuple[str, ...]] = [modules for modules in MEGATRON_MODULES if dense or "mlp" not in modules]
+        sets += EXPERT_MODULES if plan.model.moe else ()
+        sets += LATENT_MODULES if plan.model.moe and plan.model.attention.kind == "mla" else ()
+        found += [recompute(MAPPING, {"granularity": "selective", "modules": list(modules)}) for modules in sets]
+    own = plan.performance.recompute
+    if own is not None and plan.recompute.granularity == "selective":
+        mine = recompute(MAPPING, own.model_dump(mode="json", exclude_unset=True))
+        found += [mine] if mine.modules not in {one.modules for one in found} else []
     return found
+
+
+def of_layers(layers: int) -> list[Recompute]:
+    """Whole layers, of parts of a chunk that holds up to so many."""
+    counts = sorted({-(-layers * part // PARTS) for part in range(1, PARTS)} - {layers})
+    return [recompute(MAPPING, {"granularity": "full", "method": "block", "n_layers": n}) for n in counts]
 
 
 def allowed(job: Job, found: Sequence[Recompute], known: dict[tuple[str, str], bool]) -> list[Recompute]:

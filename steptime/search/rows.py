@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from steptime.search.parts import PartKey, code
+from steptime.search.sketches import Spread
 from steptime.search.space import Grid
-from steptime.search.states import Spread
 
 
 class Rows(NamedTuple):
@@ -30,12 +30,12 @@ class Rows(NamedTuple):
         return Rows(*(column[which] for column in self))
 
 
-def spreads_of(rows: Rows) -> tuple[list[Spread], Any]:
+def spreads_of(tp: Any, ep: Any, etp: Any) -> tuple[list[Spread], Any]:
     """The different (tp, ep, etp) of some rows, and which of them each row has."""
     import numpy as np
 
-    _, first, at = np.unique(code(0, rows.tp, rows.ep, rows.etp), return_index=True, return_inverse=True)
-    return [Spread(int(rows.tp[i]), int(rows.ep[i]), int(rows.etp[i])) for i in first], at
+    _, first, at = np.unique(code(0, tp, ep, etp), return_index=True, return_inverse=True)
+    return [Spread(int(tp[i]), int(ep[i]), int(etp[i])) for i in first], at
 
 
 def rows_of(grid: Grid, zeros: Sequence[int], which: Any) -> Rows:

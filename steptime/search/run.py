@@ -10,9 +10,11 @@ from typing import Any
 from steptime.base.config import ConfigError
 from steptime.job.job import Job
 from steptime.search.layouts import Block
+from steptime.search.objective import weight
 from steptime.search.screen import Bound, Screen
-from steptime.search.search import Asked, Found, Search, weight
+from steptime.search.search import Asked, Found, Search
 from steptime.search.space import EXCESS, Counts
+from steptime.search.walked import narrowed
 
 
 def search(job: Job, devices: int | Sequence[int] | None = None, **asked: Any) -> Search:
@@ -60,7 +62,7 @@ def run(
     try:
         for at, (extra, devices, gbs) in enumerate(lots):
             changed = plan.replace(**extra) if extra else plan
-            screen = Screen(changed, asked.axes, result.counts, bound, every)
+            screen = Screen(changed, narrowed(changed, asked.axes), result.counts, bound, every)
             for share, block in screen.blocks(devices, gbs):
                 _keep(result, changed, extra, block)
                 if tell:
@@ -75,6 +77,10 @@ def run(
     return result
 
 
+MOST = 6
+"""Rules that are named where no layout can run."""
+
+
 def nothing_runs(result: Search) -> str:
     """Why no layout can run."""
     counts, asked = result.counts, result.asked
@@ -82,7 +88,9 @@ def nothing_runs(result: Search) -> str:
     said = ", ".join(f"{name} {' or '.join(map(str, values))}" for name, values in asked.axes.said.items())
     if not counts.points:
         return f"search: no layout of {devices} devices has {said or 'these values'}: tp*cp*pp must divide the devices"
-    rules = ", ".join(f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:3])
+    rules = ", ".join(
+        f"{rule} ({n:,})" for rule, n in sorted(counts.rejected.items(), key=lambda pair: -pair[1])[:MOST]
+    )
     return f"search: no layout of {devices} devices can run{' with ' + said if said else ''}; rejected by: {rules}"
 
 
@@ -111,7 +119,7 @@ def _keep(result: Search, plan: Job, extra: Mapping[str, Any], block: Block) -> 
         tokens = block.gbs * plan.data.seqlen
         objective = result.asked.objective
         value = held if objective == "memory" else step * weight(plan, block.devices, objective) / tokens
-        kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, outside=None, legal=None)
+        kept = block._replace(step_s=None, allocated_bytes=None, reserved_bytes=None, legal=None)
         result.found.append(Found(kept, plan, extra, choice, row, value, step, held))
 
 

@@ -19,10 +19,10 @@ from steptime.search import hopeless, sharded, walked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
 from steptime.search.pipeline import Chunks, stages
-from steptime.search.recompute import Recompute, allowed, of_plan, usual
+from steptime.search.recompute import Recompute, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
+from steptime.search.sketches import Sketches
 from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
-from steptime.search.states import Sketches
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
@@ -92,7 +92,13 @@ class Screen:
 
     def choices(self, layers: int) -> tuple[Recompute, ...]:
         """Recomputations for chunks of up to so many layers."""
-        return tuple(allowed(self.job, of_plan(self.axes.said) or usual(self.job, layers), self._allowed))
+        said = of_plan(self.axes.said)
+        return tuple(allowed(self.job, said or [*self.usual, *of_layers(layers)], self._allowed))
+
+    @cached_property
+    def usual(self) -> list[Recompute]:
+        """Recomputations that any pipeline can have."""
+        return usual(self.plan)
 
     @cached_property
     def margin(self) -> float:
@@ -117,7 +123,7 @@ class Screen:
         self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
     ) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
-        sketches = Sketches(self.job)
+        sketches = Sketches(self.job, hopeless.legal_spreads(found)[1])
         useful = found if self.every else self.useful(found, zeros, sketches, listed)
         keys = part_keys(useful, zeros)
         if not keys:

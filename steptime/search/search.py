@@ -14,6 +14,7 @@ from steptime.answer.result import Estimate, estimate
 from steptime.job.job import Job
 from steptime.search.changes import fewest
 from steptime.search.layouts import Block
+from steptime.search.objective import ranked
 from steptime.search.recompute import kind
 from steptime.search.space import Axes, Counts
 
@@ -60,6 +61,13 @@ class Found(NamedTuple):
     """What the objective ranks by."""
     step_s: Any
     held_bytes: Any
+
+    def within(self, capacity_bytes: float) -> Found:
+        """Those that may fit in a device of so much memory."""
+        block = self.block
+        mine = block.within(self.held_bytes, block.outside[self.row], capacity_bytes)
+        columns = {name: getattr(self, name)[mine] for name in ("choice", "row", "value", "step_s", "held_bytes")}
+        return self._replace(**columns)
 
 
 @dataclass(frozen=True)
@@ -277,23 +285,3 @@ def _front(layouts: Sequence[Layout]) -> list[Layout]:
         if not kept or layout.held_bytes < kept[-1].held_bytes:
             kept.append(layout)
     return kept
-
-
-def ranked(found: Estimate, objective: str) -> float:
-    """What an objective ranks an estimate by."""
-    job = found.job
-    tokens = job.data.gbs * job.data.seqlen
-    if objective == "memory":
-        return found.memory.peak_reserved_bytes + sum(found.memory.overhead_bytes)
-    return found.step_s * weight(job, found.devices, objective) / tokens
-
-
-def weight(job: Job, devices: int, objective: str) -> float:
-    """What a second of a step weighs: 1, dollars (device-seconds without a price), or joules."""
-    if objective == "step":
-        return 1.0
-    if objective == "cost":
-        said = job.run.price_per_device_hour if job.run else None
-        price = said if said is not None else job.machine.price_per_device_hour
-        return devices * (price / 3600.0 if price is not None else 1.0)
-    return devices * (job.machine.accelerator.power_w or 1.0)

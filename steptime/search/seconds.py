@@ -98,11 +98,10 @@ def pipe(
     microbatches: Any,
     found: Sends,
     share: Share | None,
+    wanted: Any,
     limit_s: float = inf,
 ) -> Pipe:
-    """The pipeline in closed form, or walked; `share`: how much of the sends is hidden; `limit_s`: longer ones are of no use."""
-    import numpy as np
-
+    """The pipeline in closed form, or walked where `wanted` in up to `limit_s`; `share`: how much of the sends is hidden."""
     forward = [sums(chunks, "forward_s") for chunks in flavors]
     backward = [sums(chunks, "backward_s") for chunks in flavors]
     left = 1.0 - (float(share or 0.0) if share is not True else 0.0)
@@ -120,14 +119,30 @@ def pipe(
     if unlike(stages) or (blocking and stages.vpp > 1):
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
-        makespan = makespans(stages, flavors, microbatches, boundaries, blocking=blocking, least=least, limit_s=limit_s)
+        makespan = makespans(
+            stages,
+            flavors,
+            microbatches,
+            boundaries,
+            blocking=blocking,
+            least=least,
+            wanted=wanted & (least <= limit_s),
+        )
     elif blocking:
         makespan = microbatches * worst + maximum(0.0, total + around - worst)
     else:  # one micro-batch through every chunk and back waits for every send
         makespan = microbatches * worst + (total - worst) / stages.vpp + around
-    groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)} if stages.vpp > 1 else {}
-    size = np.array([groups[m] for m in microbatches]) if groups else microbatches
-    return Pipe(makespan, busiest, forward, backward, size, left * found.longest)
+    return Pipe(makespan, busiest, forward, backward, group_sizes(stages, microbatches), left * found.longest)
+
+
+def group_sizes(stages: Stages, microbatches: Any) -> Any:
+    """Micro-batches that run through one chunk before the next."""
+    import numpy as np
+
+    if stages.vpp == 1:
+        return microbatches
+    groups = {m: float(default_group(stages.pp, int(m))) for m in np.unique(microbatches)}
+    return np.array([groups[m] for m in microbatches])
 
 
 def reduce_s(

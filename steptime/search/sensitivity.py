@@ -9,8 +9,8 @@ from steptime.answer.result import Estimate, estimate
 from steptime.base.config import ConfigError
 from steptime.hardware.machine import Accelerator, Machine, Tier
 from steptime.job.job import Job
-from steptime.search.run import run
-from steptime.search.search import Asked
+from steptime.search.fastest import fastest
+from steptime.search.search import Asked, Search
 
 MORE = 1.1
 """How much better each figure is taken to be."""
@@ -140,14 +140,15 @@ def _devices(given: Estimate) -> Iterator[Gain]:
 
 
 def _memory(job: Job) -> Iterator[Gain]:
-    """10 % more memory lets another layout be the best: both are searched."""
+    """10 % more memory lets another layout be the best: one search with it tells the best with it and without."""
     chip = job.machine.accelerator
     more = {name: MORE * getattr(chip, name) for name in ("memory_bytes", "usable_memory_bytes")}
     asked = Asked((job.parallelism.devices,), (job.data.gbs,))
     try:
-        now, then = run(job, asked), run(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked)
+        then = fastest(on(job, with_chip(job.machine, chip.model_copy(update=more))), asked, chip.usable_memory_bytes)
     except ConfigError:
         return
+    now = Search(job, asked, found=[one.within(chip.usable_memory_bytes) for one in then.found])
     if now.best is not None and then.best is not None:
         held = f"{chip.usable_memory_bytes / 2**30:,.1f} GiB usable"
         change = then.best.step_s / now.best.step_s - 1.0

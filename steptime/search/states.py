@@ -1,8 +1,8 @@
 """States, buckets and what follows the pipeline: what depends on tp, ep, etp and the pipeline alone, one row per spread.
 
 Parameters, and so states, buckets, the optimizer and the gradients that sequence parallelism leaves partial, do not depend on
-how dp * cp is split nor on the micro-batch. Each spread is worked out by the functions of an estimate; all buckets of a pipeline
-are priced at once.
+how dp * cp is split nor on the micro-batch. All spreads of a pipeline are worked out together, and all their buckets are priced
+at once.
 """
 
 from __future__ import annotations
@@ -14,30 +14,24 @@ from typing import Any, NamedTuple
 from steptime.base.num import Num
 from steptime.cost.comm import one_link
 from steptime.hardware.machine import Tier
-from steptime.job.assembly import Assembly, Chunk
+from steptime.job.assembly import Assembly
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job
 from steptime.job.mesh import Group, group
 from steptime.memory.buffers import block_rest_bytes
 from steptime.memory.kept_buffers import dummy_wgrad_bytes
-from steptime.memory.states import Bucket, States, chunk_buckets, partial_gradients, states_of
+from steptime.memory.states import States, partial_gradients, states_of
+from steptime.search.parts import joined
 from steptime.search.pipeline import Stages
+from steptime.search.sketches import Cut, Sketches, Spread, columns, cut
 from steptime.timing.data_parallel import Network, networks, reduced_itemsize, reduction
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import Pricing
 from steptime.timing.step_time import embedding_reduce
 
 
-class Spread(NamedTuple):
-    """How the weights of a stage lie on its devices."""
-
-    tp: int
-    ep: int
-    etp: int
-
-
 class Sent(NamedTuple):
-    """The collectives of one sort on the chunks of one kind of stage: columns by tp, lists by chunk."""
+    """The collectives of one sort on the chunks of one kind of stage: columns by spread, lists by chunk."""
 
     chunks: list[Num]
     """Seconds of each chunk's buckets."""
@@ -54,182 +48,152 @@ class Sent(NamedTuple):
         return sum(self.chunks)
 
 
-class Around(NamedTuple):
-    """What stands around the pipeline, columns by tp."""
+class Held(NamedTuple):
+    """What a kind of stage holds for good [B], and what of it is sent: columns by spread."""
 
-    states: list[States]
-    """Of each kind of stage, its buckets left out."""
-    dummy_bytes: list[Num]
-    """Of each kind of stage, weight-shaped buffers that stay."""
-    rest_bytes: list[Num]
-    """Of each kind of stage, ends of blocks of its states that are not cut off."""
-    reductions: list[Sent]
-    gathers: list[Sent]
-    optimizer_s: Num
-    embedding_s: Num
-    partial_bytes: list[Num]
-    """Of each kind of stage, gradients that sequence parallelism leaves partial."""
-    view: Job
-    """The job with these tp as columns."""
-    tiers: tuple[Tier, ...]
-    """As its data-parallel collectives see them."""
+    params: Num
+    gradients: Num
+    optimizer: Num
+    owned: Num
+    """Parameters that a device updates."""
+    update: Num
+    """Bytes that the update holds for the tensor it works on."""
+    gathered_itemsize: Num
+    dummies: Num
+    """Weight-shaped buffers that stay."""
+    rest: Num
+    """Ends of blocks of its states that are not cut off."""
+    partial: Num
+    """Gradients that sequence parallelism leaves partial."""
+
+    @property
+    def states(self) -> States:
+        """The states, their buckets left out."""
+        return States(self.params, self.gradients, self.optimizer, [], owned=self.owned, update_bytes=self.update)
 
 
 class Side(NamedTuple):
-    """What stands around the pipeline under any ZeRO level."""
+    """All of one pipeline under one ZeRO level by spread."""
 
-    dummy_bytes: list[Num]
-    partial_bytes: list[Num]
+    held: tuple[Held, ...]
+    """Of each kind of stage."""
+    optimizer_s: Num
     embedding_s: Num
 
 
-class Sketches:
-    """Assemblies of one device by tp, whose stages are the kinds of a pipeline."""
+class Around(NamedTuple):
+    """What stands around the pipeline, columns by spread."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._known: dict[Spread, Assembly] = {}
-        self._buckets: dict[tuple[object, ...], list[Bucket]] = {}
-        self._rests: dict[tuple[object, ...], Num] = {}
-        self._sides: dict[tuple[object, ...], Side] = {}
-
-    def states(self, sketch: Assembly, spread: Spread, joined: Stages) -> tuple[list[States], list[Num]]:
-        """States of every kind of stage, and the ends of their blocks: those of a chunk once for all ZeRO levels that shard."""
-        job = sketch.job
-        ranks, sharded = job.parallelism.dp * job.parallelism.cp, job.zero_level >= 1
-        lead = (spread, ranks, sharded, sketch.embedding_copied)
-        states: list[States] = []
-        rests: list[Num] = []
-        for mine, of in zip(sketch.stages, joined.chunks, strict=True):
-            keys = [(*lead, chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0) for chunk in of]
-            for key, chunk in zip(keys, mine, strict=True):
-                if key not in self._buckets:
-                    self._buckets[key] = chunk_buckets(sketch, chunk)
-                    self._rests[key] = block_rest_bytes(sketch, [chunk], [self._buckets[key]])
-            states.append(states_of(sketch, mine, [self._buckets[key] for key in keys]))
-            rests.append(sum([self._rests[key] for key in keys]))
-        return states, rests
-
-    def side(self, sketch: Assembly, spread: Spread, joined: Stages, priced: Pricing) -> Side:
-        """What no ZeRO level changes."""
-        key = (spread, joined, sketch.job.parallelism.dp)
-        if key not in self._sides:
-            every = range(len(joined.chunks))
-            self._sides[key] = Side(
-                [dummy_wgrad_bytes(sketch, kind) for kind in every],
-                [partial_gradients(sketch, kind, one_by_one=False).bytes for kind in every],
-                embedding_reduce(sketch, priced).time_s,
-            )
-        return self._sides[key]
-
-    def one(self, spread: Spread) -> Assembly:
-        """The assembly of one spread."""
-        if spread not in self._known:
-            self._known[spread] = Assembly(Candidates(self.job, **spread._asdict()).as_job)
-        return self._known[spread]
-
-    def layer_params(self, spread: Spread) -> float:
-        """Parameters of all layers that lie on one device without a pipeline."""
-        return float(sum([count * part.n_params for part, count in self.one(spread).runs]))
-
-    def of(self, spread: Spread, stages: Stages, joined: Assembly, view: Any) -> Assembly:
-        """The assembly of one spread with one stage of each kind; `view`: its job."""
-        known = self.one(spread)
-        part = dict(zip(joined.kinds, known.kinds, strict=True))
-        sketch, of_stages = Assembly.__new__(Assembly), {"local_head_params", "first_alike"}
-        vars(sketch).update({key: value for key, value in vars(known).items() if key not in of_stages})
-        sketch.job = view
-        vars(sketch)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
-        return sketch
-
-
-def _moved(chunk: Chunk, part: dict[Any, Any]) -> Chunk:
-    return chunk._replace(runs=tuple((part[one], count) for one, count in chunk.runs))
+    side: Side
+    reductions: list[Sent]
+    """Of each kind of stage."""
+    gathers: list[Sent]
+    view: Job
+    """The job with these spreads as columns."""
+    tiers: tuple[Tier, ...]
+    """As its data-parallel collectives see them."""
 
 
 def around(
     job: Job,
     sketches: Sketches,
     stages: Stages,
-    joined: Assembly,
+    parts: Assembly,
     spreads: Sequence[Spread],
     devices: int,
     priced: Pricing,
 ) -> Around:
-    """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `priced`: tiers and rates."""
+    """What stands around a pipeline on so many devices. `job`: says the ZeRO level; `parts`: which the stages hold."""
     import numpy as np
 
-    pp, rows = stages.pp, []
-    for spread in spreads:
-        said = {**spread._asdict(), "pp": pp, "vpp": stages.vpp, "cp": 1, "dp": devices // (pp * spread.tp)}
-        sketch = sketches.of(spread, stages, joined, Candidates(job, **said).as_job)
-        states, rests = sketches.states(sketch, spread, stages)
-        side = sketches.side(sketch, spread, stages, priced)
-        over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
-        update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
-        rows.append((states, side.dummy_bytes, side.partial_bytes, (update, side.embedding_s), rests))
-    columns = {name: np.array([float(getattr(spread, name)) for spread in spreads]) for name in Spread._fields}
-    view = Candidates(job, **columns, pp=pp, vpp=stages.vpp, cp=1, dp=devices / (pp * columns["tp"])).as_job
+    def view(said: Mapping[str, Any]) -> Job:
+        degrees = {"pp": stages.pp, "vpp": stages.vpp, "cp": 1, "dp": devices / (stages.pp * said["tp"])}
+        return Candidates(job, **said, **degrees).as_job
+
+    sides, places, cuts = [], [], []
+    for where, mine, sketch in sketches.of(spreads, stages, parts, view):
+        side, found = _side(sketch, len(mine), priced)
+        sides.append(side)
+        places.append(where)
+        cuts.append(found)
+    every, size = view(columns(spreads)), len(spreads)
+    side = joined(sides, places, size)
     tiers = priced.context.tiers
     if job.software.comm.node_links == "one":
-        tiers = one_link(group(view.parallelism, "shards", n_dcs=priced.n_dcs), tiers)
-    nets = networks(view, tiers)
-    every_states = [row[0] for row in rows]
-    sharded = job.zero_level >= 1
-    return Around(
-        [_stacked([row[0][kind] for row in rows]) for kind in range(len(stages.chunks))],
-        [np.array([row[1][kind] for row in rows]) for kind in range(len(stages.chunks))],
-        [np.array([row[4][kind] for row in rows]) for kind in range(len(stages.chunks))],
-        sent(every_states, nets, reduction(job), reduced_itemsize(job)),
-        sent(every_states, nets, job.software.comm.sharded_gather, None) if sharded else [],
-        np.array([row[3][0] for row in rows]),
-        np.array([row[3][1] for row in rows]),
-        [np.array([row[2][kind] for row in rows]) for kind in range(len(stages.chunks))],
-        view,
-        tiers,
-    )
+        tiers = one_link(group(every.parallelism, "shards", n_dcs=priced.n_dcs), tiers)
+    nets = networks(every, tiers)
+    known: dict[tuple[int, ...], Cut] = {}
+    kinds = [[_together(one, places, known) for one in zip(*same, strict=True)] for same in zip(*cuts, strict=True)]
+    itemsizes = [np.full(size, reduced_itemsize(job)) for _ in kinds]
+    reductions = sent(kinds, nets, reduction(job), itemsizes)
+    gathers: list[Sent] = []
+    if job.zero_level >= 1:
+        gathers = sent(kinds, nets, job.software.comm.sharded_gather, [of.gathered_itemsize for of in side.held])
+    return Around(side, reductions, gathers, every, tiers)
 
 
-def _stacked(rows: Sequence[States]) -> States:
+def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list[Cut]]]:
+    """What one family of spreads holds and does, and the buckets of each kind of stage, chunk by chunk."""
+    known: dict[tuple[object, ...], Cut] = {}
+    rests: dict[tuple[object, ...], Num] = {}
+    held, cuts = [], []
+    for kind, chunks in enumerate(sketch.stages):
+        keys = [(chunk.runs, chunk.embedding, chunk.head, chunk.depth == 0) for chunk in chunks]
+        for key, chunk in zip(keys, chunks, strict=True):
+            if key not in known:
+                known[key] = cut(sketch, chunk, size)
+                rests[key] = block_rest_bytes(sketch, [chunk], [known[key].totals(size)])
+        mine = [known[key] for key in keys]
+        of = states_of(sketch, chunks, [one.totals(size) for one in mine])
+        partial = partial_gradients(sketch, kind, one_by_one=False).bytes
+        bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
+        beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial
+        held.append(Held(*bytes_, of.owned, of.update_bytes, of.gathered_itemsize, *beside))
+        cuts.append(mine)
+    over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}
+    update = optimizer_s(sketch, replace(priced.context, groups=over_tp))
+    return Side(tuple(held), update, embedding_reduce(sketch, priced).time_s), cuts
+
+
+def _together(cuts: Sequence[Cut], places: Sequence[Any], known: dict[tuple[int, ...], Cut]) -> Cut:
+    """The buckets of one chunk under all families, by spread; `places`: the spreads of each family."""
     import numpy as np
 
-    params = np.array([row.params_bytes for row in rows])
-    gradients = np.array([row.gradients_bytes for row in rows])
-    optimizer = np.array([row.optimizer_bytes for row in rows])
-    owned, updating = (np.array([getattr(row, name) for row in rows]) for name in ("owned", "update_bytes"))
-    return States(params, gradients, optimizer, [], owned=owned, update_bytes=updating)
+    key = tuple(map(id, cuts))
+    if key not in known:
+        moved = [one._replace(spread=where[one.spread]) for one, where in zip(cuts, places, strict=True)]
+        found = Cut(*(np.concatenate(same) for same in zip(*moved, strict=True)))
+        order = np.argsort(found.spread, kind="stable")
+        known[key] = Cut(*(column[order] for column in found))
+    return known[key]
 
 
-def sent(every: list[list[States]], nets: Mapping[str, Network], kind: Any, itemsize: float | None) -> list[Sent]:
-    """One collective per bucket, all priced at once: [kind of stage]. `itemsize`: bytes per element; None: as gathered."""
+def sent(kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, itemsizes: Sequence[Any]) -> list[Sent]:
+    """One collective per bucket, all priced at once: [kind of stage]. `itemsizes`: bytes per element, by spread."""
     import numpy as np
 
-    flat: list[float] = []
-    owner: list[int] = []
-    group_of: list[str] = []
-    for row, states in enumerate(every):
-        for state in states:
-            size = state.gathered_itemsize if itemsize is None else itemsize
-            for bucket in (bucket for buckets in state.buckets for bucket in buckets):
-                flat.append(bucket.elements * size)
-                owner.append(row)
-                group_of.append(bucket.group)
-    bytes_, owners, groups = np.array(flat), np.array(owner), np.array(group_of)
-    seconds = np.empty_like(bytes_)
-    for name in set(group_of):
+    size = len(itemsizes[0])
+    unlike = [list({id(one): one for one in chunks}.values()) for chunks in kinds]
+    bytes_ = [[one.elements * each[one.spread] for one in mine] for mine, each in zip(unlike, itemsizes, strict=True)]
+    flat = np.concatenate([b for mine in bytes_ for b in mine])
+    owners = np.concatenate([one.spread for mine in unlike for one in mine])
+    groups = np.concatenate([one.group for mine in unlike for one in mine])
+    seconds = np.empty_like(flat)
+    for name in nets:
         mine = groups == name
-        seconds[mine] = spread_over(nets[name], owners[mine], len(every)).cost(kind, bytes_[mine]).time_s
-    at, by_row = 0, []
-    for states in every:
-        kinds = []
-        for state in states:
-            chunks = []
-            for buckets in state.buckets:
-                chunks.append((bytes_[at : at + len(buckets)], seconds[at : at + len(buckets)]))
-                at += len(buckets)
-            kinds.append(_chunk_figures(chunks))
-        by_row.append(kinds)
-    return [_columns([row[kind] for row in by_row]) for kind in range(len(every[0]))]
+        if mine.any():
+            seconds[mine] = spread_over(nets[name], owners[mine], size).cost(collective, flat[mine]).time_s
+    found, at = [], 0
+    for chunks, different, sizes in zip(kinds, unlike, bytes_, strict=True):
+        times = {}
+        for one, sent_bytes in zip(different, sizes, strict=True):
+            times[id(one)] = sent_bytes, seconds[at : at + len(sent_bytes)]
+            at += len(sent_bytes)
+        totals = {
+            key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)
+        }
+        found.append(Sent([totals[id(one)] for one in chunks], *_marks(chunks[0], *times[id(chunks[0])], size)))
+    return found
 
 
 def spread_over(net: Network, owners: Any, size: int) -> Network:
@@ -255,30 +219,16 @@ def _spread_tier(tier: Tier, owners: Any, size: int) -> Tier:
     return tier.model_copy(update={"bytes_per_s": np.broadcast_to(tier.bytes_per_s, (size,))[owners]})
 
 
-MARKS = 4
-"""Buckets of a chunk that are looked at: the first, one in the middle, and the last two."""
-
-
-def _chunk_figures(chunks: list[tuple[Any, Any]]) -> tuple[list[float], list[tuple[float, float]], float, float]:
-    """Seconds of each chunk, marks of the first, its number of buckets, seconds of its last bucket."""
+def _marks(first: Cut, bytes_: Any, seconds: Any, size: int) -> tuple[list[tuple[Num, Num]], Num, Num]:
+    """Marks of a first chunk, its number of buckets, and seconds of its last bucket, by spread."""
     import numpy as np
 
-    totals = [float(seconds.sum()) for _, seconds in chunks]
-    bytes_, seconds = chunks[0]
-    n = len(seconds)
-    done, rest = np.cumsum(bytes_), np.cumsum(seconds[::-1])[::-1]
-    places = sorted({0, n // 2, max(0, n - 2), n - 1})
-    places = [places[0]] * (MARKS - len(places)) + places
-    marks = [(float(1.0 - done[i] / done[-1]), float(rest[i])) for i in places]
-    return totals, marks, float(n), float(seconds[-1])
-
-
-def _columns(rows: list[tuple[list[float], list[tuple[float, float]], float, float]]) -> Sent:
-    import numpy as np
-
-    chunks = [np.array(same) for same in zip(*(row[0] for row in rows), strict=True)]
-    marks = [
-        (np.array([mark[0] for mark in same]), np.array([mark[1] for mark in same]))
-        for same in zip(*(row[1] for row in rows), strict=True)
-    ]
-    return Sent(chunks, marks, np.array([row[2] for row in rows]), np.array([row[3] for row in rows]))
+    n = np.bincount(first.spread, minlength=size)
+    end = np.cumsum(n)
+    start, last = end - n, end - 1
+    done, spent = (np.concatenate([[0.0], np.cumsum(values)]) for values in (bytes_, seconds))
+    marks = []
+    for place in (start, start + n // 2, np.maximum(start, last - 1), last):
+        after = (done[end] - done[place + 1]) / (done[end] - done[start])
+        marks.append((after, spent[end] - spent[place]))
+    return marks, 1.0 * n, seconds[last]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from math import inf
 from typing import Any, NamedTuple
 
 from steptime.base.num import Num
@@ -42,7 +41,7 @@ def makespans(
     *,
     blocking: bool,
     least: Num = 0.0,
-    limit_s: float = inf,
+    wanted: Any = True,
 ) -> Num:
     """Seconds of every layout's pipeline, [recomputation, row].
 
@@ -53,7 +52,7 @@ def makespans(
         boundaries: exposed seconds of one send from each stage to the next, the last to the first, by row.
         blocking: a send also holds its sender.
         least: seconds that it takes at least.
-        limit_s: what takes longer than this by `least` is not walked, and keeps that.
+        wanted: [recomputation, row], which are walked; others keep `least`.
     """
     import numpy as np
 
@@ -63,9 +62,8 @@ def makespans(
     costs = [*(flavor.forward_s for flavor in each), *(flavor.backward_s for flavor in each)]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
-    useful = result <= limit_s
     for m in np.unique(microbatches).astype(int).tolist():
-        left = useful & (microbatches == m)
+        left = np.broadcast_to(wanted & (microbatches == m), shape)
         for repeats in (REPEATS, 4 * REPEATS):
             run = _run(stages.schedule, stages.pp, stages.vpp, m, repeats)
             which = np.nonzero(left)

@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: those of frameworks whose gradients do not stay between steps."""
+"""Layouts that no columns cover, each estimated: where gradients do not stay between steps, or activations go to the host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,33 @@ from steptime.job.facts import layers_per_chunk
 from steptime.job.job import Job, facts
 from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
-from steptime.search.recompute import Recompute
+from steptime.search.recompute import WORD, Recompute, of_plan
 from steptime.search.rows import legal_rows, rows_of
-from steptime.search.space import Grid, Split, dealt_as
+from steptime.search.space import Axes, Grid, Split, dealt_as
+
+MICROBATCHES = (1, 2, 4, 8)
+WORDS = ("none", "selective", "full")
+"""Micro-batches and recomputations that are tried beside the plan's own where each layout takes an estimate."""
 
 
 def covered(job: Job) -> bool:
     """Whether columns cover the job's layouts."""
-    return job.software.states.gradients_persist and not fsdp.applies(job)
+    return job.software.states.gradients_persist and not fsdp.applies(job) and not job.performance.offload_modules
+
+
+def narrowed(plan: Job, axes: Axes) -> Axes:
+    """The axes: where each layout takes an estimate, fewer values of those that the caller leaves open."""
+    together = plan.parallelism.fsdp is not None and plan.parallelism.pp == 1 and "pp" not in axes.said
+    if covered(plan) or together:
+        return axes
+    said = plan.performance.activation_checkpointing_type
+    few: dict[str, tuple[Any, ...]] = {
+        "microbatch_sz": tuple(dict.fromkeys((*MICROBATCHES, plan.data.microbatch_sz))),
+        "sp": (plan.parallelism.sp is not False,),
+    }
+    if not of_plan(axes.said):
+        few[WORD] = tuple(dict.fromkeys((*WORDS, *([said] if said else []))))
+    return Axes({**few, **axes.said})
 
 
 def shape(job: Job, pp: int, vpp: int, split: Split) -> Stages:

@@ -32,6 +32,7 @@ from steptime.software.settings import (
     Master,
     MoeSettings,
     MuonTpMode,
+    OffloadModule,
     OptimizerName,
     Overlap,
     RopeImpl,
@@ -111,6 +112,8 @@ class Performance(Options):
 
     activation_checkpointing_type: CheckpointType | None = None
     recompute: Section[Recompute] | None = None
+    offload_modules: list[OffloadModule] | None = None
+    """Modules whose inputs wait for backward in the host's memory (Megatron-Core's fine-grained activation offloading)."""
     overlap: Section[Overlap] | None = None
     moe: Section[MoeSettings] = Field(default_factory=MoeSettings)
     software: str | None = None

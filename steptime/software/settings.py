@@ -31,6 +31,11 @@ RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
 
+OffloadModule: TypeAlias = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+]  # fmt: skip
+"""Megatron-Core's words (megatron/core/transformer/transformer_config.py, offload_modules)."""
+
 
 class LayoutSettings(Config):
     """What a config's `parallelism` leaves unsaid."""

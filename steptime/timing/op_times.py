@@ -72,8 +72,9 @@ def part_op_times(timing: StepTime, part: Part, direction: Direction) -> list[Op
             add_backward(work, ops, i, both, context)
             found += op_times(ops[i].name, work, before=True)
     whole = timing.parts.of[part].forward if direction == "F" else timing.parts.of[part].backward
-    gaps = [OpTime("launch gaps", "launch", float(whole.launch_s))] if whole.launch_s else []
-    return found + gaps
+    found += [OpTime("launch gaps", "launch", float(whole.launch_s))] if whole.launch_s else []
+    copies = (call for call in whole.calls if call.axis == "host")
+    return found + [OpTime(call.name, "host_comm", float(call.exposed_s), call) for call in copies]
 
 
 def op_times(name: str, work: Work, *, before: bool) -> Iterator[OpTime]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum, where
 from steptime.cost.parts import Context
 from steptime.job.assembly import Assembly, CountedParams
 from steptime.job.job import Job
@@ -101,21 +102,23 @@ def updated(job: Job, held: CountedParams) -> Updated:
     return Updated(total, sum([n * means[of] for of, n in owned.items()]) / total, sum(local.values()))
 
 
-def optimizer_s(assembly: Assembly, context: Context) -> float:
+def optimizer_s(assembly: Assembly, context: Context) -> Num:
     """Seconds of the optimizer on the stage with the most parameters, and of quantizing the updated weights."""
     job, bytes_per_s = assembly.job, context.rates.bytes_per_s
     stages = [assembly.stages[stage] for stage in sorted(set(assembly.first_alike))]
     params = [assembly.counted_params(chunks) for chunks in stages]
-    shares = [updated(job, held) for held in params]
-    owned, moments, _ = max(shares, key=lambda share: share.owned)
-    kept = owned if job.zero_level >= 2 else max([share.held for share in shares])
-    quantized: float = max([sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
-    update: float = update_s(job, owned, kept, moments, bytes_per_s)
-    orthogonal: float = max([orthogonalize_s(job, held, context) for held in params])
+    most, *others = [updated(job, held) for held in params]
+    for share in others:
+        moments = where(share.owned > most.owned, share.moments, most.moments)
+        most = Updated(maximum(most.owned, share.owned), moments, maximum(most.held, share.held))
+    kept = most.owned if job.zero_level >= 2 else most.held
+    quantized = reduce(maximum, [sum([quantized_elements(assembly, c) for c in chunks]) for chunks in stages])
+    update = update_s(job, most.owned, kept, most.moments, bytes_per_s)
+    orthogonal = reduce(maximum, [orthogonalize_s(job, held, context) for held in params])
     return update + orthogonal + quantized * quantize_bytes_per_weight(job) / bytes_per_s
 
 
-def update_s(job: Job, owned: float, held: float, moments: Num, bytes_per_s: float) -> float:
+def update_s(job: Job, owned: Num, held: Num, moments: Num, bytes_per_s: float) -> Num:
     """Seconds of one update, memory traffic alone.
 
     `owned` parameters are updated on this device, `held` have their gradient zeroed. Source: the list of passes in
@@ -123,5 +126,4 @@ def update_s(job: Job, owned: float, held: float, moments: Num, bytes_per_s: flo
     """
     size = state_bytes(job)
     zeroed = held * size.gradients if job.software.states.gradients_persist else 0.0
-    seconds: float = (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s
-    return seconds
+    return (owned * (update_bytes_per_param(job, moments) + clip_bytes_per_param(job)) + zeroed) / bytes_per_s

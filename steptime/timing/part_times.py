@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from steptime.base.num import Num
@@ -16,6 +17,7 @@ from steptime.job.assembly import Assembly, Chunk, Part, take
 from steptime.job.job import Job
 from steptime.job.mesh import Group, GroupAxis, group
 from steptime.memory.part_memories import groups_of
+from steptime.model.offload import copied_bytes, groups
 from steptime.model.ops import Comm, Gemm, Move, Op
 from steptime.model.segments import MOE, find_segments, replayed
 from steptime.software.calibration import slowdown
@@ -50,9 +52,10 @@ def pricing(job: Job) -> Pricing:
     tiers = slower_tiers(network(job.machine, job.cross_dc, p.devices), slow)
     dp_tiers = one_link(group(p, "shards", n_dcs=n_dcs), tiers) if software.comm.node_links == "one" else tiers
     axes: tuple[GroupAxis, ...] = ("tp", "cp", "tp_cp", "ep", "etp", "ep_etp")
-    groups: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
+    ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
-    return Pricing(Context(found, software, groups, tiers, p.tp, job.data.microbatch_sz), dp_tiers, n_dcs)
+    link = job.machine.accelerator.host_bytes_per_s or inf
+    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link), dp_tiers, n_dcs)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ def part_times(assembly: Assembly, priced: Pricing) -> PartTimes:
     for part in (assembly.head, *assembly.kinds):
         modules = assembly.head_modules if part is assembly.head else job.recompute.modules
         segments = find_segments(part.ops, modules, compiled=compiled)
-        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, assembly, part))
+        away = copied_bytes(groups(part.ops, part.x, segments, assembly.offload_modules(part)), part.sizes)
+        of[part] = part_time(part.ops, part.sizes, context, segments, part_gap_s(gap_s, assembly, part), away)
     whole = job.recompute.granularity == "full"
     replays = {part: whole_replay(part, of[part], context) for part in assembly.kinds if whole}
     return PartTimes(assembly, of, replays)

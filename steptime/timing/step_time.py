@@ -37,9 +37,9 @@ class Reduce(NamedTuple):
     cost: CommCost
 
     @property
-    def time_s(self) -> float:
+    def time_s(self) -> Num:
         """Seconds of all of them."""
-        return float(self.calls * self.cost.time_s)
+        return self.calls * self.cost.time_s
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class StepTime:
     def after_s(self) -> float:
         """What follows the pipeline, and the parameter gather that precedes it."""
         dp = self.dp.reduce_exposed_s + self.dp.gather_exposed_s if self.dp else 0.0
-        return dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
+        seconds: float = dp + self.embedding_reduce.time_s + self.norm_reduce.time_s + self.optimizer_s
+        return seconds
 
     @cached_property
     def step_s(self) -> float:
@@ -255,7 +256,7 @@ def embedding_reduce(assembly: Assembly, priced: Pricing) -> Reduce:
     if not assembly.embedding_copied:
         return Reduce(0.0, 0.0, FREE)
     elements = assembly.shard.vocab * job.model.hidden_sz / job.parallelism.tp
-    bytes_ = float(elements) * state_bytes(job).gradients
+    bytes_ = 1.0 * elements * state_bytes(job).gradients
     over = group(job.parallelism, "embedding", n_dcs=priced.n_dcs)
     return Reduce(1.0, bytes_, collective("all_reduce", bytes_, over, priced.context.tiers))
 

@@ -26,7 +26,7 @@ PROGRAMS = {"hybrid": "pretrain_hybrid.py"}
 PER_NODE = {"GB200-NVL72": 4}
 """Devices of a node by GPU; 8 of the others."""
 REASONS = (
-    "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction", "activation offloading",
+    "mixture of experts", "multi-head latent attention", "hybrid layers", "multi-token prediction",
     "another optimizer",
 )  # fmt: skip
 """What is told first of a job that lacks several things, as far as their words begin so."""

@@ -33,7 +33,7 @@ def torchtitan_release(row: MeasuredRow) -> str:
     return ""
 
 
-def compile_of(release: str, notes: str) -> dict[str, Any]:
+def compile_of(release: str, notes: str, framework: str = "") -> dict[str, Any]:
     """What torch.compile made kernels of, where the notes say `compile=`.
 
     torchtitan compiled blocks alone before its compile.components (mid-2025), the loss too since; a graph that is traced
@@ -44,7 +44,8 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
         return {"loss_impl": "compiled"}
     if not found or (found[1] != "on" and "inductor" not in notes.replace("no inductor", "")):
         return {}
-    if "regional inductor" in notes or ("aot_fx_trace" in notes and "full inductor" not in notes):
+    traced = "aot_fx_trace" in notes or "graphtrainer" in framework.lower()
+    if "regional inductor" in notes or (traced and "full inductor" not in notes):
         return {}
     loss = "loss" in found[2] or "full inductor" in found[2] or not (release == "0.1" or "(blocks)" in found[2])
     return {"compile": "all" if loss else "blocks"}
@@ -52,7 +53,7 @@ def compile_of(release: str, notes: str) -> dict[str, Any]:
 
 def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]:
     """torch.compile, chunks of the loss, FlexAttention and CUDA graphs."""
-    section = compile_of(release, notes)
+    section = compile_of(release, notes, row.text("framework"))
     if found := re.search(r"chunked (?:ce|cross entropy)(?: \((\d+) loss chunks\))?", notes):
         section["loss_chunks"] = int(found[1] or 8)
     elif re.search(r"full[- ]logits", notes):

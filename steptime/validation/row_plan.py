@@ -124,7 +124,6 @@ def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
         ("hybrid" in attention or "mamba" in attention, "hybrid layers"),
         ("a2a_p2p" in row.text("model_name").lower(), "context parallelism by a2a and p2p at once"),
         ("offload" in zero, "offloading"),
-        ("mcore" in zero, "Megatron-FSDP"),
         ("not sharded" in precision, "BF16_Optimizer of DeepSpeed"),
         ("multimodal" in row.text("model_name").lower(), "multimodal models"),
     )
@@ -189,10 +188,10 @@ def _sharding(row: MeasuredRow, framework: RowFramework, assumed: list[str], dp:
         if "bf16 reduce" in notes or "bf16 reduce" in row.text("precision").lower():
             fsdp["reduce_dtype"] = "bf16"
         return {"fsdp": fsdp}
-    found = re.match(r"zero-?([0-3])", said)
+    found = re.match(r"zero-?([0-3])|fsdp(3)\(mcore", said)
     if not found and not re.fullmatch(r"none( \(1 gpu\))?|ddp", said):
         raise SkipRowError(f"not modeled yet: {said[:40]!r} with {framework.profile}")
-    return {"zero_level": int(found[1]) if found else 0}
+    return {"zero_level": int(found[1] or found[2]) if found else 0}
 
 
 def _replicas(row: MeasuredRow, sharers: int) -> int:

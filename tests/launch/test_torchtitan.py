@@ -200,7 +200,7 @@ def test_the_environment_and_the_user_tell_the_devices():
         ),
         (
             [("[parallelism]", "tensor_paralel_degree = 2")],
-            "job: parallelism.tensor_paralel_degree 2: not an option of torchtitan 0.1; did you mean "
+            "job: parallelism.tensor_paralel_degree 2: not an option of torchtitan 0.2; did you mean "
             "parallelism.tensor_parallel_degree?" + REFUSED,
         ),
         (

@@ -141,3 +141,36 @@ def test_tokenizers_by_their_repositories(tmp_path, name, vocabulary):
         f"global_batch_size: 8, tokenizer: {{library: huggingface, type: {name}}}, optim: {{name: fused_adam}}}}\n"
     )
     assert job(tmp_path, "job.yaml", text).model.vocab_sz == vocabulary
+
+
+ACCELERATE = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 16
+num_machines: 2
+fsdp_config: {fsdp_sharding_strategy: %s, fsdp_version: %s}
+model_name_or_path: Qwen/Qwen3-0.6B
+per_device_train_batch_size: 1
+max_length: 1024
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "version", "said"),
+    [("FULL_SHARD", "1", (1, True, 1)), ("FULL_SHARD", "2", (2, True, 1)), ("SHARD_GRAD_OP", "null", (1, False, 1)),
+     ("HYBRID_SHARD", "1", (1, True, 2)), ("2", "1", (1, False, 1))],
+)  # fmt: skip
+def test_fsdp_of_accelerate_is_version_1_unless_another_is_said(tmp_path, strategy, version, said):
+    """accelerate utils/dataclasses.py: FSDP_VERSION 1, gradients reduced in bf16; a hybrid shards within nodes of 8."""
+    layout = job(tmp_path, "fsdp.yaml", ACCELERATE % (strategy, version)).parallelism
+    assert (layout.fsdp.version, layout.fsdp.reshard_after_forward, layout.replicas) == said
+    assert (layout.fsdp.reduce_dtype, layout.dp) == ("bf16", 16)
+
+
+def test_fsdp_of_training_arguments_and_of_axolotl(tmp_path):
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 1\nmax_length: 512\nbf16: true\n"
+    assert job(tmp_path, "args.yaml", text + "fsdp: full_shard auto_wrap\n").parallelism.fsdp.version == 1
+    assert (
+        job(tmp_path, "args.yaml", text + "fsdp: full_shard\nfsdp_config: {version: 2}\n").parallelism.fsdp.version == 2
+    )
+    text = "base_model: Qwen/Qwen3-0.6B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\nfsdp_version: "
+    assert [job(tmp_path, "ax.yaml", f"{text}{n}\n").parallelism.fsdp.version for n in (1, 2)] == [1, 2]

@@ -26,6 +26,12 @@ def test_one_expert_a_rank_is_not_cut():
     assert sizes(group_of(experts, 1, 3, (2, 1))) == (1_000, 51 * 20, 1_000)
 
 
+def test_experts_with_tensors_of_their_own_are_cut_anywhere():
+    """Megatron-FSDP: 2 experts of 50 rows of 10 lie in one buffer of 100 rows; 3 ranks have 34 each, and nothing is turned."""
+    experts = [Param("w", (4, 50, 10), group="expert", n_experts=4)]
+    assert sizes(group_of(experts, 1, 3, (2, 1), stacked=False)) == (1_000, 1_020, 0)
+
+
 @pytest.mark.parametrize(
     ("split_dim", "padded"),
     [

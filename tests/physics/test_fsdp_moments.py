@@ -18,7 +18,7 @@ from steptime.fsdp.groups import Buffers
 from steptime.fsdp.memory_walk import Moments, Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing
 from steptime.job.assembly import Assembly
-from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories
 
 BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)

@@ -6,7 +6,7 @@ import pytest
 from jobs import job
 
 from steptime.answer.result import estimate
-from steptime.memory.op_walk import PartMemory, Peak
+from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.split_backward import SplitMemory, chunk_split
 
 DEEP = {"n_layers": 8, "hidden_sz": 8192, "inter_sz": 28672, "n_q_heads": 64, "vocab_sz": 32768}

@@ -174,10 +174,10 @@ def releases() -> dict[str, dict[str, list[str]]]:
 
 def is_legacy(arguments: Mapping[str, str]) -> bool:
     """Whether the arguments are of Megatron-LM before Megatron-Core and TransformerEngine: those of 2021 and 2022."""
+    if plain(arguments.get("deepspeed")) is True:
+        return "transformer_impl" not in arguments
     if "transformer_impl" in arguments or "recompute_granularity" in arguments:
         return False
-    if plain(arguments.get("deepspeed")) is True:
-        return True
     alone = {"DDP_impl", "activations_checkpoint_method", "data_impl"}
     return plain(arguments.get("checkpoint_activations")) is True or bool(alone & arguments.keys())
 

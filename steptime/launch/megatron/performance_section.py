@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from steptime.launch.job_keys import JobKeys
 from steptime.launch.megatron.attention_kinds import latent
 from steptime.launch.megatron.expert_layers import expert_performance, has_experts
+from steptime.software.settings import OffloadModule
 
 _MODULES = frozenset({"core_attn", "layernorm", "mlp"})
 _OF_EXPERTS = frozenset({"moe_act", "moe", "shared_experts"})
@@ -22,7 +23,7 @@ def performance_section(keys: JobKeys, layout: dict[str, Any], software: str) ->
     section: dict[str, Any] = {"software": software}
     if multiple := keys.whole("make_vocab_size_divisible_by"):
         section["vocab_multiple"] = multiple
-    section |= _precision(keys) | _recompute(keys) | _states(keys)
+    section |= _precision(keys) | _recompute(keys) | _offload(keys) | _states(keys)
     fused = keys.on("gradient_accumulation_fusion")
     if software.partition("@")[0] in OLDER:
         if keys.on("use_flash_attn"):
@@ -104,6 +105,16 @@ def _recompute(keys: JobKeys) -> dict[str, Any]:
     if not kept:
         return {"activation_checkpointing_type": "none"}
     return {"recompute": {"granularity": "selective", "modules": kept}}
+
+
+def _offload(keys: JobKeys) -> dict[str, Any]:
+    """Modules whose inputs go to the host's memory."""
+    if not keys.on("fine_grained_activation_offloading"):
+        return {}
+    said, known = keys.words("offload_modules"), get_args(OffloadModule)
+    if strange := [name for name in said if name not in known]:
+        keys.leave_out("offload_modules", f"{strange[0]} is not modeled yet")
+    return {"offload_modules": [name for name in said if name in known]}
 
 
 def _states(keys: JobKeys) -> dict[str, Any]:

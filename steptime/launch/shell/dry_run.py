@@ -14,6 +14,7 @@ from steptime.launch.shell.conditions import Outcome, answer
 from steptime.launch.shell.expansion import Expander, quoted
 from steptime.launch.shell.lexer import Token
 from steptime.launch.shell.scope import Scope, Unknown, Value, clean, merged
+from steptime.launch.shell.slurm import submitted
 
 _DECLARE = frozenset({"export", "local", "declare", "typeset", "readonly"})
 _MOST_COMMANDS = 50_000
@@ -206,12 +207,9 @@ class DryRun:
 
     def command(self, fields: list[Value], node: grammar.Simple) -> Outcome:
         """A command with its words filled in."""
-        first = fields[0].text
-        rest = fields[1:]
-        if first in {":", "true"}:
-            return "yes"
-        if first == "false":
-            return "no"
+        first, rest = fields[0].text, fields[1:]
+        if first in {":", "true", "false"}:
+            return "no" if first == "false" else "yes"
         if first in _DECLARE:
             for word in (word for word in node.words[1:] if grammar.ASSIGNMENT.fullmatch(word.text)):
                 assign(self.expand, word)
@@ -234,6 +232,8 @@ class DryRun:
         elif first in {"bash", "sh", "zsh"} and rest and rest[0].text.endswith(_SCRIPTS):
             if not self.included(rest[0].text, rest[1:]):
                 self.commands.append(Command(fields, node.line, self.doubt))
+        elif first == "sbatch" and (script := submitted(self.scope, self.beside, self.name, rest)):
+            self.included(script, [])
         elif first == "exit" and (not rest or rest[0].text == "0"):
             raise _ExitError
         elif first in self.functions and self.depth < _DEEPEST:

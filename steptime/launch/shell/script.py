@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from steptime.launch.beside import Beside
 from steptime.launch.shell.dry_run import Command, DryRun
-from steptime.launch.shell.expansion import Expander
+from steptime.launch.shell.expansion import DEVICES_ON_NODE, Expander
 from steptime.launch.shell.grammar import parse_shell
 from steptime.launch.shell.processes import LAUNCHERS, Word, size_of
 from steptime.launch.shell.scope import Scope, Value, clean
+from steptime.launch.shell.slurm import headers_of, slurm_variables
 
 
 class Script(NamedTuple):
@@ -70,15 +71,12 @@ _TRAINERS = frozenset({"swift", "megatron", "llamafactory-cli", "axolotl", "tune
 _SUBCOMMANDS = frozenset({"sft", "pt", "rlhf", "train", "run"})
 """Programs that launch themselves, and what they are told to do."""
 _NO_LAUNCH = frozenset({"echo", "printf", "cat", "cp", "sed", "git", "cd", "mkdir", "pip", "tee", "ls", "rm"})
-_USUAL = frozenset({"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"})
-_SBATCH = {
-    "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
-    "n": "SLURM_NTASKS", "gpus-per-node": "SLURM_GPUS_PER_NODE", "gres": "SLURM_GPUS_PER_NODE",
-    "gpus": "SLURM_GPUS", "G": "SLURM_GPUS",
-}  # fmt: skip
-"""Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
-_RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
-"""Variables by which a script tells that it is running and no longer to be submitted."""
+_USUAL = frozenset(
+    {"HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", DEVICES_ON_NODE}
+)
+
+_PLACEHOLDER = re.compile(r"(?<!<)<([A-Z][A-Z_]*(?:[ _][\w./-]+)+)>")
+"""What a reader is to fill in (<PATH TO gpt-vocab.json>), which a shell would take for redirections."""
 
 
 def read_script(text: str, name: str, env: dict[str, str] | None = None, beside: Beside | None = None) -> Script:
@@ -89,9 +87,9 @@ def read_script(text: str, name: str, env: dict[str, str] | None = None, beside:
     Raises:
         ConfigError: the text is no shell script that can be read (a quote that never ends).
     """
-    text = clean(text)
-    headers = _headers(text)
-    scope = Scope(_slurm(headers, text) | (env or {}))
+    text = _PLACEHOLDER.sub(lambda found: f"[{'_'.join(found[1].split())}]", clean(text))
+    headers = headers_of(text)
+    scope = Scope(slurm_variables(headers, text) | (env or {}))
     if env and "1" in env:
         count = next(i for i in range(1, len(env) + 2) if str(i) not in env)
         scope.positional = [Value(clean(env[str(i)]), 0) for i in range(1, count)]
@@ -143,33 +141,6 @@ def variables_of(beside: Beside | None) -> dict[str, str]:
             walk.script(parse_shell(clean(path.read_text(encoding="utf-8", errors="replace")), path.name))
             scope = walk.scope
     return {key: found[0].text for key, found in scope.values.items() if found and scope.known(found[0].text)}
-
-
-def _headers(text: str) -> list[tuple[str, str]]:
-    """Options and values of a script's #SBATCH lines."""
-    lines = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
-    return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
-
-
-def _slurm(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
-    """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
-    found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
-    found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
-    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+)=(\d+)", text, re.MULTILINE):
-        # qsub of Grid Engine at ABCI (docs.abci.ai, job execution): kind and number of nodes
-        found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
-    for option, value in headers:
-        number = re.search(r"(?:^|:)(\d+)$", value)
-        if option in _SBATCH and number and (option != "gres" or "gpu" in value):
-            found[_SBATCH[option]] = number[1]
-    if "SLURM_NNODES" in found:
-        found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
-        if "SLURM_NTASKS_PER_NODE" in found:
-            tasks = int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"])
-            found.setdefault("SLURM_NTASKS", str(tasks))
-    if "SLURM_NTASKS" in found:
-        found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
-    return found
 
 
 def _gpu(headers: list[tuple[str, str]]) -> str:

@@ -65,12 +65,17 @@ def read_torchtitan(
     keys = JobKeys(path, table, read_keys(said, table), defaults=defaults, sets=sets)
     if devices is not None and told(sets, "parallelism.dp") is None:
         keys.beside_flags.append(LaunchFlag("devices", str(devices), "used", "parallelism.dp"))
-    reading = keys.reading(
-        config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, "" if later else "@0.2")
-    )
     version = re.search(r"torchtitan version: (\d+\.\d+\.\d+)", text)
-    framework = f"torchtitan {version[1]}" if version and version[1] != "0.0.0" else table.framework
-    return reading._replace(framework=framework)
+    named = version[1] if version and version[1] != "0.0.0" else ""
+    release = "" if later else _release(keys, named)
+    reading = keys.reading(config_of(keys, told(sets, "model") or model or flavor_of(keys), devices, release))
+    return reading._replace(framework=f"torchtitan {named or release[1:]}") if named or release else reading
+
+
+def _release(keys: JobKeys, named: str) -> str:
+    """The release of the profile: the log's own, else 0.1 where keys are spelled as up to then, else the last with TOML files."""
+    older = any(item.name != item.key for item in keys.given)
+    return "@0.1" if (named.startswith("0.1") if named else older) else "@0.2"
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------------------

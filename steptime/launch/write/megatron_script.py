@@ -52,7 +52,7 @@ def flags(said: dict[str, Any], table: KeyTable) -> list[str]:
         if value is True:
             found.append(name)
         elif value is not False:
-            words = str(value).split() if argument == "recompute_modules" else [str(value)]
+            words = str(value).split() if argument in {"recompute_modules", "offload_modules"} else [str(value)]
             found.append(" ".join([name, *map(shlex.quote, words)]))
         elif argument in negations:
             found.append("--" + negations[argument])

@@ -100,6 +100,6 @@ def _rest(said: Mapping[str, Any]) -> dict[str, Any]:
     """The model's own fields: all that no other section has."""
     elsewhere = {*_DDP, *_OPTIMIZER, *_PRECISION, *_OVERLAP, *_TRAIN, "seq_length"}
     found = {key: value for key, value in said.items() if key not in elsewhere}
-    if "recompute_modules" in found:
-        found["recompute_modules"] = str(found["recompute_modules"]).split()
+    for words in found.keys() & {"recompute_modules", "offload_modules"}:
+        found[words] = str(found[words]).split()
     return found | ({"seq_length": said["seq_length"]} if "seq_length" in said else {})

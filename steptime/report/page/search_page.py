@@ -127,9 +127,9 @@ def _held(estimate: Any) -> float:
 def _point(number: int, layout: Layout, x: float, y: float) -> Html:
     """A point of the front: a link to its plan."""
     title = f"{number}: {search_tables.figures(layout)}; {search_tables.shape(layout)}"
-    dot = el("circle", el("title", title), cx=x, cy=y, r=6.0, class_="dot")
+    dot = el("circle", cx=x, cy=y, r=6.0, class_="dot")
     label = el("text", str(number), x=x + 9, y=y - 5)
-    return el("a", dot, label, href=f"#plan-{number}", aria_label=title)
+    return el("a", el("title", title), dot, label, href=f"#plan-{number}")
 
 
 def _cloud(found: Search, low: float, high: float, at: Any) -> Html:

@@ -134,7 +134,7 @@ def plain_table(found: Table) -> Html:
     ]
     table = el("table", el("thead", el("tr", *head)), el("tbody", *body))
     return join(
-        el("h3", found.title),
+        el("h3", found.title) if found.title else "",
         el("div", table, class_="scroll"),
         *(el("p", note, class_="note") for note in found.notes),
     )

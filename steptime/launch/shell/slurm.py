@@ -1,0 +1,56 @@
+"""The headers of a batch script, and the variables that Slurm, PBS or Grid Engine sets from them."""
+
+from __future__ import annotations
+
+import re
+
+from steptime.launch.beside import Beside
+from steptime.launch.shell.scope import Scope, Value
+
+_SBATCH = {
+    "nodes": "SLURM_NNODES", "N": "SLURM_NNODES", "ntasks-per-node": "SLURM_NTASKS_PER_NODE", "ntasks": "SLURM_NTASKS",
+    "n": "SLURM_NTASKS", "gpus-per-node": "SLURM_GPUS_PER_NODE", "gres": "SLURM_GPUS_PER_NODE",
+    "gpus": "SLURM_GPUS", "G": "SLURM_GPUS",
+}  # fmt: skip
+"""Headers of sbatch, and the variables that Slurm sets from them (slurm.schedmd.com/sbatch.html, output environment)."""
+_RUNNING = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PBS_JOBID")
+"""Variables by which a script tells that it is running and no longer to be submitted."""
+
+
+def headers_of(text: str) -> list[tuple[str, str]]:
+    """Options and values of a script's #SBATCH lines."""
+    lines = "\n".join(re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE))
+    return re.findall(r"(?:^|\s)--?([A-Za-z-]+)(?:=|[ \t]+)?([^\s#-]\S*)", lines)
+
+
+def slurm_variables(headers: list[tuple[str, str]], text: str) -> dict[str, str]:
+    """The variables that Slurm, PBS or Grid Engine sets: those from headers, and those of a job that is running already."""
+    found = {name: "0" for name in _RUNNING if headers and name.startswith("SLURM")}
+    found |= {name: "0" for name in _RUNNING if name.startswith("PBS") and re.search(r"^#PBS ", text, re.MULTILINE)}
+    if grid := re.search(r"^#\$[ \t]+-l[ \t]+(rt_\w+)=(\d+)", text, re.MULTILINE):
+        # qsub of Grid Engine at ABCI (docs.abci.ai, job execution): kind and number of nodes
+        found |= {"SGE_RESOURCE_TYPE": grid[1], "NHOSTS": grid[2], "JOB_ID": "0"}
+    for option, value in headers:
+        number = re.search(r"(?:^|:)(\d+)$", value)
+        if option in _SBATCH and number and (option != "gres" or "gpu" in value):
+            found[_SBATCH[option]] = number[1]
+    if "SLURM_NNODES" in found:
+        found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"]
+        if "SLURM_NTASKS_PER_NODE" in found:
+            tasks = int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"])
+            found.setdefault("SLURM_NTASKS", str(tasks))
+    if "SLURM_NTASKS" in found:
+        found["SLURM_NPROCS"] = found["SLURM_NTASKS"]
+    return found
+
+
+def submitted(scope: Scope, beside: Beside, own: str, words: list[Value]) -> str:
+    """The other script that sbatch is given, with the variables that Slurm sets in its job; "" where it is not there."""
+    name = next((word.text for word in words if word.text.endswith((".sh", ".slurm", ".sbatch"))), "")
+    text = beside.text(name) if name else None
+    if text is None or name.endswith(own):
+        return ""
+    options = "#SBATCH " + " ".join(word.text for word in words)
+    for key, value in slurm_variables(headers_of(f"{text}\n{options}"), text).items():
+        scope.put(key, value, 0)
+    return name

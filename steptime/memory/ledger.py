@@ -1,0 +1,60 @@
+"""Bytes as they come and go, the most there have been, and what a part's walk finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from steptime.base.num import Num, is_column, maximum
+
+
+class Peak(NamedTuple):
+    """Most bytes held at once, and the op that holds them."""
+
+    bytes: Num
+    op: str
+
+    def worse(self, other: Peak) -> Peak:
+        """The larger of the two, row by row for columns."""
+        if is_column(self.bytes) or is_column(other.bytes):
+            return Peak(maximum(self.bytes, other.bytes), "")
+        return max(self, other)
+
+
+class PartMemory(NamedTuple):
+    """Memory of one part for one micro-batch [B]. Both peaks include what the part itself keeps."""
+
+    saved: Num
+    forward: Peak
+    backward: Peak
+    n_params: Num = 0.0
+    """Parameters whose gradients its backward makes."""
+    ahead: Num = 0.0
+    """What of it is back on the device before its backward begins, where it waits in the host's memory."""
+
+
+NO_BYTES = Peak(0.0, "")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes now, and the most there has been."""
+
+    bytes: Num
+    peak: Peak = NO_BYTES
+
+    def mark(self, op: str, extra: Num = 0.0) -> None:
+        """Note the moment, with `extra` bytes that live only now."""
+        total = self.bytes + extra
+        if is_column(total):
+            self.peak = Peak(maximum(self.peak.bytes, total), "")
+        elif total > self.peak.bytes:
+            self.peak = Peak(total, op)
+
+
+@dataclass(slots=True)
+class GradBuffer:
+    """The buffer of a tensor's gradient; a residual's is shared by several tensors."""
+
+    bytes: Num
+    users: int = 1

@@ -1,0 +1,108 @@
+"""Fine-grained activation offload of Megatron-Core: what modules of a layer keep for backward waits in the host's memory.
+
+Source: megatron/core/pipeline_parallel/fine_grained_activation_offload.py (megatron-core 0.16.1); who opens and commits a group:
+transformer_layer.py, attention.py, multi_latent_attention.py and moe/experts.py of megatron/core/transformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from steptime.base.num import Num, same
+from steptime.model.ops import Gemm, Op, Tensor
+from steptime.model.segments import Segment, depths, kept_names, runs
+
+LEAST_ELEMENTS = 2.0**20
+"""Tensors of fewer elements stay (min_offloaded_tensor_size, 1024 * 1024)."""
+
+
+class Module(NamedTuple):
+    """The ops of one module, and the op after which what they keep is sent."""
+
+    name: str
+    ops: range
+    commit: int
+
+
+class Copy(NamedTuple):
+    """A tensor as one op keeps it: two ops that keep one storage send it twice, and get two back (tensor_push)."""
+
+    name: str
+    freed: int
+    """The op after whose backward the copy that came back goes."""
+
+
+class Group(NamedTuple):
+    """What one module sends; `next_at`: before which op's backward the same of the layer before begins to come back."""
+
+    module: Module
+    copies: list[Copy]
+    next_at: int
+
+
+def modules_of(ops: list[Op]) -> list[Module]:
+    """The modules of a layer, or of each layer of multi-token prediction."""
+    stretches = depths(ops) or [range(len(ops))]
+    return [module for stretch in stretches for module in of_layer(ops, stretch)]
+
+
+def of_layer(ops: list[Op], stretch: range) -> list[Module]:
+    """Those of one layer in the order in which they begin."""
+
+    def of(role: str) -> list[range]:
+        return [run for run in runs(ops, {role}) if run.start in stretch]
+
+    cores, norms, found = of("core_attn"), of("norm"), list[Module]()
+    core = cores[0] if cores else range(stretch.start, stretch.start)
+    before = [norm for norm in norms if norm.start < core.start]
+    after = [norm for norm in norms if norm.start >= core.stop]
+    for norm in before[:1]:
+        found.append(Module("attn_norm", norm, after[0].start - 1 if after else stretch[-1]))
+        found.append(Module("qkv_linear", range(norm.stop, core.start), core.start - 1))
+    found += [Module(name, run, run[-1]) for name in ("core_attn", "attn_proj") for run in of(name)[:1]]
+    found += [Module("mlp_norm", norm, stretch[-1]) for norm in after[:1]]
+    products = [i for i in stretch if isinstance(ops[i], Gemm) and ops[i].role == "moe"]
+    if len(products) > 1:
+        up, down = products[0], products[-1]
+        found += [Module("expert_fc1", range(up, up + 1), up), Module("moe_act", range(up + 1, down), down)]
+    return found
+
+
+def groups(ops: list[Op], x: Tensor, segments: list[Segment], names: AbstractSet[str]) -> list[Group]:
+    """What the named modules of a part send in forward; a tensor leaves the device where no other op keeps it too.
+
+    Of the layer before a group comes back whenever the backward of a module is done (on_group_start_backward), the one that was
+    sent last first: all of a layer is there before its backward begins, as the chunk that runs backward first sends none of its
+    last layer (post_warmup_callback).
+    """
+    chosen = [module for module in modules_of(ops) if module.name in names]
+    home = {i: module for module in chosen for i in module.ops}
+    elements = {tensor.name: tensor.elements for tensor in (x, *(t for op in ops for t in op.allocates))}
+    copies: dict[int, list[Copy]] = {module.ops.start: [] for module in chosen}
+    for name, keepers in kept_by(ops, segments).items():
+        if all(i in home for i in keepers) and same(elements[name] >= LEAST_ELEMENTS):
+            for i in keepers:
+                copies[home[i].ops.start].append(Copy(name, i))
+    done = sorted((module.ops.start - 1 for module in chosen), reverse=True)
+    sent = sorted(chosen, key=lambda module: -module.commit)
+    return [Group(module, copies[module.ops.start], at) for module, at in zip(sent, done, strict=True)]
+
+
+def kept_by(ops: list[Op], segments: list[Segment]) -> dict[str, list[int]]:
+    """Of each tensor that forward keeps the ops that keep it; what a segment reads is kept by its first op."""
+    kept = kept_names(ops, segments)
+    inside = {i for s in segments if s.reads for i in range(s.first, s.last + 1)}
+    found: dict[str, list[int]] = {name: [] for name in kept}
+    pairs = [(name, i) for i, op in enumerate(ops) if i not in inside for name in op.saves]
+    pairs += [(name, s.first) for s in segments for name in (*s.reads, *s.keeps)]
+    for name, i in pairs:
+        if name in found and i not in found[name]:
+            found[name].append(i)
+    return found
+
+
+def copied_bytes(found: Sequence[Group], sizes: dict[str, Num]) -> Num:
+    """Bytes that a part sends in forward, and gets back in backward."""
+    return 1.0 * sum([sizes[copy.name] for group in found for copy in group.copies])

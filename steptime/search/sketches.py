@@ -1,0 +1,189 @@
+"""Assemblies of one device for many spreads of the weights at once: parameters in columns, one row per (tp, ep, etp).
+
+Where ep is 1 experts are dense parameters, else they have ranks of their own; so these are two families of spreads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from steptime.base.num import Num, is_column
+from steptime.job.assembly import Assembly, Chunk, LocalParam, Part, shard_of
+from steptime.job.candidates import Candidates
+from steptime.job.job import Job
+from steptime.memory.buckets import Pieces, piece_buckets
+from steptime.memory.states import Bucket, backward_pieces, bucket_size, in_one_piece, pads, shard_ranks, whole_buckets
+from steptime.model.ops import Param
+from steptime.search.pipeline import Stages
+
+
+class Spread(NamedTuple):
+    """How the weights of a stage lie on its devices."""
+
+    tp: int
+    ep: int
+    etp: int
+
+
+class Sketches:
+    """The assemblies of some spreads."""
+
+    def __init__(self, job: Job, spreads: Sequence[Spread]) -> None:
+        self.job = job
+        self._families: dict[bool, tuple[dict[Spread, int], Assembly]] = {}
+        self._some: dict[tuple[Spread, ...], Assembly] = {}
+        for alone in (True, False):
+            mine = [spread for spread in spreads if (spread.ep == 1) == alone]
+            if mine:
+                self._families[alone] = {spread: i for i, spread in enumerate(mine)}, whole(job, mine)
+
+    def layer_params(self, spreads: Sequence[Spread]) -> Any:
+        """Parameters of all layers that lie on one device without a pipeline, a column."""
+        import numpy as np
+
+        found: dict[Spread, float] = {}
+        for places, known in self._families.values():
+            each = np.broadcast_to(sum([count * part.n_params for part, count in known.runs]), (len(places),))
+            found |= dict(zip(places, each.tolist(), strict=True))
+        return np.array([found[spread] for spread in spreads])
+
+    def of(
+        self, spreads: Sequence[Spread], stages: Stages, joined: Assembly, view: Callable[[Mapping[str, Any]], Job]
+    ) -> Iterator[tuple[Any, tuple[Spread, ...], Assembly]]:
+        """By family: the places of its spreads, they themselves, and their assembly with one stage of each kind.
+
+        `view`: the job with columns of tp, ep and etp; `joined`: whose parts the stages hold.
+        """
+        import numpy as np
+
+        for alone in self._families:
+            where = [i for i, spread in enumerate(spreads) if (spread.ep == 1) == alone]
+            if not where:
+                continue
+            mine = tuple(spreads[i] for i in where)
+            known = self.some(alone, mine)
+            part = dict(zip(joined.kinds, known.kinds, strict=True))
+            sketch = known.remade(view(columns(mine)), {})
+            sketch.shard = shard_of(sketch.job)
+            vars(sketch)["stages"] = [[_moved(chunk, part) for chunk in chunks] for chunks in stages.chunks]
+            yield np.array(where), mine, sketch
+
+    def some(self, alone: bool, spreads: tuple[Spread, ...]) -> Assembly:
+        """The assembly of some spreads of a family."""
+        import numpy as np
+
+        if spreads not in self._some:
+            places, known = self._families[alone]
+            which = np.array([places[spread] for spread in spreads])
+            self._some[spreads] = joined([known], lambda same: same[0][which] if is_column(same[0]) else same[0])
+        return self._some[spreads]
+
+
+def columns(spreads: Sequence[Spread]) -> dict[str, Any]:
+    """Spreads as columns."""
+    import numpy as np
+
+    return {name: np.array([float(getattr(one, name)) for one in spreads]) for name in Spread._fields}
+
+
+def whole(job: Job, spreads: Sequence[Spread]) -> Assembly:
+    """One assembly of all spreads, put together of those whose layers are made of the same ops."""
+    import numpy as np
+
+    view = Candidates(job, **columns(spreads))
+    places, made = zip(*((which, Assembly(group.as_job)) for which, group in view.alike_parts()), strict=True)
+
+    def join(same: Sequence[Num]) -> Num:
+        if not any(map(is_column, same)) and len(set(same)) == 1:
+            return same[0]
+        column = np.zeros(len(spreads))
+        for where, values in zip(places, same, strict=True):
+            column[where] = values
+        return float(column[0]) if (column == column[0]).all() else column
+
+    return joined(made, join)
+
+
+def joined(assemblies: Sequence[Assembly], join: Callable[[Sequence[Num]], Num]) -> Assembly:
+    """Assemblies of the same parts as one, each of its figures made of theirs by `join`."""
+    first = assemblies[0]
+    every = zip(*((a.embedding, a.head, *a.kinds) for a in assemblies), strict=True)
+    found = first.remade(first.job, {same[0]: _joined_part(same, join) for same in every})
+    found.experts = join([a.experts for a in assemblies])
+    return found
+
+
+def _joined_part(same: Sequence[Part], join: Callable[[Sequence[Num]], Num]) -> Part:
+    first, tp, experts = same[0], join([p.tp for p in same]), join([p.experts for p in same])
+    renewed: dict[int, Param] = {}
+    for alike in zip(*(part.params for part in same), strict=True):
+        shape = tuple(join(extents) for extents in zip(*(p.shape for p in alike), strict=True))
+        renewed[id(alike[0])] = alike[0]._replace(shape=shape)
+    made = Part(first.kind, first.ops, first.x, first.out, tp, first.model, experts)
+    held = [join([p.elements for p in alike]) for alike in zip(*(part.registered_params for part in same), strict=True)]
+    registered = [LocalParam(renewed[id(p.param)], n) for p, n in zip(first.registered_params, held, strict=True)]
+    quantized = join([part.n_quantized for part in same])
+    vars(made).update(params=list(renewed.values()), registered_params=registered, n_quantized=quantized)
+    return made
+
+
+def _moved(chunk: Chunk, part: Mapping[Part, Part]) -> Chunk:
+    return chunk._replace(runs=tuple((part[one], count) for one, count in chunk.runs))
+
+
+class Cut(NamedTuple):
+    """The gradient buckets of one chunk under many spreads, spread by spread, in the order of backward."""
+
+    elements: Any
+    spread: Any
+    """The row of the spread that each belongs to."""
+    group: Any
+    """Its parameter group."""
+
+    def totals(self, size: int) -> list[Bucket]:
+        """What all buckets of a group carry, for `size` spreads."""
+        import numpy as np
+
+        found = []
+        for name in dict.fromkeys(self.group.tolist()):
+            mine = self.group == name
+            found.append(Bucket(np.bincount(self.spread[mine], self.elements[mine], size), name))
+        return found
+
+
+def cut(sketch: Assembly, chunk: Chunk, size: int) -> Cut:
+    """The buckets of a chunk, as `memory.states.chunk_buckets` has them, for an assembly of `size` spreads."""
+    import numpy as np
+
+    if in_one_piece(sketch, chunk):
+        buckets = whole_buckets(sketch, chunk, sharded=pads(sketch.job))
+        elements = np.stack([np.broadcast_to(1.0 * bucket.elements, (size,)) for bucket in buckets], axis=-1)
+        groups = np.tile([bucket.group for bucket in buckets], size)
+        return Cut(elements.ravel(), np.repeat(np.arange(size), len(buckets)), groups)
+    each: list[list[Bucket]] = [[] for _ in range(size)]
+    for group, pieces in backward_pieces(sketch, chunk).items():
+        ranks = np.broadcast_to(shard_ranks(sketch.job, group), (size,)).tolist()
+        total = sum([piece.times * piece.elements for piece in pieces])
+        limits = (
+            np.broadcast_to(bucket_size(sketch.job, total), (size,)).tolist() if chunk.depth == 0 else [None] * size
+        )
+        for row, mine in enumerate(_rows(pieces, size)):
+            found = piece_buckets(mine, int(ranks[row]), limits[row], sharded=pads(sketch.job))
+            each[row] += [Bucket(elements, group) for elements in found]
+    flat = [bucket for mine in each for bucket in mine]
+    owners = np.repeat(np.arange(size), list(map(len, each)))
+    return Cut(np.array([bucket.elements for bucket in flat]), owners, np.array([bucket.group for bucket in flat]))
+
+
+def _rows(pieces: Sequence[Pieces], size: int) -> Iterator[list[Pieces]]:
+    """Pieces in columns as those of each row."""
+    import numpy as np
+
+    known: dict[int, list[Pieces]] = {}
+    for piece in pieces:
+        if id(piece) not in known:
+            elements, times = (np.broadcast_to(x, (size,)).tolist() for x in (piece.elements, piece.times))
+            known[id(piece)] = [Pieces(n, int(count), piece.alone) for n, count in zip(elements, times, strict=True)]
+    for row in range(size):
+        yield [known[id(piece)][row] for piece in pieces]

@@ -1,0 +1,130 @@
+"""Activations that wait in the host's memory: what stays, what comes back when, and seconds, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+
+from steptime.answer.result import estimate
+from steptime.commands.cli import main
+from steptime.job.assembly import Assembly
+from steptime.launch.read import read
+from steptime.memory.part_memories import PartMemories
+from steptime.model.offload import groups
+from steptime.model.ops import Gemm
+from steptime.model.segments import find_segments
+
+# a layer of Llama-3 8B: 4096 tokens of h 4096 in bf16 are 32 MiB; q 32, k and v 8 each, the output 32
+MIB = 2.0**20
+ALL = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm"]
+
+
+def job(modules, performance=None, **parallelism):
+    said = {"offload_modules": modules} if modules else {}
+    return jobs.job("llama3-8b", performance=said | (performance or {}), **parallelism)
+
+
+def layer(of):
+    assembly = Assembly(of)
+    return PartMemories(assembly).selective[assembly.kinds[0]]
+
+
+@pytest.mark.parametrize(
+    ("modules", "gone"),
+    [
+        (["attn_norm"], 32),  # the layer's input
+        (["qkv_linear"], 32),  # the norm's output, which the projection keeps
+        (["core_attn"], 32 + 8 + 8),  # q, k and v; the output is kept by the output projection too
+        (["core_attn", "attn_proj"], 32 + 8 + 8 + 32),
+        (["mlp_norm"], 32),  # what attention leaves
+        (ALL, 4 * 32 + 8 + 8 + 32),
+    ],
+)
+def test_what_leaves_the_device(modules, gone):
+    """Sums of rows are below 2^20 elements, and stay (min_offloaded_tensor_size)."""
+    assert layer(job(None)).saved - layer(job(modules)).saved == gone * MIB
+
+
+def test_small_tensors_stay():
+    """255 tokens of h 4096 are 1,044,480 elements, fewer than 2^20; 256 are as many."""
+    few, enough = (
+        layer(jobs.job("llama3-8b", seqlen=n, performance={"offload_modules": ["attn_norm"]})).ahead for n in (255, 256)
+    )
+    assert (few, enough) == (0, 256 * 4096 * 2)
+
+
+def test_a_storage_that_two_ops_keep_comes_back_twice():
+    """q, k, v and the output by the kernel, the output by the projection again: 32 + 8 + 8 + 32 + 32 MiB."""
+    assert layer(job(["core_attn", "attn_proj"])).ahead == 112 * MIB
+
+
+def test_what_is_run_again_is_not_sent():
+    """The norm's output is made again; what is sent for it is its input."""
+    again = {"recompute": {"granularity": "selective", "modules": ["layernorm"]}}
+    assert layer(job(["qkv_linear"], again)).ahead == 0
+    assert layer(job(["attn_norm"], again)).ahead == 32 * MIB
+
+
+def test_experts_send_what_their_products_and_activation_read():
+    """Mixtral, 2 of 8 experts for 4096 tokens: 8192 rows of h 4096, and of 2 * 14336; ep 1, bf16."""
+    model = {"preset": "mixtral-8x7b", "n_layers": 2}
+    assembly = Assembly(jobs.job(model, performance={"offload_modules": ["expert_fc1", "moe_act"]}))
+    part = assembly.kinds[0]
+    sent = groups(part.ops, part.x, find_segments(part.ops, frozenset()), frozenset({"expert_fc1", "moe_act"}))
+    sizes = {group.module.name: sum(part.sizes[copy.name] for copy in group.copies) for group in sent}
+    assert sizes == {"expert_fc1": 8192 * 4096 * 2, "moe_act": 8192 * 2 * 14336 * 2}
+    assert isinstance(part.ops[sent[0].module.commit], Gemm)
+
+
+def test_a_pipeline_holds_a_layer_of_the_next_backward_beside_its_forward():
+    """Stage 0 of 4 holds 4 micro-batches of 8 layers; of each 176 MiB a layer go, and one layer's copies are back: 208 MiB."""
+    plain, away = (estimate(job(modules, pp=4, gbs=16)).memory.stages[0] for modules in (None, ALL))
+    assert plain.activations_bytes - away.activations_bytes == pytest.approx(4 * 8 * 176 * MIB)
+    assert away.allocated_bytes < plain.allocated_bytes - 4 * 8 * 176 * MIB + 1.5 * 208 * MIB
+
+
+def test_copies_hide_under_a_layer_and_show_where_the_link_is_slower():
+    """32 MiB of 32 layers and 8 micro-batches each way: 0.6 ms a layer, under its compute; at 0.5 GB/s 67 ms, less that."""
+    fast = estimate(job(["attn_norm"]))
+    assert fast.time.parts_s.get("host_comm", 0.0) == 0.0
+    assert fast.time.hidden_s["host_comm"] == pytest.approx(2 * 8 * 32 * 32 * MIB / 55.6e9)
+    slow = estimate(
+        jobs.job(
+            "llama3-8b",
+            performance={"offload_modules": ["attn_norm"]},
+            hardware={"node_type": "dgx-h100", "overrides": {"accelerator.host_bytes_per_s": 0.5e9}},
+        )
+    )
+    hidden = sum(part.seconds for part in fast.timing.parts.layer[:2]) * 8 * 32
+    assert slow.time.parts_s["host_comm"] == pytest.approx(2 * 8 * 32 * 32 * MIB / 0.5e9 - hidden)
+    assert slow.step_s == pytest.approx(sum(slow.time.parts_s.values()))
+
+
+def test_flags_of_megatron(tmp_path, capsys):
+    """--fine-grained-activation-offloading and --offload-modules, and back as a script."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --seq-length 4096 "
+        "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8 --bf16 --vocab-size 32000 "
+        "--fine-grained-activation-offloading --offload-modules core_attn attn_proj\n"
+    )
+    reading = read("megatron", str(script))
+    assert reading.config["performance"]["offload_modules"] == ["core_attn", "attn_proj"]
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "model: llama3-8b\nparallelism: {tp: 1, pp: 1, dp: 8}\nperformance: {offload_modules: [mlp_norm]}\n"
+        "data: {gbs: 8, seqlen: 4096, microbatch_sz: 1}\nhardware: {node_type: dgx-h100}\n"
+    )
+    assert main([str(plan), "--export", "megatron"]) == 0
+    assert "--offload-modules mlp_norm" in capsys.readouterr().out.replace("\\\n", " ").replace("  ", " ")
+
+
+def test_explained(capsys, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "model: llama3-8b\nparallelism: {tp: 1, pp: 1, dp: 8}\nperformance: {offload_modules: [mlp_norm]}\n"
+        "data: {gbs: 8, seqlen: 4096, microbatch_sz: 1}\n"
+        "hardware: {node_type: dgx-h100, overrides: {accelerator.host_bytes_per_s: 0.5 GB/s}}\n"
+    )
+    assert main(["explain", str(plan), "host_comm"]) == 0
+    assert "32.0 MiB / 500 MB/s = 67.11 ms a layer" in " ".join(capsys.readouterr().out.split())
