@@ -171,13 +171,20 @@ def _mlp(f: Found) -> None:
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
     kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
+    several = (
+        sum(bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails)
+        > 1
+    )
     stated = next((known for fact in facts if (known := norm_of(fact))), None)
     if "bias" in kinds:
         f.set("norm", "layernorm", "norm biases")
     elif stated is not None:
         f.set("norm", *stated)
-    elif kinds and f.last("gate_proj", "w3", "ffn_gate", "gate_up_proj", "linear_fc1") is not None:
-        f.set("norm", "rmsnorm", "no norm bias, gated MLP")
+    elif (
+        kinds
+        and f.last("linear_fc1", *(("gate_proj", "w3", "ffn_gate", "gate_up_proj") if several else ())) is not None
+    ):
+        f.set("norm", "rmsnorm", "no norm bias, gated MLP")  # with one norm a layer it may be Cohere's LayerNorm
     elif kinds:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:
