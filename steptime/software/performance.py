@@ -28,6 +28,7 @@ from steptime.software.settings import (
     LayoutSettings,
     LossImpl,
     Master,
+    Module,
     MoeSettings,
     MuonTpMode,
     OffloadModule,
@@ -49,9 +50,6 @@ Precision: TypeAlias = Annotated[
 
 CheckpointType: TypeAlias = Literal["none", "selective", "super-selective", "per-op", "full"]
 """selective and super-selective are Megatron's; per-op is torchtitan's selective checkpointing (`model.segments.per_op`)."""
-Module: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
-]  # fmt: skip
 
 
 class Recompute(Config):

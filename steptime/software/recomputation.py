@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from steptime.software.performance import Module, Performance, Recompute
+from steptime.software.performance import Performance, Recompute
+from steptime.software.settings import Module
 
 SELECTIVE: frozenset[Module] = frozenset[Module](("core_attn",))
 """Megatron's default recompute_modules (megatron/core/transformer/transformer_config.py, __post_init__)."""

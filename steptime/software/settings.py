@@ -29,6 +29,9 @@ RopeImpl: TypeAlias = Literal["fused", "composite", "own_tables", "eager"]
 Share: TypeAlias = bool | float
 """How much of a communication hides under compute: a bool, or a share from 0 to 1."""
 
+Module: TypeAlias = Literal[
+    "core_attn", "layernorm", "mlp", "act", "dropout", "after_qkv", "moe_act", "mla_up_proj", "moe", "shared_experts", "per_op",
+]  # fmt: skip
 OffloadModule: TypeAlias = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
 ]  # fmt: skip
