@@ -1,7 +1,5 @@
 """What an estimate holds: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 SCHEMA = "3dtrn/1"
