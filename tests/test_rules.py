@@ -202,7 +202,7 @@ BROKEN = {
     ),
     "linear attention with a pattern": (
         {"model.linear_attention": {}, "model.hybrid_pattern": "*-" * 40},
-        ["model.linear_attention: has no meaning beside model.hybrid_pattern; remove one"],
+        ["model.linear_attention: has no meaning together with model.hybrid_pattern; remove one"],
     ),
     "key heads divide value heads": (
         {"model.linear_attention": {"n_key_heads": 24}},
@@ -381,7 +381,7 @@ BROKEN = {
     ),
     "pattern or layers": (
         {"model.layers": [{"repeat": 80}], "model.hybrid_pattern": "*-" * 40},
-        ["model.hybrid_pattern: has no meaning beside model.layers; remove one"],
+        ["model.hybrid_pattern: has no meaning together with model.layers; remove one"],
     ),
     "mamba layers need mamba": (
         {"model.layers": [{"repeat": 80, "kind": "mamba"}]},

@@ -23,7 +23,7 @@ def add(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --from, a file that CONFIG sources or names and that is not beside it; may be repeated",
+        help="with --from, a file that CONFIG sources or names and that lies elsewhere; may be repeated",
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(

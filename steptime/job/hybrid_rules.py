@@ -46,7 +46,7 @@ HYBRID_RULES = [
     Rule(
         "pattern or layers",
         "model.hybrid_pattern",
-        "has no meaning beside model.layers; remove one",
+        "has no meaning together with model.layers; remove one",
         lambda f: not (f.patterned and f.listed_by == "model.layers"),
     ),
     Rule(

@@ -14,7 +14,7 @@ LINEAR_RULES = [
     Rule(
         "linear attention with a pattern",
         "model.linear_attention",
-        "has no meaning beside model.hybrid_pattern; remove one",
+        "has no meaning together with model.hybrid_pattern; remove one",
         lambda f: (f.linear is None) | (not f.patterned),
     ),
     # megatron/core/transformer/transformer_config.py, __post_init__: experimental_attention_variant

@@ -141,7 +141,7 @@ def kind_of(path: str, text: str) -> str:
         return "megatron"  # whose reader tells what the script launches
     if not telling:
         raise ConfigError(
-            f"{path}: which framework's it is cannot be told; name it: --from {', '.join([*KINDS, *TABLES])}"
+            f"{path}: cannot tell which framework it is for; name it: --from {', '.join([*KINDS, *TABLES])}"
         )
     return telling[0]
 

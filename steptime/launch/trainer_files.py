@@ -46,7 +46,7 @@ def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]
             continue
         if (text := beside.text(name) if beside is not None else None) is None:
             raise ConfigError(
-                f"{path}: line {word.line} reads {name}, which is not there; put it beside, or add --with FILE"
+                f"{path}: line {word.line} reads {name}, which is not there; put it in the same folder, or add --with FILE"
             )
         said |= flatten(parse_mapping(text, name))
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from steptime.base.num import Num, minimum, where
 from steptime.base.rows import HeldBuffer
@@ -99,6 +100,7 @@ def workspaces(job: Job) -> list[HeldBuffer]:
     ]
 
 
+@cache
 def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
     """Bytes of the workspace that torch gives a cuBLAS handle on a stream: pairs of KiB and count, as the variable has them.
 

@@ -32,7 +32,7 @@ def linear_attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op
     """
     of = model.linear_attention
     if of is None:
-        raise ValueError("model.linear_attention: unsaid, so there is none")
+        raise ValueError("model.linear_attention: not set, so there is none")
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
     normed, operand = cast_norm(normed, n1, rows * hidden, shard)

@@ -55,7 +55,7 @@ def widths(model: Model, shard: Shard) -> Widths:
     """
     mamba = model.mamba
     if mamba is None:
-        raise ValueError("model.mamba: unsaid, so there are no Mamba layers")
+        raise ValueError("model.mamba: not set, so there are no Mamba layers")
     heads = mamba.heads(model.hidden_sz) / shard.tp
     return Widths(mamba, heads * mamba.head_dim, heads, mamba.n_groups / shard.tp, shard.tokens)
 

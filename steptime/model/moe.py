@@ -39,7 +39,7 @@ def moe_ops(model: Model, shard: Shard, x: str = "x2") -> list[Op]:
     """
     moe, hidden = model.moe, model.hidden_sz
     if moe is None:
-        raise ValueError("model.moe: unsaid, so there are no experts")
+        raise ValueError("model.moe: not set, so there are no experts")
     rows = Rows(moe, hidden, shard)
     elements = rows.tokens * hidden
     normed, normal = norm("mlp.norm", x, rows.tokens, hidden, model, shard)

@@ -31,7 +31,12 @@ FLOORS = {
     "estimate_on_test": "the estimate on those rows",
 }
 RATIOS = {"weak_scaling": "weak scaling", "strong_scaling": "strong scaling", "layout": "layout"}
-SWEEPS = {"headline": "the headline group", "other": "other trainers", "test": "test rows alone", "apart": "set apart"}
+SWEEPS = {
+    "headline": "the headline group",
+    "other": "other trainers",
+    "test": "test rows alone",
+    "apart": "judged separately",
+}
 
 
 def baselines(summary: Summary) -> list[Table]:

@@ -60,7 +60,7 @@ def tables(summary: Figures) -> list[Table]:
     if summary["apart"]:
         rows = [line for i, figures in enumerate(summary["apart"].values()) for line in lines(f"({i + 1})", figures)]
         why = tuple(f"({i + 1}) {name}" for i, name in enumerate(summary["apart"]))
-        found.append(Table("memory of real GPU jobs, judged apart", HEADER, rows, why, left=2))
+        found.append(Table("memory of real GPU jobs, judged separately", HEADER, rows, why, left=2))
     for words, key in (("worst rows, dense", "worst"), ("worst rows, experts, hybrid, latent", "worst_others")):
         worst = [[row["id"], row["split"], f"{100.0 * row['memory_error']:+.2f}"] for row in summary[key]]
         found.append(Table(f"memory of real GPU jobs, {words}", ["", "split", "peak, %"], worst, left=2))

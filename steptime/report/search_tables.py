@@ -59,7 +59,7 @@ def answer(found: Search, best: Layout) -> FactList:
             Fact("tied", [f"{count:,} layouts lie within its 80 % interval, {seconds(low)} to {seconds(high)}"])
         )
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("of them least", [figures(least), *lines(least.changes, 60)]))
+            facts.append(Fact("least memory of these", [figures(least), *lines(least.changes, 60)]))
     counts = found.counts
     looked = f"{counts.points:,} layouts: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     facts.append(

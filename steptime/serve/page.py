@@ -28,7 +28,7 @@ def form() -> Html:
     )
     devices = row("devices", "devices", join(slider("devices", 14), number("devices")))
     buttons = [
-        ("pin", "pin", "keep this plan beside the next ones"),
+        ("pin", "pin", "keep this plan to compare the next ones with"),
         ("unpin", "unpin", "end the comparison"),
         ("link", "copy link", "an address that opens this plan"),
         ("save", "save YAML", "the plan as a file"),

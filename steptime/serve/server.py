@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             line = f"this plan takes longer than {MOST_SECONDS:g} s; fewer stages or micro-batches, or the command line"
             found = {"ok": False, "errors": [{"path": "", "line": line}]}
         except (ValueError, RecursionError) as error:  # no JSON
-            problems = error.problems if isinstance(error, ConfigError) else ["the request is no JSON"]
+            problems = error.problems if isinstance(error, ConfigError) else ["the request is not JSON"]
             self.refuse(HTTPStatus.BAD_REQUEST, problems[0])
             return
         self.reply(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")

@@ -3,12 +3,10 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from __future__ import annotations
-
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from steptime.base.config import Config
-from steptime.base.units import Seconds
+from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
@@ -248,6 +246,12 @@ class TimingSettings(Config):
     measured: bool = False
     """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
 
-    def slower_host(self, factor: float) -> TimingSettings:
+    def slower_host(self, factor: float) -> Self:
         """The same on hosts whose launches take `factor` as long."""
         return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
+
+
+def as_written(cls: type[Config], values: dict[str, Any]) -> Config:
+    """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
+    floats = [key for key in values if cls.model_fields[key].annotation is float]
+    return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})

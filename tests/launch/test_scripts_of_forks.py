@@ -56,7 +56,7 @@ def test_files_that_a_script_sources_are_read_beside_it_or_added(tmp_path):
     text = 'DIR="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nsource "$DIR/conf/model.sh"\n' + RUN + "$MODEL\n"
     missing = problems(folder, text)
     assert len(missing) == 1
-    assert "conf/model.sh, which is not there; put it beside, or add --with FILE" in missing[0]
+    assert "conf/model.sh, which is not there; put it in the same folder, or add --with FILE" in missing[0]
     other = tmp_path / "model.sh"
     other.write_text(f'MODEL="{FLAGS}"\n')
     assert job(folder, text, [other]).model.n_layers == 8

@@ -35,7 +35,7 @@ def bash(text: str, **env: str) -> list[str]:
     return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
 
 
-PUT = "put it beside, or add --with FILE"
+PUT = "put it in the same folder, or add --with FILE"
 OPTIONS = """
 set -- --tp 8 --name 'a b'
 while [[ $# -gt 0 ]]; do

@@ -105,7 +105,7 @@ def test_every_table_names_its_source_and_its_marks():
 
 
 def test_a_text_without_marks_is_no_kind():
-    with pytest.raises(ConfigError, match="which framework's it is cannot be told"):
+    with pytest.raises(ConfigError, match="cannot tell which framework it is for"):
         kind_of("x.yaml", "a: 1")
 
 

@@ -117,7 +117,7 @@ def test_a_script_and_the_config_that_it_names_from_the_top_of_its_repository(tm
     found = job(tmp_path, "scripts/run.sh", text)
     assert (found.model.name, found.data.microbatch_sz, found.data.seqlen) == ("qwen3-0.6b", 2, 1024)
     (tmp_path / "examples" / "job.yaml").unlink()
-    missing = "line 2 reads examples/job.yaml, which is not there; put it beside, or add --with FILE"
+    missing = "line 2 reads examples/job.yaml, which is not there; put it in the same folder, or add --with FILE"
     assert problems(tmp_path, "scripts/run.sh", text) == [missing]
 
 

@@ -91,7 +91,7 @@ class Scope:
         """The mark of a variable that nothing sets."""
         cause = Unknown(f"${name} has no value", name if re.fullmatch(r"\w+", name) else "")
         if self.sourced:
-            missing = f"{self.sourced[0]} is not there; put it beside, or add --with FILE"
+            missing = f"{self.sourced[0]} is not there; put it in the same folder, or add --with FILE"
             cause = cause._replace(why=f"{cause.why} ({missing})")
         return self.mark(f"${name}", cause, unset=True)
 

@@ -225,7 +225,7 @@ def _nothing_found(walk: DryRun) -> str:
         fix = "give the config that reads them: --from nemo CONFIG --with this file"
         return f"sets variables of a job ({', '.join(named)}) and launches nothing; {fix}"
     if walk.scope.sourced:
-        missing = f"{walk.scope.sourced[0]} is not there; put it beside, or add --with FILE"
+        missing = f"{walk.scope.sourced[0]} is not there; put it in the same folder, or add --with FILE"
         return f"no launch command (torchrun, python, srun ...); {missing}"
     return "no launch command (torchrun, python -m torch.distributed.run, srun, mpirun, deepspeed ...)"
 
