@@ -9,6 +9,9 @@ import pytest
 
 from steptime import Job, estimate
 from steptime.commands.cli import main
+from steptime.search.fastest import fastest
+from steptime.search.run import search
+from steptime.search.search import Asked
 from steptime.search.sensitivity import sensitivity
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -55,6 +58,22 @@ def test_a_rate_that_hides_a_collective_hides_it():
         return faster.time.parts_s.get("dp_comm", 0.0) / faster.step_s
 
     assert shows(row.times) <= 0.01 < shows(0.9 * row.times)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen3_30b_a3b"])
+def test_what_leaves_slower_layouts_out_finds_the_same_best(name):
+    """With a fraction of the layouts kept; also where less memory is of interest."""
+    plan = Job.load(CONFIGS / f"{name}.yaml")
+    every = search(plan)
+    asked = Asked((plan.parallelism.devices,), (plan.data.gbs,))
+    few = fastest(plan, asked)
+    assert few.best.changes == every.best.changes
+    assert few.best.estimate.step_s == every.best.estimate.step_s
+    assert few.counts.fitting < every.counts.fitting
+    half = plan.machine.accelerator.usable_memory_bytes / 2
+    small = every.columns["step_s"][every.columns["held_bytes"] <= half]
+    among = fastest(plan, asked, half).columns
+    assert among["step_s"][among["held_bytes"] <= half].min() == small.min()
 
 
 def test_the_command(capsys):
