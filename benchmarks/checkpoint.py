@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -240,10 +241,26 @@ def main() -> None:
         loads = [torch_pickle_load(folder / "dcp/.metadata") for _ in range(3)]
         wall, cpu = min(loads)[0], min(load[1] for load in loads)
         print(f"{'pickle.load of the same':28}{'':18}{'':10} {wall * 1e3:9.2f}{cpu * 1e3:9.2f}")
-        start = time.perf_counter()
-        code = "import sys; from steptime.commands.summarize_ckpt import main; sys.exit(main())"
-        subprocess.run([sys.executable, "-c", code, str(folder / "small.safetensors")], capture_output=True, check=True)
-        print(f"{'command, start to end':28}{'':18}{'':10} {(time.perf_counter() - start) * 1e3:9.2f}")
+        for name, path, options in (
+            ("command, start to end", "small.safetensors", ()),
+            ("command, a million --json", "million.safetensors", ("--json",)),
+            ("command, a million =full", "million.safetensors", ("--json=full",)),
+        ):
+            print(f"{name:28}{'':18}{'':10} {command(folder / path, *options)}")
+
+
+def command(path: Path, *options: str) -> str:
+    """Wall [ms], CPU time [ms] and peak memory [MB] of the command in a process of its own."""
+    code = (
+        "import re, sys; from steptime.commands.summarize_ckpt import main; main(sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr)"
+    )
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    argv = [sys.executable, "-c", code, str(path), *options]
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return f"{(time.perf_counter() - start) * 1e3:9.2f}{cpu * 1e3:9.2f}{int(done.stderr) / 1024:9.1f}"
 
 
 if __name__ == "__main__":

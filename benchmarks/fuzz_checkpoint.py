@@ -195,7 +195,7 @@ def run(
 ) -> tuple[int, list[int]]:
     """(cases tried, numbers of those that fail); failures are printed."""
     watch, failed, tries = Watch(), [], 0
-    for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):  # what json looks for in bytes
+    for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "raw-unicode-escape"):  # of json and of pickles
         codecs.lookup(name)
     with tempfile.TemporaryDirectory() as scratch:
         for number, files in enumerate(known.values()):  # whole ones first: what readers import is imported now

@@ -14,56 +14,68 @@ import random
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import numpy as np
+
+from steptime import Job, estimate
+from steptime.search.run import run
+from steptime.search.search import Asked, Search
+from steptime.search.space import Axes
+
 ROOT = Path(__file__).parents[1]
-PLAN = ROOT / "configs" / "gpt3_175b_h100.yaml"
+PLAN, EXPERTS = ROOT / "configs" / "gpt3_175b_h100.yaml", ROOT / "configs" / "deepseek_v3.yaml"
 
 
 def main() -> None:
     """Print one line per space, the scalar loop, the process and its memory."""
-    import numpy as np
-
-    from steptime import Job, estimate
-    from steptime.search.run import run
-    from steptime.search.search import Asked
-    from steptime.search.space import Axes
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=4096)
     parser.add_argument("--sample", type=int, default=40)
     options = parser.parse_args()
-    job = Job.load(PLAN)
+    whole_process(options.devices)  # first: a process starts with the most memory that its parent has had
+    found = space("the usual axes", PLAN, options.devices)
+    one_by_one(found, options.sample)
     blocks = [{"granularity": "full", "method": "block", "n_layers": n} for n in range(1, 96)]
-    spaces = {
-        "the usual axes": Axes(),
-        "every count of recomputed layers": Axes(
-            {"performance.activation_checkpointing_type": ("none", "selective"), "performance.recompute": tuple(blocks)}
-        ),
-    }
-    for name, axes in spaces.items():
-        start = process_time()
-        found = run(job, Asked((options.devices,), (job.data.gbs,), axes))
-        seconds = process_time() - start
-        counts = found.counts
-        print(
-            f"{name}: {counts.points:,} layouts, {counts.evaluated:,} can run, {seconds:.2f} s: "
-            f"{counts.evaluated / seconds:,.0f} computed a second, {counts.points / seconds:,.0f} of the cross product"
-        )
-    draw = random.Random(1)
-    of = draw.choices(found.found, weights=[len(of.row) for of in found.found], k=options.sample)
-    layouts = [job.replace(**one.block.changes(int(one.choice[0]), int(one.row[0]))) for one in of]
+    words = ("none", "selective")
+    counted = {"performance.activation_checkpointing_type": words, "performance.recompute": tuple(blocks)}
+    space("every count of recomputed layers", PLAN, options.devices, counted)
+    space("experts, the usual axes", EXPERTS)
+
+
+def space(name: str, plan: Path, devices: int | None = None, axes: Mapping[str, Any] | None = None) -> Search:
+    """Search one space and print how long it took."""
+    job = Job.load(plan)
+    start = process_time()
+    found = run(job, Asked((devices or job.parallelism.devices,), (job.data.gbs,), Axes(axes or {})))
+    seconds = process_time() - start
+    counts = found.counts
+    print(
+        f"{name}: {counts.points:,} layouts, {counts.evaluated:,} can run, {seconds:.2f} s: "
+        f"{counts.evaluated / seconds:,.0f} computed a second, {counts.points / seconds:,.0f} of the cross product"
+    )
+    return found
+
+
+def one_by_one(found: Search, sample: int) -> None:
+    """Estimate a sample of the layouts by themselves."""
+    of = random.Random(1).choices(found.found, weights=[len(of.row) for of in found.found], k=sample)
+    layouts = [found.plan.replace(**one.block.changes(int(one.choice[0]), int(one.row[0]))) for one in of]
     start = process_time()
     for layout in layouts:
         estimate(layout)
-    each = (process_time() - start) / len(layouts)
-    print(f"one by one: {1.0 / each:,.1f} a second")
+    print(f"one by one: {len(layouts) / (process_time() - start):,.1f} a second")
+
+
+def whole_process(devices: int) -> None:
+    """Run the command itself."""
     start = perf_counter()
     command = [sys.executable, "-c", "import sys; from steptime.commands.cli import main; sys.exit(main())"]
     subprocess.run(
-        [*command, "search", str(PLAN), "--devices", str(options.devices), "--csv", "--top", "3"],
+        [*command, "search", str(PLAN), "--devices", str(devices), "--csv", "--top", "3"],
         check=True, stdout=subprocess.DEVNULL, cwd=ROOT,
     )  # fmt: skip
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -67,17 +67,13 @@ CALLS = {
         "k_gather.grad": ("reduce_scatter", 1, 4 * K),
         "v_gather.grad": ("reduce_scatter", 1, 4 * K),
     },
-    # TransformerEngine exchanges the output again in backward, beside its gradient
-    ("megatron-core", "a2a"): {
-        f"{name}_a2a{back}": ("all_to_all", 1, size)
-        for name, size in (("q", Q), ("k", K), ("v", K), ("out", Q))
-        for back in ("", ".grad")
-    }
-    | {"out_again.grad": ("all_to_all", 1, Q)},
-    ("deepspeed", "a2a"): {
-        f"{name}_a2a{back}": ("all_to_all", 1, size)
-        for name, size in (("q", Q), ("k", K), ("v", K), ("out", Q))
-        for back in ("", ".grad")
+    **{
+        (software, "a2a"): {
+            f"{name}_a2a{back}": ("all_to_all", 1, size)
+            for name, size in (("q", Q), ("k", K), ("v", K), ("out", Q))
+            for back in ("", ".grad")
+        }
+        for software in ("megatron-core", "deepspeed")
     },
     # torch gathers k and v together, and hands gradients on in fp32, four times
     ("fsdp2", "all_gather"): {
@@ -158,8 +154,7 @@ LATENT_CALLS = {
         f"{name}_a2a{back}": (1, size)
         for name, size in (("q", WIDE), ("k", WIDE), ("v", NARROW), ("out", NARROW))
         for back in ("", ".grad")
-    }
-    | {"out_again.grad": (1, NARROW)},
+    },
 }
 
 
@@ -176,9 +171,9 @@ def test_heads_of_latent_attention_are_exchanged_in_their_own_widths(how):
 
 @pytest.mark.parametrize("how", METHODS)
 def test_latent_attention_shrinks_with_cp(how):
-    """Kept activations of a device are a cp-th, but for the output that the all-gather keeps twice; so are FLOPs."""
+    """Kept activations of a device are a cp-th, but for the output that all but the ring keep twice; so are FLOPs."""
     one, four = (estimate(with_model(LATENT, cp, how)) for cp in (1, 4))
-    extra = 4 * NARROW if how == "all_gather" else 0.0
+    extra = 0.0 if how == "p2p" else 4 * NARROW
     kept = [answer.memory.stages[0].activations_bytes for answer in (one, four)]
     assert kept[1] == pytest.approx(kept[0] / 4 + extra, rel=1e-9)
     assert attention(four.job).full_flops * 4 == attention(one.job).full_flops
@@ -285,9 +280,12 @@ def test_the_work_is_shared_out(how, cp, tp, full):
 
 @pytest.mark.parametrize("how", METHODS)
 def test_what_is_kept_shrinks_with_cp(how):
-    """Activations of a device are a cp-th; the all-gather keeps the output twice (partial ones, and what they go into)."""
+    """Activations of a device are a cp-th.
+
+    The all-gather keeps the output twice (partial ones, and what they go into), the all-to-all too (before it and after it).
+    """
     one, four = (estimate(job(cp, how)).memory.stages[0] for cp in (1, 4))
-    extra = 4 * Q if how == "all_gather" else 0.0  # 4 layers
+    extra = 0.0 if how == "p2p" else 4 * Q  # 4 layers
     assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + extra, rel=1e-9)
 
 
@@ -299,7 +297,7 @@ def test_recomputed_attention_keeps_the_output_that_the_projection_reads(how):
     assert {name for name in kept if name.startswith("attn.core")} == {"attn.core.out"}
 
 
-def test_ulysses_of_autograd_keeps_its_own_output():
+def test_ulysses_of_deepspeed_keeps_its_own_output():
     one, four = (estimate(job(cp, "a2a", "deepspeed")).memory.stages[0] for cp in (1, 4))
     assert four.activations_bytes == pytest.approx(one.activations_bytes / 4 + 4 * Q, rel=1e-9)
 

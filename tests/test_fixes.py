@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.answer.fixes import candidates, word
+from steptime.answer.fixes import candidates, cheapest, word
 from steptime.answer.result import estimate
 from steptime.base.config import ConfigError
+from steptime.base.rows import Fix
 from steptime.job.job import Job
 
 CONFIG = """
@@ -129,3 +131,16 @@ def test_candidates_change_one_thing_and_keep_the_devices():
 )
 def test_words(value, said):
     assert word(value) == said
+
+
+def test_changes_that_leave_a_job_tight_are_told_where_none_fits():
+    """Of all single changes only a micro-batch of 1 helps, and not wholly: 2 s a step after 1 s are 100 % more."""
+    data = {"gbs": 8, "seqlen": 2048, "microbatch_sz": 2}
+    job = Job(model="llama3-8b", parallelism={"tp": 1, "pp": 1, "dp": 1}, data=data, hardware="dgx-h100")
+
+    def answered(other):
+        verdict = "tight" if other.data.microbatch_sz == 1 else "does_not_fit"
+        return SimpleNamespace(step_s=2.0, memory=SimpleNamespace(verdict=verdict, peak_reserved_bytes=5.0))
+
+    assert cheapest(job, 1.0, answered) == []
+    assert cheapest(job, 1.0, answered, tight=True) == [Fix("--set data.microbatch_sz=1", 5.0, 2.0, 1.0, "tight")]

@@ -43,6 +43,8 @@ PLANS = {
     "uneven": plan({"pp": 4, "dp": 1, "layers_per_stage": "auto"}, n_layers=10),
     "ends counted": plan({"pp": 3, "dp": 1, "embedding_and_loss_count_as_layers": True}, n_layers=10),
     "2021": plan(performance={"software": "megatron-2021"}),
+    "batches stay": plan(performance={"batches_stay": True}),
+    "gradients twice": plan(performance={"software": "megatron-2021@2021-03"}),
     "layers of two widths": plan(layers=[{"repeat": 5, "inter_sz": 4096}, {"repeat": 7}]),
     "a100, overlap off": plan(performance={"overlap": {"dp": False, "pp": False, "tp": 0.5}}, hardware="dgx-a100-80"),
     "experts": plan(moe={"n_experts": 8, "expert_inter_sz": 1024, "experts_per_token": 2, "n_dense_layers": 1}),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steptime.base.config import ConfigError
+from steptime.base.config import ConfigError, build
 from steptime.software.performance import SETTING_GROUPS, Performance, Software, load_software, resolve, software_names
 from steptime.software.profiles import profile_mapping, profile_releases
 from steptime.software.settings import Overlap
@@ -38,6 +38,18 @@ def test_every_switch_is_set_in_the_file_itself(name):
     assert profile.model_fields_set == set(Software.model_fields) - {"any_layout", "compute_capability", "moe"}
     for group, cls in SETTING_GROUPS.items():
         assert getattr(profile, group).model_fields_set == set(cls.model_fields) - {"measured"}
+
+
+@pytest.mark.parametrize("name", NAMES + OTHERS)
+def test_every_profile_and_release_is_valid(name):
+    """Read without validation at a start, they are what validation makes of them, in value and in type."""
+    for said in (name, *(f"{name}@{release}" for release in profile_releases(name))):
+        groups: dict = {}
+        for key, value in profile_mapping(said).items():
+            group = next((group for group, cls in SETTING_GROUPS.items() if key in cls.model_fields), None)
+            groups.setdefault(group, {})[key] = value
+        valid = build(Software, groups.pop(None) | groups)
+        assert repr(load_software(said)) == repr(valid)
 
 
 @pytest.mark.parametrize(

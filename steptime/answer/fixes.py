@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from steptime.base.config import ConfigError
-from steptime.base.rows import Fix, Memory
+from steptime.base.rows import Fix, Memory, Verdict
 from steptime.job.job import Job
 
 Change = dict[str, Any]
@@ -26,23 +26,28 @@ class Answer(Protocol):
         ...
 
 
-def cheapest(job: Job, step_s: float, estimate: Callable[[Job], Answer], count: int = 3) -> list[Fix]:
+def cheapest(
+    job: Job, step_s: float, estimate: Callable[[Job], Answer], count: int = 3, *, tight: bool = False
+) -> list[Fix]:
     """The changes that make `job` fit and cost the least step time per token, at most `count`.
 
-    Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch.
+    Every candidate is estimated whole, by `estimate`. Changes of the layout keep the number of devices and the batch. `tight`:
+    where none fits, those that leave it tight.
     """
-    fixes: list[Fix] = []
+    fixes: dict[Verdict, list[Fix]] = {"fits": [], "tight": []}
     for change in candidates(job):
         try:
             other = job.replace(**change)
         except ConfigError:
             continue
         result = estimate(other)
-        if result.memory.verdict == "fits":
+        verdict = result.memory.verdict
+        if verdict in fixes:
             settings = " ".join(f"--set {path}={word(value)}" for path, value in change.items())
             relative = result.step_s / step_s - 1.0
-            fixes.append(Fix(settings, result.memory.peak_reserved_bytes, result.step_s, relative))
-    return sorted(fixes, key=lambda fix: fix.step_s)[:count]
+            fixes[verdict].append(Fix(settings, result.memory.peak_reserved_bytes, result.step_s, relative, verdict))
+    told = fixes["fits"] or (fixes["tight"] if tight else [])
+    return sorted(told, key=lambda fix: fix.step_s)[:count]
 
 
 def word(value: Any) -> str:

@@ -5,19 +5,15 @@ is written by `python benchmarks/fit_intervals.py`. Distance is a sum of steps (
 kind of layers) and of doublings (sizes and degrees); its shape is assumed, its scale is fitted.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from steptime.job.job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 INTERVALS_FILE = Path(__file__).parents[1] / "data" / "intervals.json"
 
@@ -180,7 +176,7 @@ class Measured:
             pairs += [(self.runs[i].score, votes[i]), (self.runs[i].new_score, votes[i])]
         return upper(pairs, (1.0 + COVERED) / 2.0)
 
-    def without(self, run_id: str) -> Measured:
+    def without(self, run_id: str) -> "Measured":
         """The runs without the cell of `run_id`; the same where that was no fit row."""
         cell = next((run.cell for run in self.runs if run.id == run_id), None)
         if cell is None:

@@ -147,7 +147,11 @@ class Estimate:
         if self.memory.fits:
             return []
         find = type(self).find_fixes
-        return find(self) if find else fixes.cheapest(self.job, self.step_s, estimate)
+        return (
+            find(self)
+            if find
+            else fixes.cheapest(self.job, self.step_s, estimate, tight=self.memory.verdict != "tight")
+        )
 
     @cached_property
     def run(self) -> dict[str, Any] | None:

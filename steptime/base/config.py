@@ -4,8 +4,6 @@ Every problem is one line, `path: what is wrong (got VALUE); what to write inste
 at once: `ConfigError.problems`. What a program needs to mend one stands beside its line: `ConfigProblem`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """What an estimate holds: plain rows, raw SI. `to_dict` is the `--json` document (schema "3dtrn/1")."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 SCHEMA = "3dtrn/1"
@@ -83,6 +81,8 @@ class Fix(NamedTuple):
     step_s: float
     step_change: float
     """Relative change of the step time: 0.05 is 5 % slower per token."""
+    verdict: Verdict = "fits"
+    """What the job is with it: tight ones are told where no change makes it fit."""
 
 
 class Memory(NamedTuple):

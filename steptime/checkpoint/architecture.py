@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint import experts, kv_cache, layer_runs, stacks
+from steptime.checkpoint import experts, kv_cache, stacks
 from steptime.checkpoint import weight_names as names
 from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
@@ -94,7 +94,7 @@ def infer(
     problems = _mismatches(found, configs)
     _stated(found, configs)
     _heads(found)
-    runs = layer_runs.infer(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
+    runs = experts.runs(parts.main.layers, found.get("hidden_sz"), found.get("head_dim"))
     if runs and not found.get("layer_kinds") and not regular:
         found.set("layers", runs, "layers whose shapes differ")
     families = [str(fact["config"].get("model_type", "")) for fact in facts if isinstance(fact.get("config"), dict)]
@@ -171,13 +171,20 @@ def _mlp(f: Found) -> None:
 
 def _norms(f: Found, facts: list[dict[str, Any]]) -> None:
     kinds = {m[1] or m[2] for m in map(names.NORM.search, f.tails) if m}
+    several = (
+        sum(bool(names.NORM.search(tail)) and not names.Q_NORM.search(tail) and "k_" not in tail for tail in f.tails)
+        > 1
+    )
     stated = next((known for fact in facts if (known := norm_of(fact))), None)
     if "bias" in kinds:
         f.set("norm", "layernorm", "norm biases")
     elif stated is not None:
         f.set("norm", *stated)
-    elif kinds and f.last("gate_proj", "w3", "ffn_gate", "gate_up_proj", "linear_fc1") is not None:
-        f.set("norm", "rmsnorm", "no norm bias, gated MLP")
+    elif (
+        kinds
+        and f.last("linear_fc1", *(("gate_proj", "w3", "ffn_gate", "gate_up_proj") if several else ())) is not None
+    ):
+        f.set("norm", "rmsnorm", "no norm bias, gated MLP")  # with one norm a layer it may be Cohere's LayerNorm
     elif kinds:
         f.set("norm", None, "no norm bias: shapes do not tell rmsnorm from layernorm")
     if kinds:

@@ -76,7 +76,7 @@ class Inventory:
         """The model as it was before quantization: whole matrices in place of packed ones."""
         return quantized.restore(self.model, [section.facts for section in self.counted])
 
-    @property
+    @cached_property
     def params(self) -> int:
         """Unique elements of the model: tied, aliased and replicated ones once."""
         return sum(t.unique for t in self.model)
@@ -96,7 +96,7 @@ class Inventory:
             "params": self.params,
             "logical_params": sum(prod(shape) * count for (shape, _), count in wholes.items()),
             "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
-            "logical_bytes": sum(t.nbytes for t in self.tensors),
+            "logical_bytes": sum(row["bytes"] for row in self._roles),
             "stored_bytes": counting.stored_bytes(self.tensors),
             "file_bytes": sum(section.nbytes for section in self.sections),
         }

@@ -69,23 +69,11 @@ def tensor(item: StoredTensor) -> dict[str, Any]:
     """One stored piece."""
     rank = item.rank or {}
     return {
-        "name": item.name,
-        "role": item.role or None,
-        "shape": list(item.shape),
-        "dtype": item.dtype,
-        "bytes": item.nbytes,
-        "stored_in": item.file,
-        "storage": item.storage,
-        "alias_of": item.alias_of,
-        "global_shape": None if item.global_shape is None else list(item.global_shape),
-        "shard": {
-            "offsets": None if item.offsets is None else list(item.offsets),
-            "tp": rank.get("tp"),
-            "pp": rank.get("pp"),
-            "dp": rank.get("dp"),
-        },
+        "name": item.name, "role": item.role or None, "shape": item.shape, "dtype": item.dtype, "bytes": item.nbytes,
+        "stored_in": item.file, "storage": item.storage, "alias_of": item.alias_of, "global_shape": item.global_shape,
+        "shard": {"offsets": item.offsets, "tp": rank.get("tp"), "pp": rank.get("pp"), "dp": rank.get("dp")},
         "note": item.note or None,
-    }
+    }  # fmt: skip
 
 
 def parallelism(section: Section | None) -> dict[str, Any]:

@@ -58,11 +58,19 @@ def save(path: str, job: Job) -> None:
         raise ConfigError(f"--save {path}: cannot be written ({error.strerror})") from None
 
 
-def export(job: Job, kind: str, out: Printer) -> int:
+def export(job: Job, options: Namespace, out: Printer) -> int:
     """Print a plan as a framework's launch file, with what it has no words for.
 
     That stands in comments at its top, or, as JSON has none, on standard error.
+
+    Raises:
+        ConfigError: an option that asks for an estimate, too.
     """
+    if options.json or options.check or options.min_mfu is not None:
+        raise ConfigError(
+            "--export: prints a launch file and estimates nothing; leave --json, --check and --min-mfu out"
+        )
+    kind = options.export
     written = write(job, kind)
     lines = [
         f"{kind}, of a plan for {job.parallelism.devices:,} devices of {job.machine.name}",

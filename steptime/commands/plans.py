@@ -40,7 +40,7 @@ def report(options: Namespace, out: Printer) -> int:
     if options.export is not None:
         from steptime.commands.launch_command import export
 
-        return export(job, options.export, out)
+        return export(job, options, out)
     found = estimate(job)
     view_options.write(options, found)
     refusals = []

@@ -1,7 +1,5 @@
 """Seconds of one op on one device: a roofline with sustained rates, a shape term for GEMMs, a fixed time per kernel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,4 +1,10 @@
-"""FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, for bytes and for seconds."""
+"""FSDP2: parameter groups walked as all-gathers, frees and reduce-scatters, for bytes and for seconds.
+
+What a job without FSDP does not need is imported when it is first used (PEP 562).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from steptime.fsdp.groups import (
     Buffers,
@@ -11,19 +17,21 @@ from steptime.fsdp.groups import (
     sharded_elements,
     states,
 )
-from steptime.fsdp.memory_walk import pass_moments
-from steptime.fsdp.pipeline_chunks import ChunkBytes
-from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
-from steptime.fsdp.pipeline_seconds import PipelineSeconds
-from steptime.fsdp.seconds import (
-    CommSeconds,
-    StepSeconds,
-    exposed_s,
-    group_seconds,
-    micro_batch_exposed,
-    rows,
-    step_seconds,
-)
+
+if TYPE_CHECKING:
+    from steptime.fsdp.memory_walk import pass_moments
+    from steptime.fsdp.pipeline_chunks import ChunkBytes
+    from steptime.fsdp.pipeline_memory import peak_moments, stage_actions, stage_chunks, stage_steps
+    from steptime.fsdp.pipeline_seconds import PipelineSeconds
+    from steptime.fsdp.seconds import (
+        CommSeconds,
+        StepSeconds,
+        exposed_s,
+        group_seconds,
+        micro_batch_exposed,
+        rows,
+        step_seconds,
+    )
 
 __all__ = [
     "Buffers",
@@ -50,3 +58,17 @@ __all__ = [
     "states",
     "step_seconds",
 ]
+
+_HOMES = {
+    "pass_moments": "memory_walk",
+    "ChunkBytes": "pipeline_chunks",
+    **dict.fromkeys(("peak_moments", "stage_actions", "stage_chunks", "stage_steps"), "pipeline_memory"),
+    "PipelineSeconds": "pipeline_seconds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module at its first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'seconds')}"), name)

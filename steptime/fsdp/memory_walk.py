@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, reduce
 
 from steptime.base.num import Num, maximum, same
 from steptime.fsdp.groups import Buffers, buffers, group_of, groups, options, sharded_elements
@@ -16,7 +16,8 @@ from steptime.model.ops import Param
 from steptime.software.performance import ITEMSIZE
 
 
-class Wrapped(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Wrapped:
     """A layer, or the layers that are checkpointed together, with the buffers of its parameter group."""
 
     memory: PartMemory
@@ -29,10 +30,10 @@ class Wrapped(NamedTuple):
     last: Num
     """Bytes of its last gradient in the compute dtype."""
 
-    @property
+    @cached_property
     def buffers(self) -> Buffers:
         """Of all its groups together."""
-        return Buffers(*(sum(sizes) for sizes in zip(*self.each, strict=True)))
+        return Buffers(*[sum(sizes) for sizes in zip(*self.each, strict=True)])
 
     @property
     def copying(self) -> Num:
@@ -85,14 +86,13 @@ def wrapped(assembly: Assembly, memories: PartMemories, chunk: Chunk, *, every: 
     made: list[Wrapped] = []
     at = 0
     for times, layers, memory in memories.layers(chunk):
-        for _ in range(times):
-            count = sum(count for _, count in layers)
-            of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
-            each = [buffers(assembly, one) for one in of]
-            waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
-            last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
-            made.append(Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits, last))
-            at += count
+        count = sum([count for _, count in layers])
+        of = [one for layer in found.layers[at : at + (count if every else 1)] for one in layer.all]
+        each = [buffers(assembly, one) for one in of]
+        waits = sum([left_behind(assembly, layers[0][0].params, sizes) for sizes in each])
+        last = reduce(maximum, [one.last for one in of]) * job.software.itemsize
+        made += [Wrapped(memory, each, [one.padded / one.ranks * size for one in of], waits, last)] * times
+        at += count * times
     return made
 
 

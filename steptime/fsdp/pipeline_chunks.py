@@ -7,7 +7,7 @@ of the chunk included; the groups of a layer whose experts lie on ranks of their
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -251,7 +251,7 @@ def chunk_bytes(
     x = 1.0 * assembly.boundary_bytes
     if layers and not chunk.embedding:  # its input lies in the pipeline's own buffer
         mine = x if input_kept(chunk.runs[0][0]) or job.recompute.granularity == "full" else 0.0
-        layers[0] = layers[0]._replace(memory=in_buffer(layers[0].memory, x, mine))
+        layers[0] = replace(layers[0], memory=in_buffer(layers[0].memory, x, mine))
         added[0] = in_buffer(added[0], x, mine)
     halves = memories.split(chunk) if split else None
     waits = [memories.split_part(part).kept if split else 0.0 for part, count in chunk.runs for _ in range(count)]

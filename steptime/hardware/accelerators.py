@@ -1,7 +1,5 @@
 """The accelerators that ship with steptime: one file each, which machines name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ACCELERATORS = Path(__file__).parents[1] / "data" / "accelerators"

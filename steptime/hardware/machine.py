@@ -4,15 +4,13 @@ Shipped machines are data/machines/NAME.yaml and data/accelerators/NAME.yaml, on
 its source. A user's machine is one such file, given by path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
 from os.path import isfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -132,7 +130,7 @@ class Machine(Config):
     """Dotted path of a figure -> where it comes from; "" -> the source of the figures that name none."""
 
     @model_validator(mode="after")
-    def _tiers_grow(self) -> Machine:
+    def _tiers_grow(self) -> Self:
         sizes = [tier.size for tier in self.tiers]
         if any(inner >= outer for inner, outer in pairwise(sizes)):
             raise ValueError(f"tier sizes {sizes} must increase, innermost first")
@@ -151,7 +149,7 @@ class Machine(Config):
                 yield key, f"accelerator.{key}.{dtype}", value
 
     @staticmethod
-    def load(name_or_path: str, overrides: dict[str, object] | None = None) -> Machine:
+    def load(name_or_path: str, overrides: dict[str, object] | None = None) -> "Machine":
         """A machine by name, alias or path of a YAML file, with figures replaced by dotted key.
 
         >>> Machine.load("h100", {"tiers.1.bytes_per_s": "25 GB/s"}).tiers[1].bytes_per_s

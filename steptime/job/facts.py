@@ -1,17 +1,13 @@
 """What the rules look at: the numbers and words of a job, flat. Numbers may be columns of a search's candidates."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from steptime.base.num import Num
+from steptime.model.model import LinearAttention
 from steptime.schedule import SCHEDULES, default_group
 from steptime.software.frameworks import ANY, FRAMEWORKS, Framework
-
-if TYPE_CHECKING:
-    from steptime.model.model import LinearAttention
-    from steptime.software.performance import Recompute
-    from steptime.software.settings import StateSettings
+from steptime.software.performance import Recompute
+from steptime.software.settings import StateSettings
 
 
 class Facts(NamedTuple):

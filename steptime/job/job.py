@@ -5,8 +5,6 @@ leave unsaid comes from a software profile; the properties of `Job` give the res
 the unresolved ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +84,7 @@ class Job(Config):
     # --- in and out ----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def load(source: str | Path, sets: Iterable[str] = ()) -> Job:
+    def load(source: str | Path, sets: Iterable[str] = ()) -> "Job":
         """A job from a YAML or JSON file, "-" (standard input) or the text itself, with `a.b=c` settings over it.
 
         Paths inside the config (a machine file, an HF config.json) are relative to the config file, those of settings to the
@@ -107,7 +105,7 @@ class Job(Config):
                 problems += error.details
         return _build(data, problems)
 
-    def replace(self, **changes: Any) -> Job:
+    def replace(self, **changes: Any) -> "Job":
         """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
 
         What was unsaid stays unsaid and is resolved again.

@@ -1,7 +1,5 @@
 """What steptime takes at all: numbers that are not absurd, and features that it models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

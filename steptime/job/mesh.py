@@ -5,8 +5,6 @@ Devices are numbered with tp innermost, then cp, dp, pp: Megatron's order "tp-cp
 of dp is outermost: every center holds whole pipelines.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field

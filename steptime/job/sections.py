@@ -1,7 +1,5 @@
 """The sections of a config that say how much is trained, on what, and for how long."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, Self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from steptime.base.num import Num, minimum, where
 from steptime.base.rows import HeldBuffer
@@ -26,6 +27,9 @@ TORCH_HOPPER = ":4096:8"
 TORCH = "torch v2.11.0 aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize"
 TE = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py:77, get_cublas_workspace_size_bytes"
 STREAMS = "TransformerEngine v2.9 transformer_engine/pytorch/module/base.py, get_multi_stream_cublas_workspace"
+TOKEN = 3.0 * 8.0 + FP32
+"""Bytes of a token of a batch: its index, label and position as 64-bit integers, its weight in the loss in fp32."""
+BATCHES = "NVIDIA/Megatron-LM@5e4fc931 pretrain_gpt.py, get_batch: batch[key].cuda(); megatron/core/rerun_state_machine.py:1155"
 MASK = "megatron-core 0.16.1 datasets/gpt_dataset.py, _get_ltor_masks_and_position_ids"
 INPUTS = "megatron-core 0.16.1 transformer/transformer_block.py, set_input_tensor"
 RECEIVED = "torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _setup_backward_recv_info"
@@ -54,7 +58,7 @@ def stage_buffers(assembly: Assembly, stage: int, states: States) -> list[HeldBu
     )
     rests = block_rest_bytes(assembly, chunks, states.buckets)
     found.append(HeldBuffer("ends of blocks that are not cut off", rests, stays=True, at_peak=True, source=BLOCKS))
-    found.append(HeldBuffer("attention mask", mask_bytes(assembly), stays=False, at_peak=True, source=MASK))
+    found += batches(assembly, chunks)
     found += gradient_copies(job, states)
     return [item for item in found if not (isinstance(item.bytes, float | int) and item.bytes == 0.0)]
 
@@ -96,6 +100,7 @@ def workspaces(job: Job) -> list[HeldBuffer]:
     ]
 
 
+@cache
 def cublas_workspace_bytes(said: str, compute_capability: float) -> float:
     """Bytes of the workspace that torch gives a cuBLAS handle on a stream: pairs of KiB and count, as the variable has them.
 
@@ -118,6 +123,15 @@ def mask_bytes(assembly: Assembly) -> Num:
     """The causal mask of a micro-batch, made by the data loader: a byte for each pair of positions that the rank has."""
     shard = assembly.shard
     return shard.batch * shard.seq * shard.kv_seq if assembly.job.software.buffers.attention_mask else 0.0
+
+
+def batches(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:
+    """The mask of the micro-batch at work, or all micro-batches of the step with their masks, where the ends keep them."""
+    job, shard, mask = assembly.job, assembly.shard, mask_bytes(assembly)
+    if not job.software.buffers.batches_stay or not any(chunk.embedding or chunk.head for chunk in chunks):
+        return [HeldBuffer("attention mask", mask, stays=False, at_peak=True, source=MASK)]
+    all_of = job.microbatches * (mask + TOKEN * shard.batch * shard.seq)
+    return [HeldBuffer("micro-batches of the step", all_of, stays=True, at_peak=True, source=BATCHES)]
 
 
 def of_pipeline(assembly: Assembly, chunks: list[Chunk]) -> list[HeldBuffer]:

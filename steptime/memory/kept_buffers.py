@@ -40,4 +40,5 @@ def dispatcher_bytes(assembly: Assembly, stage: int) -> Num:
     """What the token dispatchers of a stage's layers refer to until their next forward [B]."""
     chunks = assembly.stages[stage]
     runs = [run for chunk in chunks for run in chunk.runs] + [(assembly.head, 1) for chunk in chunks if chunk.head]
-    return sum([count * op.stays_bytes for part, count in runs for op in part.ops if isinstance(op, Move)])
+    staying = {part: [op.stays_bytes for op in part.ops if isinstance(op, Move)] for part, _ in runs}
+    return sum([count * bytes_ for part, count in runs for bytes_ in staying[part]])

@@ -4,8 +4,6 @@ A parameter group (`Param.group`) has its own data-parallel ranks, and so its ow
 parameters those of dp*cp, experts those of edp = dp*cp*tp / (ep*etp).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

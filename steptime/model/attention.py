@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.base.num import maximum, same
 from steptime.model.context_parallel import Local, context_parallel
-from steptime.model.latent import latent_ops
-from steptime.model.linear_attention import linear_attention_ops
 from steptime.model.ops import Comm, Gemm, Move, Op, Param, Tensor
 from steptime.model.quantize import Operand, backward_casts, cast_again, cast_context, cast_norm
 from steptime.model.sublayers import (
@@ -41,11 +39,15 @@ def heads(model: Model, shard: Shard) -> tuple[Num, Num]:
 def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
     """The attention half of a block, from "x" to `out`."""
     if model.linear_attention is not None:
+        from steptime.model.linear_attention import linear_attention_ops
+
         return linear_attention_ops(model, shard, out)
     rows, hidden = shard.sequence_tokens, model.hidden_sz
     normed, n1 = norm("attn.norm", "x", rows, hidden, model, shard)
     gate = ""
     if model.attention.kind == "mla":
+        from steptime.model.latent import latent_ops
+
         made, (q, k, v) = latent_ops(model, shard, n1)
         ops = [*normed, *made]
     else:

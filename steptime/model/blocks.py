@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, get_args
 
 from steptime.base.num import ceil
-from steptime.model import embedding_and_head, mtp
+from steptime.model import embedding_and_head
 from steptime.model.attention import attention_ops
-from steptime.model.mamba import mamba_ops
 from steptime.model.mlp import mlp_ops
 from steptime.model.model import LayerKind, LayerRun, Model
-from steptime.model.moe import moe_block_ops, moe_ops
 from steptime.model.ops import Op, Param
 from steptime.model.shard import Shard
 from steptime.software.performance import load_software
@@ -34,20 +32,36 @@ def mlp_layer_ops(model: Model, shard: Shard) -> list[Op]:
     return mlp_ops(model, shard, x="x")
 
 
+def moe_layer_ops(model: Model, shard: Shard) -> list[Op]:
+    """One transformer layer with experts, from tensor "x" to "y"."""
+    from steptime.model.moe import moe_block_ops
+
+    return moe_block_ops(model, shard)
+
+
+def mamba_layer_ops(model: Model, shard: Shard) -> list[Op]:
+    """One Mamba layer, from tensor "x" to "y"."""
+    from steptime.model.mamba import mamba_ops
+
+    return mamba_ops(model, shard)
+
+
 def expert_layer_ops(model: Model, shard: Shard) -> list[Op]:
     """Experts alone, from tensor "x" to "y"."""
+    from steptime.model.moe import moe_ops
+
     return moe_ops(model, shard, x="x")
 
 
 LAYERS: dict[str, Callable[[Model, Shard], list[Op]]] = {
     "dense": block_ops,
-    "moe": moe_block_ops,
-    "mamba": mamba_ops,
+    "moe": moe_layer_ops,
+    "mamba": mamba_layer_ops,
     "attention": attention_layer_ops,
     "mlp": mlp_layer_ops,
     "experts": expert_layer_ops,
 }
-"""Every kind of layer by name: its ops, from tensor "x" to "y"."""
+"""Every kind of layer by name: its ops, from tensor "x" to "y". What only some models have is imported where it is used."""
 
 
 class Layer(NamedTuple):
@@ -120,6 +134,8 @@ def head_ops(model: Model, shard: Shard) -> list[Op]:
     """Final norm, logits and cross entropy, from the last block's "x"; with multi-token prediction its modules between them."""
     if not model.mtp:
         return embedding_and_head.head_ops(model, shard)
+    from steptime.model import mtp
+
     inside = mtp.inside(shard)
     return mtp.head_ops(model, shard, embedding_ops(model, inside), layers(model)[-1][0].ops(inside))
 

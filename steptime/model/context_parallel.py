@@ -187,17 +187,16 @@ def gathered(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
 def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     """Heads for tokens by all-to-all: a rank attends over the whole sequence with its cp-th of the heads, and back.
 
-    Jacobs et al. 2023, DeepSpeed Ulysses. AttnFuncWithCPAndQKVOA2A keeps the output that it returns and exchanges it again in
-    backward beside its gradient; where autograd runs each exchange the other way (deepspeed/sequence/layer.py, _SeqAllToAll), the
-    kernel keeps its own output. Chunks are put in order before and after each exchange, a copy each.
+    Jacobs et al. 2023, DeepSpeed Ulysses. The kernel keeps its own output, beside which the projection keeps the exchanged one
+    (TransformerEngine 2.8 and later, AttnFuncWithCPAndQKVOA2A, out_part; deepspeed/sequence/layer.py, _SeqAllToAll). Chunks are
+    put in order before and after each exchange, a copy each.
     """
     shard, (q, k, v) = local.shard, qkv
     size, cp, moved = shard.itemsize, shard.cp, local.q_bytes + local.kv_bytes
-    exchanged_again = shard.software.kernels.cp_impl == "transformer_engine"
 
-    def swap(part: str, name: str, made: Tensor, saves: tuple[str, ...] = ()) -> Comm:
+    def swap(part: str, name: str, made: Tensor) -> Comm:
         return Comm(
-            f"attn.core.{part}_a2a", (name,), (made,), saves, kind="all_to_all", backward="all_to_all", axis="cp",
+            f"attn.core.{part}_a2a", (name,), (made,), kind="all_to_all", backward="all_to_all", axis="cp",
             bytes=made.bytes, role="core_attn",
         )  # fmt: skip
 
@@ -206,25 +205,23 @@ def ulysses(local: Local, qkv: Names, mask: dict[str, Any]) -> list[Op]:
     swaps = [swap(part, name, tensor) for (part, name, _), tensor in zip(counts, made, strict=True)]
     out = local.out
     inner = out._replace(name="attn.core.out.heads")
-    kept = out.name if exchanged_again else inner.name
     names = (made[0].name, made[1].name, made[2].name)
     kernel = local.kernel(
         names,
         inner,
-        (*names, kept, local.lse.name),
+        (*names, inner.name, local.lse.name),
         q_len=shard.kv_seq,
         n_q_heads=local.n_q / cp,
         n_kv_heads=local.n_kv / cp,
         merge_forward_bytes=4.0 * (moved + out.bytes),
-        merge_backward_bytes=4.0 * (moved + (2.0 if exchanged_again else 1.0) * out.bytes),
+        merge_backward_bytes=4.0 * (moved + out.bytes),
         merge_kernels=8.0,
         # the tensors before the exchange, and the copies that were sent
         forward_temp_bytes=2.0 * moved,
         backward_temp_bytes=2.0 * moved,
         **mask,
     )
-    back = [exchange("out_again", backward="all_to_all", bytes=out.bytes)] if exchanged_again else []
-    return [*swaps, kernel, *back, swap("out", inner.name, out, (out.name,) if exchanged_again else ())]
+    return [*swaps, kernel, swap("out", inner.name, out)]
 
 
 def torch_ring(local: Local, qkv: Names) -> list[Op]:

@@ -184,11 +184,14 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
     """Megatron's and TransformerEngine's cross entropy over a split vocabulary.
 
     The upcast logits become the softmax, and that the gradient, in place; a cast down follows. Compiled (native), the gradient is
-    not made in place: it is a second fp32 tensor (megatron/core/fusions/fused_cross_entropy.py, calculate_gradients).
+    not made in place: it is a second fp32 tensor (megatron/core/fusions/fused_cross_entropy.py, calculate_gradients). Fused, the
+    gradient takes the place of the logits in forward, and backward hands it on (TransformerEngine v2.9
+    transformer_engine/pytorch/triton/cross_entropy.py): the copy that is kept is never a second tensor beside them.
     """
     ids = Tensor("loss.targets", shard.tokens, TOKEN_ID)
     wide = shard.software.kernels.loss_impl != "fused"
     second = FP32 * logits.elements if shard.software.kernels.loss_impl == "native" else 0.0
+    in_place = 0.0 if wide else logits.bytes
     kept = Tensor("loss.softmax", logits.elements, FP32 if wide else logits.itemsize)
     mask = Tensor("loss.mask", shard.tokens, BOOL)
     # forward: read logits, write the upcast, read and write the softmax; backward: read it, write fp32, write the downcast
@@ -203,5 +206,6 @@ def vocab_parallel_loss(shard: Shard, logits: Tensor) -> Op:
         forward_bytes=forward,
         backward_bytes=backward,
         kernels=4.0,
-        backward_temp_bytes=second,
+        forward_temp_bytes=-in_place,
+        backward_temp_bytes=second - in_place,
     )

@@ -1,7 +1,5 @@
 """The model section of a config: a decoder-only transformer."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field

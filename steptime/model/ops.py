@@ -7,8 +7,6 @@ memory walk and the seconds.
 Shapes are those of one device for one micro-batch. Letters in formulas: T tokens, h hidden, b sequences, s positions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple

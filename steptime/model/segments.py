@@ -5,8 +5,6 @@ Two mechanisms exist. A checkpoint keeps the inputs of a run of ops and replays 
 replayed just before its consumer's backward (same file, CheckpointWithoutOutput). Dropout masks come back from the RNG state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 

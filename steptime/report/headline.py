@@ -171,11 +171,15 @@ def fixes(estimate: Estimate) -> Table | None:
     for fix in estimate.fixes:
         cost = f"{seconds(fix.step_s)} a step, {100.0 * fix.step_change:+.1f} %"
         rows += [[line] for line in typed(fix.set)]
-        rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved"])
+        tight = ", tight" if fix.verdict == "tight" else ""
+        rows.append([f"    {cost}; {gib(fix.peak_reserved_bytes)} GiB reserved{tight}"])
+    if not rows and estimate.memory.verdict == "tight":
+        return None
+    heading = "no single change makes it fit: combine changes or use more devices"
     if rows:
-        return Table("to make it fit, cheapest first", [], rows)
-    tight = estimate.memory.verdict == "tight"
-    return None if tight else Table("no single change makes it fit: combine changes or use more devices", [], [])
+        fits = estimate.fixes[0].verdict == "fits"
+        heading = "to make it fit, cheapest first" if fits else "nothing makes it fit; to make it tight, cheapest first"
+    return Table(heading, [], rows)
 
 
 def typed(settings: str, width: int = 78) -> list[str]:

@@ -7,14 +7,10 @@ all imports of the run took 517 ms). And tabulate knows no page width: gaps that
 head others would be written here all the same.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TextIO
 
 WIDTH = 80
 Tone = Literal["plain", "good", "warn", "bad", "head", "dim"]

@@ -1,7 +1,5 @@
 """What each action of a schedule waits for: its actions sorted so that every input precedes its use."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """How many micro-batches each stage holds, and what they weigh at the worst moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby

@@ -4,8 +4,6 @@ A schedule is one row of `SCHEDULES`: a generator of every stage's actions, wher
 split, and how it repeats. Everything else (`walk`, `peaks`, `in_flight`, a job's own chunks) reads only these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple

@@ -7,6 +7,7 @@ told. Layouts keep the devices and the batch, so dp, which follows from the othe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -36,16 +37,15 @@ BY_ROW = frozenset({"data.microbatch_sz", *(f"parallelism.{name}" for name in ("
 
 
 def fixes(found: Estimate) -> list[Fix]:
-    """The cheapest lists of changes that make a job fit, by step time; single changes where the search does not cover it."""
+    """The cheapest lists of changes that make a job fit, by step time; single changes where the search has none."""
     job = found.job
-    if not walked.covered(job):  # every layout would be estimated
-        return single.cheapest(job, found.step_s, estimate)
-    try:
+    listed: list[Layout] = []
+    if walked.covered(job):  # elsewhere every layout would be estimated
         asked = Asked((job.parallelism.devices,), (job.data.gbs,), axes(job))
-        searched = run(job, asked, bound=Faster(job))
-    except ConfigError:
-        return single.cheapest(job, found.step_s, estimate)
-    listed = list(lists(searched))  # the shortest first: it stays, whatever beats it
+        with suppress(ConfigError):
+            listed = list(lists(run(job, asked, bound=Faster(job))))  # the shortest first: it stays, whatever beats it
+    if not listed:
+        return single.cheapest(job, found.step_s, estimate, tight=found.memory.verdict != "tight")
     best = sorted(listed[:1] + sorted(listed[1:], key=_step)[: MOST - 1], key=_step)
     return [
         Fix(

@@ -17,7 +17,7 @@ from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
-from steptime.memory.buffers import at_peak, gradient_copies, step_change, workspaces
+from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
 from steptime.search import held, seconds
 from steptime.search.least import Least
@@ -261,6 +261,7 @@ class Pipelines:
         """Buffers of a kind of stage, as `memory.buffers.stage_buffers`; `kept`: those that follow from its parameters."""
         software, data, whole = self.job.software, self.job.data, self.chunks.parts.whole
         chunks, one = stages.chunks[kind], whole.boundary_bytes[rows.part]
+        microbatches = self.grid.gbs // (rows.dp * rows.microbatch_sz)
         staying = sum(item.bytes for item in workspaces(self.job)) + kept + whole.buffer_bytes[rows.part]
         staying = staying + (self.stays(stages, kind)[rows.part] if self.job.model.moe else 0.0)
         moving: Num = 0.0
@@ -270,12 +271,13 @@ class Pipelines:
             moving = moving + (0.0 if inputs == 0 else 3.0 if stages.vpp > 1 else 2.0) * one
             between = between + 2.0 * inputs * one
         if stages.pp > 1 and software.buffers.deferred_head_wgrads and any(chunk.head for chunk in chunks):
-            waiting = self.grid.gbs // (rows.dp * rows.microbatch_sz) - 1.0
-            waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, waiting)
+            waiting = minimum(1.0 * software.buffers.deferred_head_wgrads, microbatches - 1.0)
             moving = moving + waiting * (whole.logits_bytes[rows.part] + one)
-        if software.buffers.attention_mask:
-            moving = moving + 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp) * float(data.seqlen)
-        return Buffers(staying, moving, between)
+        tokens = 1.0 * rows.microbatch_sz * (data.seqlen / rows.cp)
+        mask = tokens * float(data.seqlen) if software.buffers.attention_mask else 0.0
+        if software.buffers.batches_stay and any(chunk.embedding or chunk.head for chunk in chunks):
+            return Buffers(staying + microbatches * (mask + TOKEN * tokens), moving, between)
+        return Buffers(staying, moving + mask, between)
 
     def stays(self, stages: Stages, kind: int) -> Num:
         """Bytes that the token dispatchers of a stage's layers refer to until their next forward, by row of the parts."""

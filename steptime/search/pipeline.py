@@ -114,7 +114,9 @@ class Chunks:
                 self._plain[key[:3]] = plain_time(self.plain_times, chunk)
             seconds, memory = self._plain[key[:3]], memories.chunk(chunk)
             extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
-            self._known[key] = (seconds.forward_s, seconds.backward_s + replay_s(times, chunk), memory.saved, *extra)
+            freed = chunk.head or self.job.software.activations.deallocate_pipeline_outputs
+            saved = memory.saved + (0.0 if freed else self.parts.whole.boundary_bytes)
+            self._known[key] = (seconds.forward_s, seconds.backward_s + replay_s(times, chunk), saved, *extra)
         return self._known[key]
 
     def under(self, choice: Recompute) -> tuple[PartTimes, JoinedMemories]:

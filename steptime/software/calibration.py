@@ -1,7 +1,5 @@
 """How much longer a team's own steps take than their estimates: the `performance.calibration` section of a config."""
 
-from __future__ import annotations
-
 from math import exp, fsum, log
 from typing import NamedTuple, Self
 

@@ -1,7 +1,5 @@
 """What the frameworks behind the software profiles can run: one entry for each profile that extends no other."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from steptime.schedule import SCHEDULES

@@ -1,17 +1,14 @@
 """How the framework runs the model: recomputation, precision, kernels, optimizer states, overlap.
 
-`Performance` is what a config file says; what it leaves unsaid comes from a software profile. `resolve` joins the two into
-a `Software`, in which nothing is unset: that is what the model's blocks and the cost functions see.
+`Performance` is what a config says, the rest a software profile's; `resolve` joins them into a `Software`, with nothing unset.
 """
-
-from __future__ import annotations
 
 from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steptime.base.config import Config, Section, build
+from steptime.base.config import Config, Section
 from steptime.hardware.machine import Machine
 from steptime.software.calibration import Calibration
 from steptime.software.precision import RECIPES, Recipe, RecipeName, recipe
@@ -40,6 +37,7 @@ from steptime.software.settings import (
     Share,
     StateSettings,
     TimingSettings,
+    as_written,
 )
 
 ITEMSIZE: dict[str, float] = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -98,6 +96,7 @@ class Options(Config):
     vocab_multiple: int | None = Field(default=None, ge=1)
     scores_in_buffer: bool | None = None
     attention_mask: bool | None = None
+    batches_stay: bool | None = None
     deferred_head_wgrads: int | None = Field(default=None, ge=0)
     expandable_segments: bool | None = None
     te_workspaces: int | None = Field(default=None, ge=0)
@@ -151,8 +150,8 @@ class Software(Config):
 
     def settings(self) -> dict[str, Any]:
         """All switches as plain data, flat, by the keys that profiles and configs write them under."""
-        tree = self.model_dump(exclude={"sources"})
-        return {key: tree[group][key] if group else tree[key] for key, group in _GROUP_OF.items()}
+        said = {key: getattr(getattr(self, group) if group else self, key) for key, group in _GROUP_OF.items()}
+        return said | {"overlap": dict(self.overlap)}
 
     def replace(self, **settings: Any) -> Self:
         """This software with switches changed, each in its group: `software.replace(precision="fp16", norm_impl="fused")`.
@@ -262,12 +261,14 @@ def software_names() -> list[str]:
 
 @cache
 def load_software(name: str) -> Software:
-    """The profile `name`, or `name@release`, as its file says.
+    """The profile `name`, or `name@release`, as its file says; the files ship with steptime, and its tests validate them.
 
     Raises:
         ConfigError: the name or the release is unknown (one line, with the near match).
     """
-    return build(Software, _grouped(profile_mapping(name)), name)
+    found = _grouped(profile_mapping(name))
+    groups = {key: as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
+    return Software.model_construct(**found | groups)
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:

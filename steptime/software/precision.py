@@ -5,8 +5,6 @@ Attention, norms, residuals, embedding, head and the reductions of tensor parall
 core/transformer/transformer_config.py:477). TE = NVIDIA/TransformerEngine 2.x, transformer_engine/; core = megatron-core 0.16.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias

@@ -3,12 +3,10 @@
 A profile's file and a config's `performance` section write them flat, by the names of the fields here, which no two groups share.
 """
 
-from __future__ import annotations
-
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from steptime.base.config import Config
-from steptime.base.units import Seconds
+from steptime.base.units import SECOND_UNITS, Seconds, read_quantity
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StateDtype: TypeAlias = Literal["fp32", "bf16", "fp16", "compute"]
@@ -157,6 +155,9 @@ class BufferSettings(Config):
     its size, and hardly fragments."""
     attention_mask: bool
     """The data loader makes a mask of one byte for each pair of positions, which every micro-batch has on the device."""
+    batches_stay: bool
+    """All micro-batches of a step stay on the device until the next one, masks included, so that it can be replayed (Megatron-LM
+    core_v0.18, tensor-parallel rank 0 of the first and last stage)."""
     deferred_head_wgrads: int
     """Micro-batches of a step whose weight gradient of the head waits for the end of the pipeline (Megatron's
     defer_embedding_wgrad_compute): what it multiplies is kept."""
@@ -245,6 +246,12 @@ class TimingSettings(Config):
     measured: bool = False
     """The kernel times are the device's own, not the profile's: `Software.on` sets it."""
 
-    def slower_host(self, factor: float) -> TimingSettings:
+    def slower_host(self, factor: float) -> Self:
         """The same on hosts whose launches take `factor` as long."""
         return self.model_copy(update={"host_kernel_s": self.host_kernel_s * factor})
+
+
+def as_written(cls: type[Config], values: dict[str, Any]) -> Config:
+    """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
+    floats = [key for key in values if cls.model_fields[key].annotation is float]
+    return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})

@@ -1,7 +1,5 @@
 """Gradient reduction and parameter gathering over the data-parallel group: what is sent, and what of it shows in the step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -140,10 +138,11 @@ def priced(
             known[bytes_, of] = Reduction(label, kind, bytes_, nets[of].cost(kind, bytes_), times, nets[of].shards)
         return known[bytes_, of]
 
-    return [
-        [[call(bucket.elements * itemsize, bucket.group) for bucket in buckets] for buckets in state.buckets]
-        for state, itemsize in zip(states, itemsizes, strict=True)
-    ]
+    made: dict[int, list[list[Reduction]]] = {}  # alike stages share their states
+    for state, itemsize in zip(states, itemsizes, strict=True):
+        if id(state) not in made:
+            made[id(state)] = [[call(b.elements * itemsize, b.group) for b in buckets] for buckets in state.buckets]
+    return [made[id(state)] for state in states]
 
 
 def repeated(calls: Calls, chunks: list[list[ChunkTime]], times: int) -> float:

@@ -1,7 +1,5 @@
 """Seconds of every part of a job for one micro-batch, and of the model chunks that hold them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple

@@ -169,8 +169,13 @@ def _of_image(reading: Reading, row: MeasuredRow, capability: float) -> tuple[di
         settings |= image["local_experts"]
     if capability >= 10.0 and "cublas_workspace" not in said:
         settings |= image["blackwell"]
-    for code in _images()["code"] if said.get("moe") else []:
-        settings |= code["experts"] if row.text("first_recorded") < code["until"] else {}
+    code, when = _images()["code"], row.text("first_recorded")
+    if said.get("moe") and when < code["experts"]["until"]:
+        settings |= code["experts"]["settings"]
+    # the last rank is the first of its tensor-parallel group where that is of one
+    alone = code["one_tp_rank"]
+    if alone["from"] <= when < alone["until"] and reading.config["parallelism"].get("tp", 1) == 1:
+        settings |= alone["settings"]
     why = _images()["why"]
     return settings, [f"{name}: {value}, as of image {image['image']} {why[name]}" for name, value in settings.items()]
 

@@ -225,3 +225,12 @@ def test_irregular_layers_are_listed_as_runs():
         {"repeat": 2, "kind": "dense", "inter_sz": 96},
         {"repeat": 1, "kind": "dense", "inter_sz": 128},
     ]
+
+
+def test_one_norm_a_layer_without_bias_may_be_layernorm(make, summarize):
+    """Cohere's layers are parallel: attention and MLP share one LayerNorm without bias; a llama has two RMSNorms."""
+    llama = make.llama(2)
+    cohere = {name: tensor for name, tensor in llama.items() if "post_attention" not in name}
+    for number, (state, norm) in enumerate(((llama, "rmsnorm"), (cohere, None))):
+        make.save_safetensors(state, make.folder / f"{number}.safetensors")
+        assert summarize(make.folder / f"{number}.safetensors").architecture["norm"]["value"] == norm

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.pickles.opcodes import TABLE
-from steptime.checkpoint.pickles.state import PickleState
-from steptime.checkpoint.pickles.values import Pairs, Stop
+from steptime.checkpoint.pickles.values import Pairs, PickleState, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,12 +5,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.pickles.values import Opaque
+from steptime.checkpoint.pickles.values import Op, Opaque, PickleState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from steptime.checkpoint.pickles.state import Op, PickleState
 
 
 KEEP_BYTES = 4096  # longer byte strings are tensor data or images: only their length matters here

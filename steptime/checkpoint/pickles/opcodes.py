@@ -22,12 +22,21 @@ from steptime.checkpoint.pickles.literals import (
     text,
     unpack,
 )
-from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, CallRecord, Opaque, Pairs, Pid, Ref, Stop
+from steptime.checkpoint.pickles.values import (
+    COMPUTED,
+    EXTENSION,
+    CallRecord,
+    Op,
+    Opaque,
+    Pairs,
+    PickleState,
+    Pid,
+    Ref,
+    Stop,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from steptime.checkpoint.pickles.state import Op, PickleState
 
 
 def _pop_mark(m: PickleState) -> list[Any]:
@@ -204,11 +213,6 @@ def _marked(build: Callable[[list[Any]], Any]) -> Op:
     return op
 
 
-def _tuple1(m: PickleState, i: int) -> int:
-    m.stack[-1] = (m.stack[-1],)
-    return i
-
-
 def _top(n: int) -> Op:
     def op(m: PickleState, i: int) -> int:
         if len(m.stack) < n:
@@ -272,7 +276,7 @@ _OPS: dict[str, Op] = {
     "]": new(list), "o": _obj, "p": memo_text(put), "q": memo_binary(put, 1), "r": memo_binary(put, 4),
     "s": _setitem, "t": _marked(tuple), ")": new(tuple), "u": _setitems, "G": unpack(">d"),
     "\x80": _proto, "\x81": _reduce, "\x82": _extension(1), "\x83": _extension(2), "\x84": _extension(4),
-    "\x85": _tuple1, "\x86": _top(2), "\x87": _top(3), "\x88": new(lambda: True), "\x89": new(lambda: False),
+    "\x85": _top(1), "\x86": _top(2), "\x87": _top(3), "\x88": new(lambda: True), "\x89": new(lambda: False),
     "\x8a": sized(1, integer), "\x8b": sized(4, integer, "int"), "B": sized(4, bytes, "bytes"),
     "C": sized(1, bytes), "\x8c": sized(1, text), "\x8d": sized(8, text), "\x8e": sized(8, bytes, "bytes"),
     "\x8f": new(list), "\x90": _appends, "\x91": _marked(tuple), "\x92": _newobj_ex, "\x93": _stack_global,

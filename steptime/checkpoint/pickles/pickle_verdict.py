@@ -15,9 +15,8 @@ from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PR
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.state import PickleState
     from steptime.checkpoint.pickles.streams import Streams
-    from steptime.checkpoint.pickles.values import Ref
+    from steptime.checkpoint.pickles.values import PickleState, Ref
 
 BLOCKED_MODULES = frozenset({"sys", "os", "posix", "nt"})  # torch _weights_only_unpickler._blocklisted_modules
 OPAQUE_OPCODE_LIMIT = 8

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steptime.checkpoint.pickles.interpreter import MalformedError, PickleInterpreter
-from steptime.checkpoint.pickles.values import CallRecord, Opaque
-
-if TYPE_CHECKING:
-    from steptime.checkpoint.pickles.state import PickleState
+from steptime.checkpoint.pickles.values import CallRecord, Opaque, PickleState
 
 MAX_STREAMS = 1000
 MAX_DEPTH = 4  # of streams inside streams; torch nests one
