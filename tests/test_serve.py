@@ -21,6 +21,7 @@ from steptime import Job, estimate
 from steptime.commands import cli
 from steptime.commands.serve_command import START, opened
 from steptime.launch.plan_yaml import mapping_yaml
+from steptime.search.run import search
 from steptime.serve import server, whatif
 from steptime.serve.fields import FIELDS, choices
 from steptime.serve.page import page
@@ -57,6 +58,28 @@ def ask(running, **body):
 
 
 # --- what it answers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_layout_takes_the_place_of_the_plans():
+    """It is the one that `search` finds, on as many devices, and a search of it finds itself."""
+    asked = whatif.read_request({"yaml": PLAN, "best": True})
+    found = whatif.answer(asked)
+    best = Job.load(found["yaml"])
+    given = Job.load(PLAN)
+    assert best == search(given).best.job
+    assert best.parallelism.devices == given.parallelism.devices == found["devices"]
+    assert estimate(best).step_s < estimate(given).step_s
+    again = whatif.answer(asked._replace(yaml=found["yaml"]))
+    assert again["note"].endswith("the plan as it is")
+    assert "best of" in found["note"]
+    assert "--set parallelism." in found["note"]
+
+
+def test_no_layout_is_best_where_none_fits():
+    crowded = whatif.read_request({"yaml": PLAN, "best": True, "set": {"model.preset": "llama3-405b"}, "devices": 8})
+    found = whatif.answer(crowded)
+    assert not found["ok"]
+    assert "fits" in found["errors"][0]["line"] or "states" in found["errors"][0]["line"]
 
 
 def test_the_page_is_there_and_asks_only_this_server(running):
@@ -107,7 +130,7 @@ def test_changes_are_made_in_the_plan(running):
         ({"set": {"parallelism.tp": 8}, "devices": 60}, "devices", "60"),
         ({"yaml": "model: ["}, "", "plan: line"),
         ({"yaml": ""}, "", "plan: empty"),
-        ({"set": {"data.gbs": 6_400_000}}, "data.gbs", "more than this page waits for"),
+        ({"set": {"data.gbs": 3_200_000}}, "data.gbs", "more than this page waits for"),
         ({"yaml": PLAN.replace("llama3-8b", "lama3-8b")}, "", "lama3-8b"),
         ({"full": True, "pinned": "model: 3"}, "", "model"),
     ],

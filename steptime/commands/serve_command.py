@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 START: dict[str, Any] = {
     "model": {"preset": "llama3-8b"},
-    "parallelism": {"tp": 1, "pp": 1, "dp": 64},
+    "parallelism": {"tp": 2, "pp": 1, "dp": 32},
     "data": {"gbs": 256, "seqlen": 8192, "microbatch_sz": 1},
     "hardware": {"node_type": "dgx-h100"},
 }

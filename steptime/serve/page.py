@@ -28,6 +28,7 @@ def form() -> Html:
     )
     devices = row("devices", "devices", join(slider("devices", 14), number("devices")))
     buttons = [
+        ("best", "best layout", "the fastest layout of these devices that fits, found by a search"),
         ("pin", "pin", "keep this plan to compare the next ones with"),
         ("unpin", "unpin", "end the comparison"),
         ("link", "copy link", "an address that opens this plan"),

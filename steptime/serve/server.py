@@ -24,6 +24,8 @@ MOST_BYTES = 200_000
 """The largest request [B]."""
 MOST_SECONDS = 10.0
 """The longest that an estimate may take, and that a connection may be silent [s]."""
+SEARCH_SECONDS = 60.0
+"""The longest that a search may take [s]."""
 AT_ONCE = 4
 """Requests that are worked on at once; others are told to come back."""
 
@@ -98,12 +100,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def estimate(self, raw: bytes) -> None:
         """Answer with the report, or with what is wrong."""
+        most = MOST_SECONDS
         try:
-            with deadline(MOST_SECONDS):
-                asked = whatif.read_request(json.loads(raw))
+            asked = whatif.read_request(json.loads(raw))
+            most = SEARCH_SECONDS if asked.best else MOST_SECONDS
+            with deadline(most):
                 found = whatif.answer(asked, self.server.files)
         except OverTimeError:
-            line = f"this plan takes longer than {MOST_SECONDS:g} s; fewer stages or micro-batches, or the command line"
+            line = f"this plan takes longer than {most:g} s; fewer stages or micro-batches, or the command line"
             found = {"ok": False, "errors": [{"path": "", "line": line}]}
         except (ValueError, RecursionError) as error:  # no JSON
             problems = error.problems if isinstance(error, ConfigError) else ["the request is not JSON"]

@@ -42,6 +42,8 @@ class Asked(NamedTuple):
     """A plan to compare with, "" for none."""
     full: bool
     """The whole report, not only its answer, memory and step."""
+    best: bool = False
+    """The best layout of the plan's devices in place of its own."""
 
 
 def read_request(data: Any) -> Asked:
@@ -57,7 +59,9 @@ def read_request(data: Any) -> Asked:
     sound = sound and (devices is None or (isinstance(devices, int) and not isinstance(devices, bool)))
     if not sound or not all(path in known and plain(value) for path, value in (changes or {}).items()):
         raise ConfigError("the request is not one that this page makes; reload the page")
-    return Asked(str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True)
+    return Asked(
+        str(yaml), dict(changes or {}), devices, pinned or "", asked.get("full") is True, asked.get("best") is True
+    )
 
 
 def plain(value: Any) -> bool:
@@ -70,11 +74,14 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
 
     `files`: machine files that the command line named, which a plan may keep.
     """
-    text = asked.yaml
+    text, note = asked.yaml, ""
     try:
         data, problems = changed(parse_mapping(asked.yaml, NAME), asked)
         text = mapping_yaml(data)
         job = job_of(data, files, problems)
+        if asked.best:
+            note = put_best(data, job)
+            text, job = mapping_yaml(data), job_of(data, files)
         found = estimate(job)
         compared = compare(asked.pinned, found, files) if asked.pinned and asked.full else join()
     except ConfigError as error:
@@ -82,7 +89,7 @@ def answer(asked: Asked, files: frozenset[str] = frozenset()) -> dict[str, Any]:
     timeline = Timeline(found.timing)
     html = document.report(found, timeline) if asked.full else document.first_sections(found)
     drawn = document.data(found, timeline) if asked.full else {}
-    said = {"ok": True, "yaml": text, "values": values(data, job), "devices": found.devices, "html": html}
+    said = {"ok": True, "yaml": text, "note": note, "values": values(data, job), "devices": found.devices, "html": html}
     return said | {"data": drawn, "compare": compared, "title": document.title(found)}
 
 
@@ -105,6 +112,23 @@ def changed(data: dict[str, Any], asked: Asked) -> tuple[dict[str, Any], list[Co
         data.pop("devices", None)
         drop(data, "hardware.nodes")
     return data, problems
+
+
+def put_best(data: dict[str, Any], job: Job) -> str:
+    """Give a plan the fastest layout that fits; says how many there were and what changes.
+
+    Raises:
+        ConfigError: no layout can run, or none fits.
+    """
+    from steptime.search.changes import words
+    from steptime.search.run import search
+
+    found = search(job)
+    if found.best is None:
+        raise ConfigError(f"search: none of {found.counts.evaluated:,} layouts fits these devices")
+    for path, value in found.best.changes.items():
+        put(data, path, value)
+    return f"best of {found.counts.evaluated:,} layouts: {words(found.best.changes) or 'the plan as it is'}"
 
 
 def drop(data: dict[str, Any], path: str) -> None:

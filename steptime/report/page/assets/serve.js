@@ -12,7 +12,7 @@
     return answer.json();
   }
 
-  async function update(change) { // change: {set, devices}; the answer comes at once, the rest of the report after it
+  async function update(change) { // change: {set, devices, best}; the answer comes at once, the rest of the report after it
     const round = ++state.round, typed = document.activeElement === yaml, began = performance.now();
     clearTimeout(state.timer);
     report.setAttribute("aria-busy", "true");
@@ -27,7 +27,7 @@
     if (!found.ok) { report.classList.add("stale"); return; }
     fields(found); state.devices = found.devices;
     show(found.html, false, {});
-    $("status").textContent = `updated in ${Math.round(performance.now() - began)} ms`;
+    $("status").textContent = found.note || `updated in ${Math.round(performance.now() - began)} ms`;
     document.title = found.title;
     history.replaceState(null, "", "#plan=" + encode(yaml.value));
     state.timer = setTimeout(() => rest(round), 60);
@@ -105,6 +105,7 @@
   for (const field of all("[data-path]")) field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => soon(() => change(field.dataset.path, value(field)), field.tagName === "SELECT" ? 0 : 120));
   for (const slider of all("[data-slider]")) slider.addEventListener("input", () => { const to = 2 ** Number(slider.value); $("f-" + slider.dataset.slider).value = to; soon(() => change(slider.dataset.slider, to), 15); });
   yaml.addEventListener("input", () => soon(() => update({}), 250));
+  $("best").addEventListener("click", () => { $("status").textContent = "searching ..."; update({ best: true, set: {} }); });
   $("pin").addEventListener("click", () => { state.pinned = yaml.value; update({}); });
   $("unpin").addEventListener("click", () => { state.pinned = ""; update({}); });
   $("link").addEventListener("click", async () => { try { await navigator.clipboard.writeText(location.href); $("status").textContent = "link copied"; } catch (_) { $("status").textContent = "the link is in the address bar"; } });
