@@ -15,7 +15,8 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
   which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with the bandwidth and the step of the step times.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own and the step of the step
+times.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def main(date: str) -> None:
     }
     lead = json.dumps(head, indent=0).removesuffix("\n}")
     steps, constants = fit(runs_of(judged, "step"))
-    memory = fit(runs_of([*judged, *held], "memory"), [constants["bandwidth"]], [constants["machine_step"]])
+    memory = fit(runs_of([*judged, *held], "memory"), machine_steps=[constants["machine_step"]])
     sections = f"{section('step', steps, constants)},\n{section('memory', *memory)}"
     INTERVALS_FILE.write_text(f"{lead},\n{sections}\n}}\n", encoding="utf-8")
 
