@@ -15,8 +15,8 @@ read; the same rows, estimates and date give the same file. What is fitted, each
   has none for machine and scale: what a job holds does not depend on the accelerator, and on more devices through shards only,
   which are counted. Sizes are counted too, and the few runs at their ends are of one source each: the least margin.
 
-Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own and the step of the step
-times.
+Memory rests on the rows that count and on the jobs of Megatron-LM's own tests, with a bandwidth of its own and the step of the
+step times.
 """
 
 from __future__ import annotations

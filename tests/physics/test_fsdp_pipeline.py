@@ -134,7 +134,7 @@ def chunk_seconds(*, memory: float = 1e30, overlap: bool) -> list[ChunkSeconds]:
 
 
 def test_forwards_gather_and_backwards_reduce():
-    """The forward gathers root and two layers, 1 s an element; the backward, which finds them there, reduces in fp32, 2 s each."""
+    """The forward gathers root and two layers, 1 s an element; the backward, reduces in fp32, 2 s each."""
     forward, backward = pipeline_seconds().passes(0)
     assert (forward.calls, forward.network_s) == (3.0, seconds(STAGE_0))
     assert (backward.calls, backward.network_s) == (3.0, seconds(2 * STAGE_0))
