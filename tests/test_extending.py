@@ -64,7 +64,7 @@ def test_a_layer_kind(package):
         "    return [*attention_ops(model, shard), *mlp_ops(wide, shard)]\n\n\n"
     )
     add(blocks, "LAYERS: dict", function)
-    add(blocks, '    "moe": moe_block_ops,', '    "wide": wide_ops,\n')
+    add(blocks, '    "moe": moe_layer_ops,', '    "wide": wide_ops,\n')
     add(package / "model" / "model.py", '"mamba", "attention", "mlp", "experts"]', '"wide", ')
     runs = [{"kind": "dense", "repeat": 2}, {"kind": "wide", "repeat": 2}]
     plain = figures(package)

@@ -73,9 +73,10 @@ def test_every_fix_of_every_job_is_runnable(model, tp, pp, dp, batch, machine):
         answer = estimate(Job.load(config, ["performance.precision=fp16"]))
     except ConfigError:
         return
+    assert len({fix.verdict for fix in answer.fixes}) <= 1  # tight ones only where none fits
     for fix in answer.fixes:
         fixed = estimate(Job.load(config, ["performance.precision=fp16", *settings_of(fix.set)]))
-        assert fixed.memory.verdict == "fits", fix.set
+        assert fixed.memory.verdict == fix.verdict, fix.set
         assert fixed.step_s == pytest.approx(fix.step_s)
 
 

@@ -63,7 +63,8 @@ def split(shapes: Mapping[str, Shape]) -> Parts | None:
     """The parts of a model; None when nothing has numbered layers."""
     stacks: dict[str, Stack] = {}
     outer: dict[str, Shape] = {}
-    here = ""
+    here, stack = "", Stack("")
+    layer: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if not here or not name.startswith(here):  # neighbors are of one layer
             match = LAYER.search(name)

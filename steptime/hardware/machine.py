@@ -39,7 +39,7 @@ class Tier(Config):
     """One hop [s]."""
     efficiency: float = Field(0.8, gt=0, le=1)
     """Share of the wire rate that a large ring collective reaches."""
-    pairwise_efficiency: float | None = Field(None, gt=0, le=1)
+    pairwise_efficiency: float | None = Field(default=None, gt=0, le=1)
     """The same of an all-to-all; a little less than `efficiency` where unsaid (`steptime.cost.comm.PAIRWISE_RATE`)."""
     nics_per_node: float | None = Field(None, gt=0)
     link_bytes_per_s: BytesPerS | None = Field(None, gt=0)

@@ -177,7 +177,7 @@ class Pipelines:
         """Fill in the seconds of a pipeline's blocks where layouts fit. `at`: the spread of each row."""
         import numpy as np
 
-        fits = sum([block.fits for _, block, _ in found])
+        fits: Any = sum([block.fits for _, block, _ in found])
         useful = np.flatnonzero(np.any(fits, axis=0)) if found else ()
         if not len(useful):
             return

@@ -192,7 +192,8 @@ def sent(kinds: list[list[Cut]], nets: Mapping[str, Network], collective: Any, i
         totals = {
             key: np.bincount(one.spread, times[key][1], size) for key, one in ((id(one), one) for one in different)
         }
-        found.append(Sent([totals[id(one)] for one in chunks], *_marks(chunks[0], *times[id(chunks[0])], size)))
+        sent_bytes, taken_s = times[id(chunks[0])]
+        found.append(Sent([totals[id(one)] for one in chunks], *_marks(chunks[0], sent_bytes, taken_s, size)))
     return found
 
 

@@ -268,7 +268,7 @@ def load_software(name: str) -> Software:
     """
     found = _grouped(profile_mapping(name))
     groups = {key: as_written(cls, found[key]) for key, cls in (SETTING_GROUPS | {"overlap": Overlap}).items()}
-    return Software.model_construct(**found | groups)
+    return Software.model_construct(None, **found | groups)
 
 
 def resolve(performance: Performance, default: str = "megatron-core", *, interleaved: bool = False) -> Software:

@@ -254,4 +254,6 @@ class TimingSettings(Config):
 def as_written(cls: type[Config], values: dict[str, Any]) -> Config:
     """Settings of a profile's file, its seconds read and its numbers floats where they are to be."""
     floats = [key for key in values if cls.model_fields[key].annotation is float]
-    return cls.model_construct(**values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats})
+    return cls.model_construct(
+        None, **values | {key: float(read_quantity(values[key], SECOND_UNITS, "")) for key in floats}
+    )

@@ -98,7 +98,7 @@ def _parse(contents: Contents, text: str) -> None:
             kinds[kind] = shape, dtype, nbytes(shape, dtype)
         shape, dtype, size = kinds[kind]
         first = int(start)
-        if int(end) - first == size:
+        if size is not None and int(end) - first == size:
             add(StoredTensor(name, shape, dtype, size, file, start=first))
         else:
             _record(contents, name, kind.partition('"')[0], shape, (first, int(end)))
