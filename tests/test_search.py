@@ -109,7 +109,7 @@ def test_the_screen_beside_estimates(name, devices):
             assert not found.memory.fits
             continue
         error = abs(block.step_s[choice, row] / found.step_s - 1.0)
-        assert error < (1e-9 if block.stages.pp == 1 else 0.06)
+        assert error < (1e-9 if block.stages.pp == 1 else 0.05)
         errors.append(error)
     assert np.median(errors) < 0.003
 
