@@ -80,6 +80,20 @@ PLANS = {
     ),
 }
 
+FLEETING = {
+    "torch": plan(performance={"software": "torch"}),
+    "torch, GPipe": plan({"pp": 2, "dp": 2, "schedule": "gpipe"}, {"software": "torch"}, tie_embeddings=True),
+    "torch, zero-bubble": plan({"pp": 2, "dp": 2, "schedule": "zero_bubble"}, {"software": "torch"}),
+    "torch, ZBV": plan({"pp": 2, "dp": 2, "vpp": 2, "schedule": "zbv"}, {"software": "torch"}),
+    "torch, DualPipeV": plan({"pp": 2, "dp": 2, "vpp": 2, "schedule": "dualpipev"}, {"software": "torch"}),
+    "torch, full groups": plan(performance={"software": "torch", "recompute": {"granularity": "full", "n_layers": 2}}),
+    "deepspeed": plan({"zero_level": 2}, {"software": "deepspeed"}),
+    "aleph-alpha": plan(performance={"software": "aleph-alpha"}),
+    "internevo": plan(performance={"software": "internevo"}),
+    "nanotron": plan(performance={"software": "nanotron"}),
+}
+"""Gradients that do not stay from step to step."""
+
 
 def blocks_of(job, devices):
     return [block for _, block in Screen(job, Axes(), Counts()).blocks(devices, job.data.gbs)]
@@ -93,11 +107,11 @@ def sampled(blocks, count, seed=1):
         yield block, draw.randrange(len(block.choices)), int(draw.choice(np.flatnonzero(block.legal)))
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [*PLANS, *FLEETING])
 @pytest.mark.parametrize("devices", [16, 24])
 def test_the_screen_beside_estimates(name, devices):
     """Memory bit for bit; the step within what the pipeline's closed form leaves."""
-    job = PLANS[name]
+    job = (PLANS | FLEETING)[name]
     errors = []
     for block, choice, row in sampled(blocks_of(job, devices), 12):
         found = estimate(job.replace(**block.changes(choice, row)))

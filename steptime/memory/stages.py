@@ -161,11 +161,16 @@ def first_backward_moments(
     assembly: Assembly, chunk: Chunk, others: Num = 0.0, own: Num | None = None
 ) -> Iterator[PeakMoment]:
     """The moments of `first_backward`: the forward's worst, then that of each part's backward."""
-    memories = PartMemories(assembly, weight_grads_stay=True)
-    parts = memories.parts(chunk)
-    software = assembly.job.software
-    stored = software.bytes_of(software.states.main_grad_dtype)
-    to_come = 1.0 * assembly.local_params(chunk) * stored
+    parts = PartMemories(assembly, weight_grads_stay=True).parts(chunk)
+    return moments_of_first(assembly.job, parts, assembly.local_params(chunk), others, own)
+
+
+def moments_of_first(
+    job: Job, parts: list[tuple[int, PartMemory]], n_params: Num, others: Num = 0.0, own: Num | None = None
+) -> Iterator[PeakMoment]:
+    """The same of a chunk's `parts` with all gradients beside them, `n_params` in all."""
+    stored = job.software.bytes_of(job.software.states.main_grad_dtype)
+    to_come = 1.0 * n_params * stored
     whole = chunk_peaks(parts)
     saved = others + (whole.saved if own is None else own)
     yield PeakMoment(saved, whole.forward.bytes - whole.saved, f"forward of {whole.forward.op}", to_come)

@@ -145,11 +145,11 @@ def peaks(
         late = [0.0] * vpp if halves is None else halves.kept[stage]
         early = [all_of - after for all_of, after in zip(weights[stage], late, strict=True)]
         extra = {kind: bytes_[stage] for kind, bytes_ in extras.items()}
-        worst.append(_stage_peak(candidates, early, late if halves is not None else None, extra))
+        worst.append(stage_peak(candidates, early, late if halves is not None else None, extra))
     return worst
 
 
-def _stage_peak(
+def stage_peak(
     candidates: Sequence[State], early: Sequence[Num], late: Sequence[Num] | None, extra: Mapping[str, Sequence[Num]]
 ) -> StagePeak:
     """The worst of a stage's states. `early`, `late`: bytes by chunk that backward, and the weights' gradients, free."""

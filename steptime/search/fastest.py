@@ -7,7 +7,7 @@ from math import inf
 from steptime.job.job import Job
 from steptime.search.run import Tell, run
 from steptime.search.search import SLACK, Asked, Search
-from steptime.search.space import Split
+from steptime.search.space import Shape
 
 KEPT = 20
 """Layouts that the best may be among: the screen is not exact, and one that may fit may not."""
@@ -24,7 +24,7 @@ class Fastest:
         self._seen = 0
         self._best: list[float] = []
 
-    def changes(self, pp: int, vpp: int, split: Split) -> int:  # noqa: ARG002
+    def changes(self, shape: Shape) -> int:  # noqa: ARG002
         """No layout is better for changing less."""
         return 0
 

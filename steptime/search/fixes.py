@@ -20,7 +20,7 @@ from steptime.search import walked
 from steptime.search.changes import fewest, words
 from steptime.search.run import run
 from steptime.search.search import Asked, Layout, Search
-from steptime.search.space import SPLIT_SETTINGS, Axes, Split, chunk_counts, divisors, split_of
+from steptime.search.space import SPLIT_SETTINGS, Axes, Shape, chunk_counts, divisors, split_of
 
 MOST = 3
 """Lists that are told."""
@@ -81,9 +81,9 @@ class Faster:
         self._seen = 0
         self._best: dict[int, list[float]] = {}
 
-    def changes(self, pp: int, vpp: int, split: Split) -> int:
+    def changes(self, shape: Shape) -> int:
         """Settings that a pipeline changes."""
-        said = {"parallelism.pp": pp, "parallelism.vpp": vpp, **SPLIT_SETTINGS[split]}
+        said = {"parallelism.pp": shape.pp, "parallelism.vpp": shape.vpp, **SPLIT_SETTINGS[shape.split]}
         return len(fewest(self.plan, said))
 
     def limit_s(self, changes: int) -> float:

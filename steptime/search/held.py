@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.num import Num, maximum, where
 from steptime.schedule import default_group
+from steptime.schedule.live import stage_peak, states
 from steptime.schedule.orders import shortened
 from steptime.search.pipeline import Flavor, Stages
 
@@ -102,9 +103,34 @@ def peak(flavors: Sequence[Flavor], found: Sequence[Counted]) -> Peak:
     return Peak(saved_then, worst - saved_then)
 
 
+def in_order(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> Peak:
+    """The worst moment of a kind of stage by the schedule's own order of every stage."""
+    import numpy as np
+
+    found = np.zeros_like(flavors[0].saved)
+    for m in np.unique(microbatches).astype(int).tolist():
+        rows = np.flatnonzero(microbatches == m)
+        some = [flavor.rows(rows) for flavor in flavors]
+        early, late = [flavor.saved for flavor in some], None
+        extra = {"F": [flavor.forward_extra for flavor in some], "B": [flavor.backward_extra for flavor in some]}
+        if stages.split:
+            late = [flavor.kept for flavor in some]
+            early = [whole - after for whole, after in zip(early, late, strict=True)]
+            extra |= {"I": [flavor.input_extra for flavor in some], "W": [flavor.weight_extra for flavor in some]}
+        every = states(stages.schedule, stages.pp, stages.vpp, m)
+        for one in {tuple(every[stage]) for stage in stages.of[kind]}:
+            worst = stage_peak(one, early, late, extra)
+            held = worst.saved_bytes + (worst.bytes - worst.saved_bytes)
+            found[:, rows] = maximum(found[:, rows], held)
+    return Peak(found, 0.0)
+
+
 def peaks(stages: Stages, kind: int, flavors: Sequence[Flavor], microbatches: Any) -> Peak:
     """The worst moment of a kind of stage for rows of `flavors` with these micro-batches."""
     import numpy as np
+
+    if stages.schedule not in {"1f1b", "interleaved"} and (stages.split or stages.vpp > 1):
+        return in_order(stages, kind, flavors, microbatches)
 
     sorts: dict[tuple[Counted, ...], list[Any]] = {}
     for m in np.unique(microbatches):

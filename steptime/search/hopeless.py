@@ -9,7 +9,7 @@ from steptime.job.job import Job
 from steptime.memory.states import state_bytes
 from steptime.search.rows import spreads_of
 from steptime.search.sketches import Sketches, Spread
-from steptime.search.space import EXCESS, Counts, Grid
+from steptime.search.space import EXCESS, Counts, Grid, Shape
 
 TIMES = EXCESS[-2]
 """From so many times on all that do not fit are of one class."""
@@ -51,10 +51,12 @@ def without(grid: Grid, lost: Mapping[int, Any]) -> Grid:
     return grid._replace(legal=legal)
 
 
-def count(counts: Counts, grid: Grid, lost: Mapping[int, Any], rows: Any, choices: int) -> None:
-    """Count the lost of some rows, each under so many recomputations."""
+def count(counts: Counts, grid: Grid, lost: Mapping[int, Any], shape: Shape, choices: int) -> None:
+    """Count the lost of a pipeline, each under so many recomputations."""
     each = [
-        (legal & lost[choice.zero_level])[rows] for choice, legal in grid.legal.items() if choice.zero_level in lost
+        (legal & lost[choice.zero_level])[shape.rows]
+        for choice, legal in grid.legal.items()
+        if choice.zero_level in lost and choice.schedule == shape.schedule
     ]
     total = choices * sum(int(mine.sum()) for mine in each)
     counts.evaluated += total

@@ -12,22 +12,24 @@ from math import exp, inf
 from typing import Any, NamedTuple
 
 from steptime.answer.verdict import update_temporaries
-from steptime.base.num import Num, maximum, minimum
+from steptime.base.num import Num, maximum, minimum, where
 from steptime.cost.overlap import contention
 from steptime.job.candidates import Candidates, SectionColumns
 from steptime.job.job import Job
 from steptime.job.mesh import Group
 from steptime.memory.buffers import TOKEN, at_peak, gradient_copies, step_change, workspaces
 from steptime.memory.overhead import overhead, reserved_bytes
-from steptime.search import held, seconds
+from steptime.memory.stages import PeakMoment
+from steptime.search import first_gradients, held, seconds
 from steptime.search.least import Least
 from steptime.search.parts import PartKey
 from steptime.search.pipeline import Chunks, Flavor, Stages
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of, spreads_of
 from steptime.search.sketches import Sketches
-from steptime.search.space import SPLIT_SETTINGS, Grid, Split
+from steptime.search.space import SPLIT_SETTINGS, Grid, Shape, Split
 from steptime.search.states import Around, Held, around
+from steptime.software.performance import EAGER_TORCH
 from steptime.software.settings import Share
 from steptime.timing.data_parallel import networks
 from steptime.timing.part_times import Pricing
@@ -95,7 +97,7 @@ class Block(NamedTuple):
             found |= {"parallelism.ep": key.ep, "parallelism.etp": key.etp}
         if self.job.parallelism.fsdp is None:
             found["parallelism.zero_level"] = self.zero_level
-        found |= {"parallelism.schedule": None, "parallelism.microbatch_group_sz": None}
+        found |= {"parallelism.schedule": self.stages.said, "parallelism.microbatch_group_sz": None}
         return found | SPLIT_SETTINGS[self.split] | dict([self.choices[choice].setting])
 
 
@@ -116,16 +118,15 @@ class Pipelines:
         """What layouts take at least."""
         return Least(self.zeros, self.grid.gbs, self.chunks)
 
-    def rows(self, which: Any) -> Rows:
+    def rows(self, shape: Shape) -> Rows:
         """The rows of a pipeline with their parts."""
-        rows = rows_of(self.grid, list(self.zeros), which)
+        rows = rows_of(self.grid, list(self.zeros), shape)
         return rows._replace(part=self.chunks.parts.find(rows.sp, *(getattr(rows, n) for n in PartKey._fields[1:])))
 
     def blocks(
         self,
         stages: Stages,
-        split: Split,
-        which: Any,
+        shape: Shape,
         choices: tuple[Recompute, ...],
         share: Share | None,
         limit_s: float = inf,
@@ -136,7 +137,7 @@ class Pipelines:
         """
         import numpy as np
 
-        rows = self.rows(which)
+        rows = self.rows(shape)
         rows = rows if limit_s == inf else self.least.useful(rows, stages, choices, limit_s)
         if not rows.at.size:
             return
@@ -147,19 +148,20 @@ class Pipelines:
         spreads, at = spreads_of(rows.tp, rows.ep, rows.etp)
         found: list[tuple[Job, Block, Around]] = []
         for zero, job in self.zeros.items():
-            legal = legal_rows(self.grid, zero, rows)
+            legal = legal_rows(self.grid, zero, shape.schedule, rows)
             capacity = job.machine.accelerator.usable_memory_bytes
             if limit_s < inf:
-                least = peaks[0].saved + peaks[0].transient + self.least.of_states(job, rows, stages.pp)
+                least = self.least.of_activations(peaks[0]) + self.least.of_states(job, rows, stages.pp)
                 legal &= (least <= capacity).any(axis=0)
             if not legal.any():
                 continue
             ends = around(
                 job, self.sketches, stages, self.chunks.parts.assembly, spreads, self.grid.devices, self.priced
             )
-            allocated, reserved = self.memory(stages, peaks, ends, rows, at)
+            moments = self.moments(job, stages, peaks, flavors, choices, ends, rows, at)
+            allocated, reserved = self.memory(stages, moments, ends, rows, at)
             block = Block(
-                self.job, self.grid.devices, self.grid.gbs, stages, split, zero, choices, rows, legal,
+                self.job, self.grid.devices, self.grid.gbs, stages, shape.split, zero, choices, rows, legal,
                 np.full_like(reserved, np.inf), allocated + outside, reserved + outside, capacity, self.margin, outside,
             )  # fmt: skip
             found.append((job, block, ends))
@@ -199,7 +201,7 @@ class Pipelines:
             for chunk in chunks:
                 key = (chunk.runs, chunk.embedding, chunk.head)
                 if key not in known:
-                    known[key] = self.chunks.of(chunk, choices).rows(part)
+                    known[key] = self.chunks.of(chunk, choices, split=stages.split).rows(part)
                 mine.append(known[key])
             found.append(mine)
         return found
@@ -241,18 +243,47 @@ class Pipelines:
         after = reduced + gathered + ends.side.embedding_s[at] + partial + ends.side.optimizer_s[at]
         return pipe.makespan_s + after + straggler
 
-    def memory(self, stages: Stages, peaks: list[held.Peak], ends: Around, rows: Rows, at: Any) -> tuple[Num, Num]:
-        """Allocated and reserved bytes of the stage with the most."""
+    def moments(
+        self,
+        job: Job,
+        stages: Stages,
+        peaks: list[held.Peak],
+        flavors: Sequence[Sequence[Flavor]],
+        choices: tuple[Recompute, ...],
+        ends: Around,
+        rows: Rows,
+        at: Any,
+    ) -> list[tuple[int, PeakMoment]]:
+        """The worst moments of every kind of stage: one, or two where gradients do not stay from step to step."""
+        if job.software.states.gradients_persist:
+            return [(kind, PeakMoment(peak.saved, peak.transient, "")) for kind, peak in enumerate(peaks)]
+        microbatches, found = self.grid.gbs // (rows.dp * rows.microbatch_sz), list[tuple[int, PeakMoment]]()
+        for kind, peak in enumerate(peaks):
+            of = self.chunks, choices, rows.part, ends.side.held[kind].local[at]
+            mine = first_gradients.moments(job, stages, kind, flavors[kind], peak, microbatches, of)
+            found += [(kind, moment) for moment in mine]
+        return found
+
+    def memory(
+        self, stages: Stages, moments: list[tuple[int, PeakMoment]], ends: Around, rows: Rows, at: Any
+    ) -> tuple[Num, Num]:
+        """Allocated and reserved bytes of the stage with the most; `moments`: the worst of every kind of stage."""
         allocated: Num = 0.0
         reserved: Num = 0.0
-        for kind, peak in enumerate(peaks):
+        for kind, moment in moments:
             of = Held(*(column[at] for column in ends.side.held[kind]))
             states, buffers = of.states, self.buffers(stages, kind, rows, of.dummies + of.rest)
-            fixed = states.params_bytes + states.gradients_bytes + states.optimizer_bytes
             copies = gradient_copies(self.job, states)
-            fixed = fixed + (buffers.staying + buffers.moving + at_peak(copies))
             updating = update_temporaries(self.job, states) + (buffers.between - buffers.moving + step_change(copies))
-            moving = maximum(peak.saved + peak.transient, updating)
+            moving, gradients = moment.activations_bytes + moment.transient_bytes, states.gradients_bytes
+            if self.job.software.states.gradients_persist:
+                moving = maximum(moving, updating)
+            else:
+                more = updating > moment.added_bytes
+                moving = where(more, updating, moving)
+                gradients = gradients - where(more, 0.0, moment.grads_not_yet_allocated_bytes)
+            fixed = states.params_bytes + gradients + states.optimizer_bytes
+            fixed = fixed + (buffers.staying + buffers.moving + at_peak(copies))
             allocated = maximum(allocated, fixed + moving)
             reserved = maximum(reserved, reserved_bytes(fixed, moving))
         return allocated, reserved
@@ -267,7 +298,9 @@ class Pipelines:
         moving: Num = 0.0
         between: Num = 0.0
         inputs = sum(not chunk.embedding for chunk in chunks)
-        if stages.pp > 1 and software.buffers.stage_inputs_stay:
+        if stages.pp > 1 and software.family in EAGER_TORCH:
+            staying = staying + microbatches * ((inputs + sum(not chunk.head for chunk in chunks)) * one)
+        elif stages.pp > 1 and software.buffers.stage_inputs_stay:
             moving = moving + (0.0 if inputs == 0 else 3.0 if stages.vpp > 1 else 2.0) * one
             between = between + 2.0 * inputs * one
         if stages.pp > 1 and software.buffers.deferred_head_wgrads and any(chunk.head for chunk in chunks):

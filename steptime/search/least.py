@@ -31,6 +31,10 @@ class Least:
         work = sum([count * (parts.of[part].forward_s + parts.of[part].backward_s) for part, count in counted])
         return work, sum([count * parts.of[part].n_params for part, count in parts.assembly.runs])
 
+    def of_activations(self, peak: held.Peak) -> Num:
+        """What a stage holds beside its states; without gradients before the first backward only what is saved is sure."""
+        return peak.saved + (peak.transient if self.chunks.job.software.states.gradients_persist else 0.0)
+
     def useful(self, rows: Rows, stages: Stages, choices: tuple[Recompute, ...], limit_s: float) -> Rows:
         """The rows that may take less than `limit_s` and fit: by the whole model dealt out evenly, and by the first stage."""
         work, (pp, vpp) = self.whole[0][rows.part], (stages.pp, stages.vpp)
@@ -38,7 +42,7 @@ class Least:
         rows = rows.some(microbatches * work / pp + (work - work / pp) / vpp <= limit_s)
         if not rows.at.size:
             return rows
-        first = [self.chunks.of(chunk, choices).rows(rows.part) for chunk in stages.chunks[0]]
+        first = [self.chunks.of(chunk, choices, split=stages.split).rows(rows.part) for chunk in stages.chunks[0]]
         microbatches = self.gbs // (rows.dp * rows.microbatch_sz)
         in_time = microbatches * (sums(first, "forward_s") + sums(first, "backward_s")) <= limit_s
         if not in_time.any():
@@ -48,7 +52,7 @@ class Least:
             self.chunks.job.machine.accelerator.usable_memory_bytes,
         )
         states = [self.of_states(job, rows, pp) for job in self.zeros.values()]
-        least = peak.saved + peak.transient + reduce(minimum, states)
+        least = self.of_activations(peak) + reduce(minimum, states)
         return rows.some((in_time & (least <= capacity)).any(axis=0))
 
     def of_states(self, job: Job, rows: Rows, pp: int) -> Num:
@@ -56,4 +60,5 @@ class Least:
         size, ranks = state_bytes(job), rows.dp * rows.cp * rows.tp
         updated = (size.master + size.moments) / (ranks if job.zero_level else 1.0)
         reduced = size.gradients / (ranks if job.zero_level >= 2 else 1.0)
+        reduced = reduced if job.software.states.gradients_persist else 0.0
         return (size.params + reduced + updated) * self.whole[1][rows.part] / pp

@@ -20,11 +20,13 @@ from steptime.job.job import Job
 from steptime.memory.kept_buffers import comm_buffer_bytes
 from steptime.memory.ledger import PartMemory, Peak
 from steptime.memory.part_memories import PartMemories, passing
+from steptime.memory.split_backward import SplitMemory
 from steptime.model.ops import Move, Tensor
-from steptime.model.segments import find_segments
+from steptime.model.segments import Segment, find_segments
 from steptime.timing.part_times import PartTimes, layer_gap_s, part_gap_s, pricing, whole_replay
 
 Modules = frozenset[str | float]
+Segments = tuple[Segment, ...]
 NO_MODULES: Modules = frozenset()
 
 
@@ -37,6 +39,8 @@ class PartKey(NamedTuple):
     ep: int
     etp: int
     microbatch_sz: int
+    accumulated: int
+    """Micro-batches whose gradients add up, where the first one's become the gradient; else 1."""
 
 
 class Walked(NamedTuple):
@@ -44,12 +48,18 @@ class Walked(NamedTuple):
 
     forward_s: Num
     backward_s: Num
+    weight_s: Num
+    """Of backward, what makes the gradients of weights."""
     whole_replay_s: Num
     """Its forward run again, up to the last tensor that backward needs where the framework stops there."""
     replay_s: tuple[Num, ...]
     """What recomputation of each set of modules repeats."""
     memory: tuple[tuple[Num, ...], ...]
     """Saved, forward's and backward's peak: first with nothing recomputed, then with each set of modules."""
+    first: tuple[tuple[Num, ...], ...]
+    """The same where gradients come into being, if they do not stay from step to step."""
+    halves: tuple[Num, ...]
+    """What the first half of a split backward leaves, its peak, and the largest gradient of a weight, if a schedule splits it."""
     passing: Num
     """Most bytes of a forward of which only the input stays."""
     x: Num
@@ -79,12 +89,13 @@ class Fragment(NamedTuple):
     whole: Whole
 
 
-def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment]:
-    """The parts of a job, or of candidates with the same ops, priced and walked."""
+def walked(job: Job, module_sets: Sequence[Modules], *, split: bool) -> tuple[Assembly, Fragment]:
+    """The parts of a job, or of candidates with the same ops, priced and walked. `split`: some backwards run in two halves."""
     assembly = Assembly(job)
     context = pricing(job).context
     gap_s = layer_gap_s(job, context)
     memories, compiled = PartMemories(assembly), job.software.kernels.compile != "none"
+    comes = None if job.software.states.gradients_persist else PartMemories(assembly, weight_grads_stay=True)
     found = []
     for part in (assembly.embedding, assembly.head, *assembly.kinds):
         layer, gaps_s = part in assembly.kinds, part_gap_s(gap_s, assembly, part)
@@ -94,16 +105,18 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
         segments = [tuple(find_segments(part.ops, s, compiled=compiled)) for s in sets]
         alike = dict(zip(segments, sets, strict=True))  # modules that this part has not change nothing
         replays = {one: segment_replay(part.ops, passes, context, list(one), gaps_s).seconds for one in alike}
-        plain = memories.walk(part)
-        walks = {one: memories.walk(part, modules) if one else plain for one, modules in alike.items()}
-        bytes_ = [plain, *(walks[one] for one in segments)]
+        bytes_ = part_bytes(memories, part, segments, alike)
+        halves = memories.split_part(part) if split else None
         found.append(
             Walked(
                 times.forward.seconds,
                 times.backward.seconds,
+                times.backward.weight_s,
                 whole_replay(part, times, context).seconds if layer else 0.0,
                 tuple(replays[one] for one in segments),
-                tuple((m.saved, m.forward.bytes, m.backward.bytes) for m in bytes_),
+                tuple(map(ends, bytes_)),
+                tuple(map(ends, part_bytes(comes, part, segments, alike))) if comes else (),
+                (halves.kept, halves.inputs.bytes, halves.weights) if halves else (),
                 passing(part).bytes,
                 part.x.elements,
                 sum([op.stays_bytes for op in part.ops if isinstance(op, Move)]),
@@ -117,6 +130,20 @@ def walked(job: Job, module_sets: Sequence[Modules]) -> tuple[Assembly, Fragment
         memories.waiting_gradient,
     )
     return assembly, Fragment(tuple(found), whole)
+
+
+def ends(of: PartMemory) -> tuple[Num, Num, Num]:
+    """What it saves, and the peaks of its passes."""
+    return of.saved, of.forward.bytes, of.backward.bytes
+
+
+def part_bytes(
+    memories: PartMemories, part: Part, segments: Sequence[Segments], alike: Mapping[Segments, Modules]
+) -> list[PartMemory]:
+    """A part with nothing recomputed, then under each of some recomputations; those that repeat the same are walked once."""
+    plain = memories.walk(part)
+    walks = {one: memories.walk(part, modules) if one else plain for one, modules in alike.items()}
+    return [plain, *(walks[one] for one in segments)]
 
 
 def joined(fragments: Sequence[Any], places: Sequence[Any], size: int) -> Any:
@@ -148,16 +175,17 @@ class Parts:
         """The row of every key, given in columns in the order of `PartKey`."""
         import numpy as np
 
-        codes, order = self._codes
-        return order[np.searchsorted(codes, code(*columns))]
+        codes, order, sizes = self._codes
+        return order[np.searchsorted(codes, code(*columns, sizes=sizes))]
 
     @cached_property
-    def _codes(self) -> tuple[Any, Any]:
+    def _codes(self) -> tuple[Any, Any, list[int]]:
         import numpy as np
 
-        codes = code(*(np.array(column, dtype=float) for column in zip(*self.keys, strict=True)))
+        columns = [np.array(column, dtype=float) for column in zip(*self.keys, strict=True)]
+        codes = code(*columns)
         order = np.argsort(codes)
-        return codes[order], order
+        return codes[order], order, extents(columns)
 
     def times(self, modules: Modules, in_head: Modules) -> PartTimes:
         """Seconds of every part as an estimate has them, with a set of modules recomputed in layers, and one in the head."""
@@ -165,30 +193,37 @@ class Parts:
         def time(part: Part, of: Walked) -> PartTime:
             again = modules if part in self.assembly.kinds else in_head if part is self.assembly.head else NO_MODULES
             replay = of.replay_s[self.module_sets.index(again)] if again else 0.0
-            return PartTime(Work(memory_s=of.forward_s), Work(memory_s=of.backward_s), Work(memory_s=replay))
+            backward = Work(memory_s=of.backward_s, weight_s=of.weight_s)
+            return PartTime(Work(memory_s=of.forward_s), backward, Work(memory_s=replay))
 
         again = {part: Work(memory_s=self.of[part].whole_replay_s) for part in self.assembly.kinds}
         return PartTimes(self.assembly, {part: time(part, of) for part, of in self.of.items()}, again)
 
 
-def code(sp: Any, *columns: Any) -> Any:
-    """One whole number for a key, of its fields in columns."""
+def extents(columns: Sequence[Any]) -> list[int]:
+    """One more than the largest value of each column."""
+    return [int(column.max(initial=0)) + 1 for column in columns]
+
+
+def code(*columns: Any, sizes: Sequence[int] = ()) -> Any:
+    """One whole number for a row of columns of whole numbers. `sizes`: what they are less than; by default their own extents."""
     import numpy as np
 
-    result = np.asarray(sp, dtype=np.int64)
-    for column in columns:
-        result = result * 2**12 + np.asarray(column, dtype=np.int64)
+    result = np.zeros(1, dtype=np.int64)
+    for column, size in zip(columns, sizes or extents(columns), strict=True):
+        result = result * size + np.asarray(column, dtype=np.int64)
     return result
 
 
 class JoinedMemories(PartMemories):
     """Memory of the parts over all rows under one recomputation."""
 
-    def __init__(self, parts: Parts, assembly: Assembly, modules: Modules) -> None:
-        """`assembly`: that of `parts` with the recomputation as its job's."""
+    def __init__(self, parts: Parts, assembly: Assembly, modules: Modules, *, first: bool = False) -> None:
+        """`assembly`: that of `parts` with the recomputation as its job's; `first`: where gradients come into being."""
         self.assembly = assembly
         self.recompute = assembly.job.recompute
         self.parts_of = parts
+        self.first = first
         self.embedding = self._memory(assembly.embedding)
         self.head = self._memory(assembly.head, assembly.head_modules)
         self.plain = {part: self._memory(part) for part in assembly.kinds}
@@ -197,12 +232,17 @@ class JoinedMemories(PartMemories):
 
     def _memory(self, part: Part, modules: Modules = NO_MODULES) -> PartMemory:
         of, at = self.parts_of.of[part], 1 + self.parts_of.module_sets.index(modules) if modules else 0
-        saved, forward, backward = of.memory[at]
+        saved, forward, backward = (of.first if self.first else of.memory)[at]
         return PartMemory(saved, Peak(forward, ""), Peak(backward, ""), of.n_params)
 
     def passing(self, part: Part) -> Peak:
         """The most that a forward holds of which nothing but the input stays."""
         return Peak(self.parts_of.of[part].passing, "")
+
+    def split_part(self, part: Part) -> SplitMemory:
+        """One part of one micro-batch whose backward is split."""
+        kept, inputs, weights = self.parts_of.of[part].halves
+        return SplitMemory(kept, Peak(inputs, ""), weights)
 
     @property
     def waiting_gradient(self) -> Num:
@@ -210,8 +250,13 @@ class JoinedMemories(PartMemories):
         return self.parts_of.whole.waiting_gradient
 
 
-def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int) -> Parts:
-    """Price and walk the parts of every key; `jobs`: the job that says sp or not, on one device; `devices`: of the layouts."""
+def parts_of(
+    jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequence[Modules], devices: int, *, split: bool
+) -> Parts:
+    """Price and walk the parts of every key.
+
+    `jobs`: the job that says sp or not, on one device; `devices`: of the layouts; `split`: some of their backwards run in halves.
+    """
     import numpy as np
 
     fragments, places, first = [], [], None
@@ -220,9 +265,12 @@ def parts_of(jobs: Mapping[bool, Job], keys: list[PartKey], module_sets: Sequenc
         if not rows.size:
             continue
         columns = {name: np.array([float(getattr(keys[i], name)) for i in rows]) for name in PartKey._fields[1:]}
+        accumulated = columns.pop("accumulated")
+        if not job.software.states.gradients_persist:
+            columns["gbs"] = accumulated * columns["microbatch_sz"] * job.parallelism.dp
         for which, group in Candidates(job, **columns).alike_parts():
             vars(group.parallelism)["whole"] = devices  # they share the link between data centers
-            assembly, fragment = walked(group.as_job, module_sets)
+            assembly, fragment = walked(group.as_job, module_sets, split=split)
             first = first or assembly
             fragments.append(fragment)
             places.append(rows[which])

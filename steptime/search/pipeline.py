@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, is_column
 from steptime.job.assembly import Assembly, Chunk, chunks_of, stages_of
 from steptime.job.candidates import SectionColumns
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.job import Job
+from steptime.memory.ledger import PartMemory
 from steptime.schedule import placement
+from steptime.schedule.orders import described
 from steptime.search.parts import NO_MODULES, JoinedMemories, Parts
 from steptime.search.recompute import Recompute
+from steptime.software.performance import EAGER_TORCH
 from steptime.timing.part_times import ChunkTime, PartTimes, plain_time, replay_s
 
 
@@ -32,6 +35,13 @@ class Stages(NamedTuple):
     """The stages of each kind."""
     layers: int
     """Most layers of a chunk."""
+    said: str | None = None
+    """The schedule as a plan says it."""
+
+    @property
+    def split(self) -> bool:
+        """Whether some backwards run in two halves."""
+        return described(self.schedule).split
 
     @property
     def first(self) -> tuple[int, ...]:
@@ -45,7 +55,7 @@ class Stages(NamedTuple):
 
 
 def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
-    """Deal the layers of an assembly to the chunks of a pipeline; `found`: its facts, with plain pp and vpp."""
+    """Deal the layers of an assembly to the chunks of a pipeline; `found`: its facts, with plain pp and vpp and its schedule."""
     pp, vpp = int(found.pp), int(found.vpp)
     counts = layers_per_chunk(found)
     chunks = chunks_of(tuple(assembly.runs), counts, placement(schedule, pp, vpp))
@@ -61,6 +71,7 @@ def stages(assembly: Assembly, found: Facts, schedule: str) -> Stages:
         tuple(tuple(held[mine[0]]) for mine in of),
         of,
         max(counts),
+        found.schedule_said,
     )
 
 
@@ -75,10 +86,18 @@ class Flavor(NamedTuple):
     """Most bytes of a forward beside what is saved when it ends."""
     backward_extra: Num
     """The same of a backward, beside what is saved when it starts."""
+    weight_s: Num = None
+    """Of a split backward what makes the gradients of weights."""
+    kept: Num = None
+    """Bytes that its first half leaves."""
+    input_extra: Num = None
+    """As `schedule.SplitBytes` has it, of the first half."""
+    weight_extra: Num = None
+    """The same of the second."""
 
     def rows(self, which: Any) -> Flavor:
         """Some rows."""
-        return Flavor(*(column[:, which] for column in self))
+        return Flavor(*(None if column is None else column[:, which] for column in self))
 
 
 class Chunks:
@@ -93,14 +112,15 @@ class Chunks:
         self._plain: dict[tuple[object, ...], ChunkTime] = {}
         self.plain_times = parts.times(NO_MODULES, NO_MODULES)
         self._stacked: dict[tuple[object, ...], Flavor] = {}
+        self._first: dict[Recompute, JoinedMemories] = {}
 
-    def of(self, chunk: Chunk, choices: tuple[Recompute, ...]) -> Flavor:
-        """A chunk under each of some recomputations."""
+    def of(self, chunk: Chunk, choices: tuple[Recompute, ...], *, split: bool) -> Flavor:
+        """A chunk under each of some recomputations. `split`: its backward runs in two halves."""
         import numpy as np
 
-        key = (chunk.runs, chunk.embedding, chunk.head, choices)
+        key = (chunk.runs, chunk.embedding, chunk.head, choices, split)
         if key not in self._stacked:
-            each = [self._one(chunk, choice) for choice in choices]
+            each = [self._one(chunk, choice) + (self._halves(chunk, choice) if split else ()) for choice in choices]
             size = len(self.parts.keys)
             stacked = [np.stack([np.broadcast_to(x, (size,)) for x in same]) for same in zip(*each, strict=True)]
             self._stacked[key] = Flavor(*stacked)
@@ -114,10 +134,35 @@ class Chunks:
                 self._plain[key[:3]] = plain_time(self.plain_times, chunk)
             seconds, memory = self._plain[key[:3]], memories.chunk(chunk)
             extra = memory.forward.bytes - memory.saved, memory.backward.bytes - memory.saved
-            freed = chunk.head or self.job.software.activations.deallocate_pipeline_outputs
-            saved = memory.saved + (0.0 if freed else self.parts.whole.boundary_bytes)
+            saved = memory.saved + self.output(chunk)
             self._known[key] = (seconds.forward_s, seconds.backward_s + replay_s(times, chunk), saved, *extra)
         return self._known[key]
+
+    def output(self, chunk: Chunk) -> Num:
+        """What of its output is held for backward: of the last chunk of a pipeline in torch the logits (`memory.stages`)."""
+        if chunk.head:
+            kept = not chunk.embedding and self.job.software.family in EAGER_TORCH
+            return self.parts.whole.logits_bytes if kept else 0.0
+        return 0.0 if self.job.software.activations.deallocate_pipeline_outputs else self.parts.whole.boundary_bytes
+
+    def _halves(self, chunk: Chunk, choice: Recompute) -> tuple[Num, ...]:
+        """What a chunk has more whose backward runs in two halves."""
+        memories = self.under(choice)[1]
+        half, whole = memories.split(chunk), memories.chunk(chunk).saved
+        return (
+            self._plain[chunk.runs, chunk.embedding, chunk.head].weight_s,
+            half.kept,
+            half.inputs.bytes - whole,
+            half.weights,
+        )
+
+    def first(self, chunk: Chunk, choice: Recompute, rows: Any) -> list[tuple[int, PartMemory]]:
+        """The parts of a chunk where gradients come into being, some rows of the parts."""
+        assembly = self.under(choice)[0].assembly
+        if choice not in self._first:
+            modules = choice.form(self.job.model.n_layers + 2).modules
+            self._first[choice] = JoinedMemories(self.parts, assembly, modules, first=True)
+        return [(count, memory_rows(of, rows)) for count, of in self._first[choice].parts(chunk)]
 
     def under(self, choice: Recompute) -> tuple[PartTimes, JoinedMemories]:
         """Seconds and memory of the parts under one recomputation."""
@@ -131,6 +176,17 @@ class Chunks:
                 JoinedMemories(self.parts, assembly, form.modules),
             )
         return self._under[choice]
+
+
+def memory_rows(of: PartMemory, rows: Any) -> PartMemory:
+    """A part in some rows of columns."""
+    forward, backward = (peak._replace(bytes=some(peak.bytes, rows)) for peak in (of.forward, of.backward))
+    return of._replace(saved=some(of.saved, rows), forward=forward, backward=backward, n_params=some(of.n_params, rows))
+
+
+def some(column: Num, rows: Any) -> Num:
+    """Some rows of a column, or the one number of all."""
+    return column[rows] if is_column(column) else column
 
 
 def sums(flavors: Sequence[Flavor], field: str) -> Num:

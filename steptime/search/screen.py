@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 from steptime import fsdp
 from steptime.answer.interval import interval_at
@@ -15,6 +15,7 @@ from steptime.answer.measured import place_of
 from steptime.base.config import ConfigError
 from steptime.job.candidates import Candidates
 from steptime.job.job import Job, facts
+from steptime.schedule.orders import described
 from steptime.search import hopeless, sharded, walked
 from steptime.search.layouts import Block, Pipelines
 from steptime.search.parts import PartKey, Parts, code, parts_of
@@ -22,7 +23,7 @@ from steptime.search.pipeline import Chunks, stages
 from steptime.search.recompute import Recompute, allowed, of_layers, of_plan, usual
 from steptime.search.search import Search
 from steptime.search.sketches import Sketches
-from steptime.search.space import Axes, Counts, Grid, Split, dealt_as, grid, seat, shapes, zero_levels
+from steptime.search.space import Axes, Counts, Grid, Shape, dealt_as, grid, schedules, seat, shapes, zero_levels
 from steptime.software.performance import resolve
 from steptime.software.settings import Share
 from steptime.timing.part_times import pricing
@@ -37,7 +38,7 @@ class Bound(Protocol):
     search: Search
     """What is found so far."""
 
-    def changes(self, pp: int, vpp: int, split: Split) -> int:
+    def changes(self, shape: Shape) -> int:
         """Settings that a pipeline changes; those that change fewer are screened first."""
         ...
 
@@ -90,10 +91,13 @@ class Screen:
         default = "fsdp2" if self.job.parallelism.fsdp is not None else "megatron-core"
         return resolve(self.job.performance, default, interleaved=interleaved).overlap.pp
 
-    def choices(self, layers: int) -> tuple[Recompute, ...]:
-        """Recomputations for chunks of up to so many layers."""
+    def choices(self, layers: int, schedule: str | None) -> tuple[Recompute, ...]:
+        """Recomputations for chunks of up to so many layers; none beside a backward in two halves, whose rule is its own."""
         said = of_plan(self.axes.said)
-        return tuple(allowed(self.job, said or [*self.usual, *of_layers(layers)], self._allowed))
+        found = tuple(allowed(self.job, said or [*self.usual, *of_layers(layers)], self._allowed))
+        if schedule is None or not described(schedule).split:
+            return found
+        return tuple(one for one in found if one.form(1).granularity == "none")
 
     @cached_property
     def usual(self) -> list[Recompute]:
@@ -119,9 +123,7 @@ class Screen:
             if zero not in columns:
                 yield from self._walked(found, zero, job, listed)
 
-    def _in_columns(
-        self, found: Grid, zeros: dict[int, Job], listed: list[tuple[int, int, Split, Any]]
-    ) -> Iterator[tuple[int, Block]]:
+    def _in_columns(self, found: Grid, zeros: dict[int, Job], listed: list[Shape]) -> Iterator[tuple[int, Block]]:
         """The layouts that columns cover, pipeline by pipeline."""
         sketches = Sketches(self.job, hopeless.legal_spreads(found)[1])
         useful = found if self.every else self.useful(found, zeros, sketches, listed)
@@ -134,53 +136,50 @@ class Screen:
         common = Pipelines(self.job, zeros, useful, chunks, sketches, priced, self.margin)
         plain = facts(self.job)
         if bound := self.bound:
-            listed = sorted(listed, key=lambda one: (bound.changes(*one[:3]), -min(one[1], 8)))
-        for at, (pp, vpp, split, rows) in enumerate(listed):
-            name = "interleaved" if vpp > 1 else self.job.schedule
-            shape = stages(parts.assembly, dealt_as(plain._replace(pp=pp, vpp=vpp), split), name)
-            share = self.send_share(interleaved=vpp > 1)
-            limit = bound.limit_s(bound.changes(pp, vpp, split)) if bound else inf
-            for block in common.blocks(shape, split, rows, self.choices(shape.layers), share, limit):
+            listed = sorted(listed, key=lambda one: (bound.changes(one), -min(one.vpp, 8)))
+        for at, shape in enumerate(listed):
+            view = plain._replace(pp=shape.pp, vpp=shape.vpp, schedule_said=shape.schedule)
+            dealt = stages(parts.assembly, dealt_as(view, shape.split), walked.schedule_of(self.job, shape))
+            share = self.send_share(interleaved=shape.vpp > 1)
+            limit = bound.limit_s(bound.changes(shape)) if bound else inf
+            choices = self.choices(dealt.layers, shape.schedule)
+            for block in common.blocks(dealt, shape, choices, share, limit) if choices else ():
                 yield at, block
 
-    def useful(
-        self, found: Grid, zeros: dict[int, Job], sketches: Sketches, listed: list[tuple[int, int, Split, Any]]
-    ) -> Grid:
+    def useful(self, found: Grid, zeros: dict[int, Job], sketches: Sketches, listed: list[Shape]) -> Grid:
         """The grid less the layouts that are hopeless, which are counted."""
         lost = hopeless.hopeless(zeros, found, sketches)
-        for pp, vpp, split, rows in listed:
-            layers = walked.shape(self.job, pp, vpp, split).layers
-            hopeless.count(self.counts, found, lost, rows, len(self.choices(layers)))
+        for shape in listed:
+            layers = walked.outline(self.job, shape).layers
+            hopeless.count(self.counts, found, lost, shape, len(self.choices(layers, shape.schedule)))
         return hopeless.without(found, lost)
 
-    def _walked(
-        self, found: Grid, zero: int, job: Job, listed: list[tuple[int, int, Split, Any]]
-    ) -> Iterator[tuple[float, Block]]:
+    def _walked(self, found: Grid, zero: int, job: Job, listed: list[Shape]) -> Iterator[tuple[float, Block]]:
         """The layouts that no pipeline in columns covers: FSDP's together, others one by one."""
-        done, total = 0.0, sum(len(rows) for *_, rows in listed)
-        for pp, vpp, split, rows in listed:
-            shape = walked.shape(self.job, pp, vpp, split)
-            choices = self.choices(shape.layers)
-            together = pp == 1 and fsdp.applies(job)
+        done, total = 0.0, sum(len(shape.rows) for shape in listed)
+        for shape in listed:
+            stages = walked.outline(self.job, shape)
+            choices = self.choices(stages.layers, shape.schedule)
+            together = shape.pp == 1 and fsdp.applies(job)
             blocks = (
-                sharded.blocks(job, zero, found, shape, split, rows, choices, self.margin)
+                sharded.blocks(job, zero, found, stages, shape, choices, self.margin)
                 if together
-                else walked.blocks(job, zero, found, shape, split, rows, choices)
+                else walked.blocks(job, zero, found, stages, shape, choices)
             )
             for block in blocks:
-                done += len(rows) / len(choices) if together else 1
+                done += len(shape.rows) / len(choices) if together else 1
                 yield min(done / total, 1.0), block
 
-    @cached_property
-    def weight(self) -> int:
+    def weight(self, schedule: str | None) -> int:
         """Recomputations of a layout, where all of its layers lie in one chunk."""
-        return len(self.choices(self.job.model.n_layers))
+        return len(self.choices(self.job.model.n_layers, schedule))
 
     def parts(self, keys: list[PartKey], devices: int) -> Parts:
         """The parts over some keys."""
-        sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers) if r.modules)
+        sets = dict.fromkeys(r.modules for r in self.choices(self.job.model.n_layers, None) if r.modules)
         sets |= dict.fromkeys([frozenset(("mtp",))] if self.job.model.mtp else [])
-        return parts_of(self.by_sp, keys, list(sets), devices)
+        split = any(name and described(name).split for name in schedules(self.plan, self.axes))
+        return parts_of(self.by_sp, keys, list(sets), devices, split=split)
 
 
 def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:
@@ -192,7 +191,7 @@ def part_keys(found: Grid, zeros: Container[int]) -> list[PartKey]:
         if choice.zero_level not in zeros:
             continue
         rows = [found.columns[name][legal] for name in PartKey._fields[1:]]
-        _, first = np.unique(code(choice.sp, *rows), return_index=True)
+        _, first = np.unique(code(*rows), return_index=True)
         for key in np.stack(rows, axis=-1)[first].astype(int).tolist():
             keys[PartKey(choice.sp, *key)] = None
     return list(keys)

@@ -116,7 +116,7 @@ def pipe(
         worst = maximum(worst, seconds + left * found.held[kind]) if blocking else maximum(worst, seconds)
         total = total + times * seconds
     around = 2.0 * left * (stages.vpp * found.once + (stages.vpp - 1.0) * found.wrap)
-    if unlike(stages) or (blocking and stages.vpp > 1):
+    if unlike(stages) or stages.split or (stages.vpp > 1 and (blocking or stages.schedule != "interleaved")):
         boundaries = [left * seconds for seconds in (*found.each, found.wrap)]
         least = microbatches * most
         makespan = makespans(
@@ -158,13 +158,15 @@ def reduce_s(
     """Seconds that gradient reductions add to the step; `at`: the row of the calls of each layout, `times` they run in a step.
 
     As `timing.data_parallel.exposed_reduction`, with the last backwards of a stage's chunks one after the other, of as many
-    micro-batches each as a group has, and those of the stages before it after them.
+    micro-batches each as a group has, and those of the stages before it after them. Stages of a split backward end together, each
+    with gradients of weights.
     """
     worst = _worst(calls, at) * times
     if share is not True:
         return exposed(worst, 0.0, share, slowed)
     late: Num = 0.0
     before: Num = 0.0
+    last = "weight_s" if stages.split else "backward_s"
     for kind, of in enumerate(calls):
         chunks, after = flavors[kind], before
         sent: Num = 0.0
@@ -172,12 +174,12 @@ def reduce_s(
             seconds = of.chunks[virtual][at]
             if virtual == 0 and stages.chunks[kind][0].depth == 0:
                 for share_after, rest in of.marks:
-                    late = maximum(late, rest[at] - after - flavor.backward_s * share_after[at])
+                    late = maximum(late, rest[at] - after - getattr(flavor, last) * share_after[at])
             sent = sent + seconds
             if virtual or stages.chunks[kind][0].depth:
                 late = maximum(late, sent - after)
-            after = after + flavor.backward_s * (found.group if stages.vpp > 1 else 1.0)
-        before = before + stages.times[kind] * (chunks[0].backward_s + found.send_s)
+            after = after + getattr(flavor, last) * (found.group if stages.vpp > 1 and not stages.split else 1.0)
+        before = before + (0.0 if stages.split else stages.times[kind] * (chunks[0].backward_s + found.send_s))
     return exposed(worst, late + repeated_s(stages, found, calls, at, times), share, slowed)
 
 

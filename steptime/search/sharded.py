@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
 
 from steptime import fsdp
 from steptime.answer.verdict import stage_rows
@@ -18,7 +17,7 @@ from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import Recompute
 from steptime.search.rows import Rows, legal_rows, rows_of
-from steptime.search.space import Grid, Split
+from steptime.search.space import Grid, Shape
 from steptime.timing.optimizer import optimizer_s
 from steptime.timing.part_times import chunk_times, part_times, pricing
 from steptime.timing.step_time import layer_replays_s, norm_reduce, straggler_s
@@ -29,16 +28,15 @@ def blocks(
     zero: int,
     grid: Grid,
     stages: Stages,
-    split: Split,
-    which: Any,
+    shape: Shape,
     choices: Sequence[Recompute],
     margin: float,
 ) -> Iterator[Block]:
     """One block for each recomputation of the layouts without a pipeline. `margin`: as `Block`'s."""
     import numpy as np
 
-    rows = rows_of(grid, [zero], which)
-    rows = rows.some(legal_rows(grid, zero, rows))
+    rows = rows_of(grid, [zero], shape)
+    rows = rows.some(legal_rows(grid, zero, shape.schedule, rows))
     capacity = job.machine.accelerator.usable_memory_bytes
     for choice in choices if rows.at.size else ():
         step, allocated, reserved, outside = (np.full(rows.at.size, np.inf) for _ in range(4))
@@ -53,7 +51,7 @@ def blocks(
                 step[mine[at]], found, outside[mine[at]] = figures(group.as_job)
                 allocated[mine[at]], reserved[mine[at]] = found
         yield Block(
-            job, grid.devices, grid.gbs, stages, split, zero, (choice,), rows, np.isfinite(step), step[None],
+            job, grid.devices, grid.gbs, stages, shape.split, zero, (choice,), rows, np.isfinite(step), step[None],
             (allocated + outside)[None], (reserved + outside)[None], capacity, margin, outside,
         )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import lcm
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,8 @@ class Choice(NamedTuple):
 
     zero_level: int
     sp: bool
+    schedule: str | None
+    """As it is said; unsaid 1F1B, interleaved with several chunks per stage, or what the profile has."""
 
 
 @dataclass
@@ -59,6 +62,26 @@ class Grid(NamedTuple):
     """Index into `SPLITS`, by row."""
     legal: Mapping[Choice, Any]
     """Bools by row."""
+
+    def can_run(self, rows: Any, schedule: str | None, zeros: Container[int], *, sp: bool) -> Any:
+        """Which of some rows can run with this schedule under any of some ZeRO levels."""
+        import numpy as np
+
+        runs = np.zeros(len(self.splits), dtype=bool)[rows]
+        for choice, legal in self.legal.items():
+            if choice.schedule == schedule and choice.sp == sp and choice.zero_level in zeros:
+                runs |= legal[rows]
+        return runs
+
+
+class Shape(NamedTuple):
+    """A pipeline, and the rows of a grid that have it."""
+
+    schedule: str | None
+    pp: int
+    vpp: int
+    split: Split
+    rows: Any
 
 
 SPLITS: tuple[Split, ...] = ("even", "ends", "auto")
@@ -184,19 +207,39 @@ def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
     return np.where(even | ~ends, 0, 1)
 
 
+def schedules(plan: Job, axes: Axes) -> list[str | None]:
+    """Schedules that are tried in a pipeline: the usual one, and the plan's own."""
+    own = plan.parallelism.schedule
+    return axes.values("schedule", [None] if own in {None, "1f1b", "interleaved"} else [None, own])
+
+
 def grid(
-    job: Job, plan: Job, axes: Axes, devices: int, gbs: int, counts: Counts, weight: int, zeros: Sequence[int]
+    job: Job,
+    plan: Job,
+    axes: Axes,
+    devices: int,
+    gbs: int,
+    counts: Counts,
+    weight: Callable[[str | None], int],
+    zeros: Sequence[int],
 ) -> Grid:
-    """The rows of one number of devices and one batch. `weight`: layouts that every legal row stands for (recomputations)."""
+    """The rows of one number of devices and one batch.
+
+    `weight`: layouts that every legal row with a schedule stands for (recomputations).
+    """
+    import numpy as np
+
     columns = numbers(job, plan, axes, devices, gbs)
-    dealt = splits(plan, columns)
-    legal = {}
-    for zero in zeros:
-        said = axes.values("sp", (False, True))
-        for sp in (False, True):  # without tensor parallelism there is none to say
-            wide = columns["tp"] > 1
-            mine = wide & (sp in said) if sp else ~wide | (sp in said)
-            legal[Choice(zero, sp)] = judged(job, columns, dealt, mine, Choice(zero, sp), gbs, counts, weight)
+    dealt, tried, legal = splits(plan, columns), schedules(plan, axes), dict[Choice, Any]()
+    said, wide, alone = axes.values("sp", (False, True)), columns["tp"] > 1, columns["pp"] == 1
+    for zero, sp, schedule in product(zeros, (False, True), dict.fromkeys([None, *tried])):
+        mine = wide & (sp in said) if sp else ~wide | (sp in said)  # without tensor parallelism there is none to say
+        if schedule is not None or None not in tried:  # nor a schedule without a pipeline
+            mine &= ~alone if schedule is not None else alone
+        choice = Choice(zero, sp, schedule)
+        legal[choice] = judged(job, columns, dealt, mine, choice, gbs, counts, weight(schedule))
+    accumulated = gbs // (columns["dp"] * columns["microbatch_sz"])
+    columns["accumulated"] = np.ones_like(accumulated) if job.software.states.gradients_persist else accumulated
     return Grid(devices, gbs, columns, dealt, legal)
 
 
@@ -208,6 +251,7 @@ def judged(
     said = {**columns, "gbs": float(gbs)}
     found = facts(Candidates(job, **said).as_job)
     found = found._replace(zero_level=choice.zero_level, zero_said=found.zero_said and choice.zero_level, sp=choice.sp)
+    found = found._replace(schedule_said=choice.schedule)
     every = [found, *(found._replace(**run.widths) for run in job.model.layers or [])]
     for at, split in enumerate(SPLITS):
         rows = alive & (dealt == at)
@@ -252,13 +296,19 @@ def _some(found: Facts, which: Any) -> Facts:
     return Facts._make(x[which] if isinstance(x, np.ndarray) and x.ndim else x for x in found)
 
 
-def shapes(found: Grid) -> Iterator[tuple[int, int, Split, Any]]:
-    """(pp, vpp, split, row indices) of every pipeline that some legal row has."""
+def shapes(found: Grid) -> Iterator[Shape]:
+    """Every pipeline that some legal row has."""
+    for schedule in dict.fromkeys(choice.schedule for choice in found.legal):
+        yield from _shapes(found, schedule)
+
+
+def _shapes(found: Grid, schedule: str | None) -> Iterator[Shape]:
     import numpy as np
 
     runs = np.zeros(len(found.splits), dtype=bool)
-    for legal in found.legal.values():
-        runs |= legal
+    for choice, legal in found.legal.items():
+        if choice.schedule == schedule:
+            runs |= legal
     rows = np.flatnonzero(runs)
     if not rows.size:
         return
@@ -267,4 +317,4 @@ def shapes(found: Grid) -> Iterator[tuple[int, int, Split, Any]]:
     edges = np.flatnonzero(np.any(np.diff(keys[order], axis=0), axis=1)) + 1
     for mine in np.split(order, edges):
         pp, vpp, split = keys[mine[0]]
-        yield int(pp), int(vpp), SPLITS[int(split)], rows[mine]
+        yield Shape(schedule, int(pp), int(vpp), SPLITS[int(split)], rows[mine])

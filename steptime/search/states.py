@@ -65,6 +65,8 @@ class Held(NamedTuple):
     """Ends of blocks of its states that are not cut off."""
     partial: Num
     """Gradients that sequence parallelism leaves partial."""
+    local: Num
+    """Parameters."""
 
     @property
     def states(self) -> States:
@@ -147,7 +149,8 @@ def _side(sketch: Assembly, size: int, priced: Pricing) -> tuple[Side, list[list
         of = states_of(sketch, chunks, [one.totals(size) for one in mine])
         partial = partial_gradients(sketch, kind, one_by_one=False).bytes
         bytes_ = of.params_bytes, of.gradients_bytes, of.optimizer_bytes
-        beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial
+        local = 1.0 * sum([sketch.local_params(chunk) for chunk in chunks])
+        beside = dummy_wgrad_bytes(sketch, kind), sum([rests[key] for key in keys]), partial, local
         held.append(Held(*bytes_, of.owned, of.update_bytes, of.gathered_itemsize, *beside))
         cuts.append(mine)
     over_tp = {**priced.context.groups, "tp": group(sketch.job.parallelism, "tp", n_dcs=priced.n_dcs)}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from steptime.base.num import Num
 from steptime.schedule import default_group
 from steptime.schedule.graph import Graph, graph
-from steptime.schedule.orders import first_backward, shortened
+from steptime.schedule.orders import described, first_backward, shortened
 from steptime.schedule.walk import REPEATS
 from steptime.search.pipeline import Flavor, Stages
 
@@ -60,6 +60,8 @@ def makespans(
     kind_of = {stage: kind for kind, mine in enumerate(stages.of) for stage in mine}
     each = [flavor for stage in range(stages.pp) for flavor in flavors[kind_of[stage]]]
     costs = [*(flavor.forward_s for flavor in each), *(flavor.backward_s for flavor in each)]
+    if stages.split:
+        costs += [flavor.backward_s - flavor.weight_s for flavor in each] + [flavor.weight_s for flavor in each]
     sends = [np.broadcast_to(seconds, shape) for seconds in (0.0, *boundaries, *boundaries)]
     result = np.array(np.broadcast_to(least, shape), dtype=float)
     for m in np.unique(microbatches).astype(int).tolist():
@@ -129,4 +131,4 @@ def _run(name: str, pp: int, vpp: int, microbatches: int, repeats: int) -> Run:
     short, period, fewer = shortened(name, pp, vpp, microbatches, group, repeats)
     if period is None or 3 * short > 2 * microbatches:
         return Run(graph(name, pp, vpp, microbatches, group), 0, 0, 0)
-    return Run(graph(name, pp, vpp, short, period), repeats, 2 * vpp * period, fewer)
+    return Run(graph(name, pp, vpp, short, period), repeats, described(name).passes * vpp * period, fewer)

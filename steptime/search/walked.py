@@ -1,4 +1,4 @@
-"""Layouts that no columns cover, each estimated: where gradients do not stay between steps, or activations go to the host."""
+"""Layouts that no columns cover, each estimated: FSDP in a pipeline, and activations that go to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steptime.search.layouts import Block
 from steptime.search.pipeline import Stages
 from steptime.search.recompute import WORD, Recompute, of_plan
 from steptime.search.rows import legal_rows, rows_of
-from steptime.search.space import Axes, Grid, Split, dealt_as
+from steptime.search.space import Axes, Grid, Shape, dealt_as
 
 MICROBATCHES = (1, 2, 4, 8)
 WORDS = ("none", "selective", "full")
@@ -23,7 +23,7 @@ WORDS = ("none", "selective", "full")
 
 def covered(job: Job) -> bool:
     """Whether columns cover the job's layouts."""
-    return job.software.states.gradients_persist and not fsdp.applies(job) and not job.performance.offload_modules
+    return not fsdp.applies(job) and not job.performance.offload_modules
 
 
 def narrowed(plan: Job, axes: Axes) -> Axes:
@@ -41,27 +41,32 @@ def narrowed(plan: Job, axes: Axes) -> Axes:
     return Axes({**few, **axes.said})
 
 
-def shape(job: Job, pp: int, vpp: int, split: Split) -> Stages:
+def outline(job: Job, shape: Shape) -> Stages:
     """A pipeline by its numbers alone."""
-    counts = layers_per_chunk(dealt_as(facts(job)._replace(pp=pp, vpp=vpp), split))
-    return Stages("interleaved" if vpp > 1 else job.schedule, pp, vpp, (), (), max(counts))
+    counts = layers_per_chunk(dealt_as(facts(job)._replace(pp=shape.pp, vpp=shape.vpp), shape.split))
+    return Stages(schedule_of(job, shape), shape.pp, shape.vpp, (), (), max(counts), shape.schedule)
+
+
+def schedule_of(job: Job, shape: Shape) -> str:
+    """The schedule of a pipeline: as said, or the usual one."""
+    return shape.schedule or ("interleaved" if shape.vpp > 1 else job.schedule)
 
 
 def blocks(
-    job: Job, zero: int, grid: Grid, stages: Stages, split: Split, which: Any, choices: Sequence[Recompute]
+    job: Job, zero: int, grid: Grid, stages: Stages, shape: Shape, choices: Sequence[Recompute]
 ) -> Iterator[Block]:
     """One block for every row of a pipeline, so that a search tells how far it is."""
     import numpy as np
 
-    rows = rows_of(grid, [zero], which)
-    legal = legal_rows(grid, zero, rows)
+    rows = rows_of(grid, [zero], shape)
+    legal = legal_rows(grid, zero, shape.schedule, rows)
     capacity = job.machine.accelerator.usable_memory_bytes
     for row in np.flatnonzero(legal):
         one = type(rows)(*(column[row : row + 1] for column in rows))
         size = (len(choices), 1)
         empty = np.full(size, np.inf)
         block = Block(
-            job, grid.devices, grid.gbs, stages, split, zero, tuple(choices), one, np.array([True]), empty.copy(),
+            job, grid.devices, grid.gbs, stages, shape.split, zero, tuple(choices), one, np.array([True]), empty.copy(),
             empty.copy(), empty.copy(), capacity, 0.0, np.zeros(1),
         )  # fmt: skip
         for choice in range(len(choices)):

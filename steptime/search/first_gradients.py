@@ -1,0 +1,100 @@
+"""Where gradients do not stay from step to step: peaks of stages whose forwards all precede their first backward.
+
+No gradient is there before it, so such a stage may hold less than one that has as many micro-batches and all gradients
+(`memory.stages`). Of the stages of one kind the first ones can be such, and the next one not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from steptime.base.num import Num
+from steptime.job.job import Job
+from steptime.memory.stages import PeakMoment, moments_of_first
+from steptime.search.held import Counted, Peak, peak
+from steptime.search.pipeline import Chunks, Flavor, Stages
+from steptime.search.recompute import Recompute
+
+
+def held_later(stages: Stages, kind: int, microbatches: int) -> int | None:
+    """The most micro-batches that a stage of a kind holds whose first backward precedes a forward.
+
+    None where all of them are so; 0 where none is.
+    """
+    if stages.vpp > 1 or stages.split or stages.pp == 1 or microbatches > stages.pp - stages.first[kind]:
+        return None if stages.schedule != "gpipe" or stages.vpp > 1 or stages.pp == 1 else 0
+    if stages.schedule == "gpipe":
+        return 0
+    return next((stages.pp - stage for stage in stages.of[kind] if stages.pp - stage < microbatches), 0)
+
+
+def moments(
+    job: Job,
+    stages: Stages,
+    kind: int,
+    flavors: Sequence[Flavor],
+    usual: Peak,
+    microbatches: Any,
+    found: tuple[Chunks, tuple[Recompute, ...], Any, Any],
+) -> list[PeakMoment]:
+    """The worst moment of a kind's stages without gradients before their first backward, and of its others.
+
+    Args:
+        job: says the ZeRO level.
+        stages: the pipeline.
+        kind: of its stages.
+        flavors: their chunks.
+        usual: the worst moment where every stage has all gradients from the start.
+        microbatches: by row.
+        found: the chunks, recomputations, and by row the row of the parts, and parameters of the stage on a device.
+    """
+    import numpy as np
+
+    saved, transient = (np.broadcast_to(x, flavors[0].saved.shape).copy() for x in usual)
+    nothing: Num = np.zeros_like(saved)
+    first = PeakMoment(nothing.copy(), nothing.copy(), "", nothing.copy())
+    for m in np.unique(microbatches).astype(int).tolist():
+        alone = stages.pp == 1 and m == 1 and job.zero_level < 2
+        later = 0 if alone else held_later(stages, kind, m)
+        if later is None:
+            continue
+        rows = np.flatnonzero(microbatches == m)
+        some = flavors[0].rows(rows)
+        saved[:, rows], transient[:, rows] = _of_count(some, later)
+        for choice in range(len(found[1])):
+            of = _first(job, stages, kind, some, choice, m, rows, found)
+            first.activations_bytes[choice, rows] = of.activations_bytes
+            first.transient_bytes[choice, rows] = of.transient_bytes
+            first.grads_not_yet_allocated_bytes[choice, rows] = of.grads_not_yet_allocated_bytes
+    return [PeakMoment(saved, transient, "", nothing), first]
+
+
+def _of_count(flavor: Flavor, held: int) -> Peak:
+    """The worst moment of a stage that holds so many micro-batches of its one chunk."""
+    if not held:
+        return Peak(0.0, 0.0)
+    return peak([flavor], (Counted((held,), True, 0), Counted((held,), False, 0)))
+
+
+def _first(
+    job: Job,
+    stages: Stages,
+    kind: int,
+    flavor: Flavor,
+    choice: int,
+    microbatches: int,
+    rows: Any,
+    found: tuple[Chunks, tuple[Recompute, ...], Any, Any],
+) -> PeakMoment:
+    """`memory.stages.before_gradients`, or `first_backward` without a pipeline, of some rows."""
+    chunks, choices, part, n_params = found
+    parts = chunks.first(stages.chunks[kind][0], choices[choice], part[rows])
+    own = flavor.saved[choice] if stages.pp > 1 else None
+    others = (microbatches - 1) * flavor.saved[choice] if stages.pp > 1 else 0.0
+    each = moments_of_first(job, parts, n_params[rows], others, own)
+    worst = next(each)
+    for moment in each:
+        worst = worst.worse(moment)
+    later = PeakMoment(others, flavor.backward_extra[choice], "")
+    return worst.worse(later) if microbatches > 1 else worst
