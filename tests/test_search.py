@@ -236,7 +236,7 @@ def test_the_winner_beside_the_plan():
 def test_what_the_plan_says_already_is_no_change():
     job = plan({"tp": 2, "dp": 2})
     block = next(b for b in blocks_of(job, 4) if b.stages.pp == 1 and b.zero_level == 1)
-    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1, 2, 1))
+    row = next(i for i in np.flatnonzero(block.legal) if block.key(int(i)) == (True, 2, 1, 1, 2, 1, 1))
     none = next(i for i, choice in enumerate(block.choices) if choice.setting[1] == "none")
     assert fewest(job, block.changes(none, int(row))) == {}
 
@@ -285,7 +285,7 @@ SHARDED = {
 def test_fsdp_in_columns_beside_estimates(name, devices):
     """Memory bit for bit, and the step but for the order of a sum."""
     job = SHARDED[name]
-    blocks = [block for block in blocks_of(job, devices) if block.legal.any()]
+    blocks = [block for block in blocks_of(job, devices) if block.legal.any() and block.stages.pp == 1]
     assert any(len(block.rows.tp) > 4 for block in blocks)
     for block, choice, row in sampled(blocks, 12):
         found = estimate(job.replace(**block.changes(choice, row)))
@@ -350,3 +350,20 @@ def test_torch_is_estimated_one_by_one():
     assert found.best.step_s == min(found.columns["step_s"])
     for layout in found.top(3):
         assert estimate(layout.job).step_s == layout.step_s
+
+
+def test_schedules_are_an_axis():
+    """ZBV and DualPipeV need two chunks per stage; without a pipeline there is one schedule; the best runs as it is set."""
+    job = FLEETING["torch"]
+    names = ("1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
+    few = {"pp": (1, 2), "vpp": (1, 2), "tp": (1,), "cp": (1,), "microbatch_sz": (1,), "sp": (False,)}
+    found = run(job, Asked((4,), (64,), Axes({**few, "schedule": names})))
+    seen = {
+        (pp, vpp, name) for pp, vpp, name in zip(*(found.columns[n] for n in ("pp", "vpp", "schedule")), strict=True)
+    }
+    assert {one for one in seen if one[0] == 1} == {(1, 1, "")}
+    assert {one for one in seen if one[2] in {"zbv", "dualpipev"}} == {(2, 2, "zbv"), (2, 2, "dualpipev")}
+    assert {(2, 1, "1f1b"), (2, 2, "interleaved"), (2, 1, "zero_bubble")} <= seen
+    for name, layout in found.best_of("schedule"):
+        assert layout.job.schedule == name or layout.job.parallelism.pp == 1
+        assert estimate(job.replace(**layout.changes)).step_s == layout.step_s

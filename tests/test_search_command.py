@@ -108,8 +108,8 @@ def test_nothing_fits(run):
         (
             ["--over", "width=3"],
             (
-                "--over width=3: no axis 'width'; one of tp, pp, vpp, cp, dp, ep, etp, sp, zero_level, microbatch_sz, "
-                "or a dotted key such as performance.precision"
+                "--over width=3: no axis 'width'; one of tp, pp, vpp, cp, dp, ep, etp, sp, zero_level, schedule, "
+                "microbatch_sz, or a dotted key such as performance.precision"
             ),
         ),
         (["--fix", "tp=3"], "search: no layout of 16 devices has tp 3: tp*cp*pp must divide the devices"),

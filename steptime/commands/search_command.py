@@ -15,6 +15,7 @@ from steptime.commands.console import Printer, load
 from steptime.job.edit import anchor, apply_setting
 from steptime.job.job import Job
 from steptime.report.progress import ProgressLine
+from steptime.schedule import SCHEDULES
 from steptime.search.fastest import fastest
 from steptime.search.run import run
 from steptime.search.search import Asked, Search
@@ -22,11 +23,14 @@ from steptime.search.space import Axes
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 INTERRUPTED = 130
 AXES = {
-    **{name: f"parallelism.{name}" for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level")},
+    **{
+        name: f"parallelism.{name}"
+        for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "etp", "sp", "zero_level", "schedule")
+    },
     "microbatch_sz": "data.microbatch_sz",
 }
 """Axes by the names of their keys."""
@@ -36,7 +40,6 @@ NOT_HERE = {
     "data.gbs": "use --gbs",
     "hardware.node_type": "use --machine",
     "devices": "use --devices",
-    "parallelism.schedule": "it follows from the layout: 1f1b, interleaved where vpp is above 1",
     "parallelism.microbatch_group_sz": "it follows from the layout",
     "parallelism.layers_per_stage": "it follows from the layout",
     "parallelism.embedding_and_loss_count_as_layers": "it follows from the layout",
@@ -201,12 +204,10 @@ def _place(
     if key in NOT_HERE:
         return [f"{option} {text}: {NOT_HERE[key]}"]
     if name in AXES:
-        wanted = bool if name == "sp" else int
-        least = 0 if name == "zero_level" else 1
-        bad = [v for v in values if type(v) is not wanted or (wanted is int and v < least)]
+        allowed, expected = _allowed(name)
+        bad = [value for value in values if not allowed(value)]
         if bad:
-            kind = "true or false" if wanted is bool else f"whole numbers from {least} on"
-            return [f"{option} {text}: expected {kind} (got {bad[0]!r})"]
+            return [f"{option} {text}: expected {expected} (got {bad[0]!r})"]
         if name in asked:
             return [f"{option} {text}: {name} is asked for twice; say all values in one --over"]
         asked.add(name)
@@ -221,6 +222,16 @@ def _place(
         ]
     over[key] = list(values)
     return []
+
+
+def _allowed(name: str) -> tuple[Callable[[Any], bool], str]:
+    """What values an axis has, as a test and in words."""
+    if name == "sp":
+        return lambda value: type(value) is bool, "true or false"
+    if name == "schedule":
+        return lambda value: value in SCHEDULES, f"one of {', '.join(SCHEDULES)}"
+    least = 0 if name == "zero_level" else 1
+    return lambda value: type(value) is int and value >= least, f"whole numbers from {least} on"
 
 
 def numbers(option: str, text: str | None, problems: list[str]) -> list[int]:

@@ -7,7 +7,7 @@ parameters those of dp*cp, experts those of edp = dp*cp*tp / (ep*etp).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime.base.num import Num, ceil, lcm, maximum
+from steptime.base.num import Num, ceil, lcm, maximum, where
 from steptime.job.assembly import Assembly, Chunk, CountedParams, LocalParam
 from steptime.job.job import Job
 from steptime.memory.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT, Pieces, piece_buckets, round_up
@@ -116,10 +116,9 @@ def states_of(assembly: Assembly, chunks: Sequence[Chunk], buckets: list[list[Bu
     shards = {group: -(-elements // ranks[group]) + uneven[group] for group, elements in parts.items()}
     padded, shard = sum([parts[group] + n * uneven[group] for group, n in ranks.items()]), sum(shards.values())
     updated = shards if level >= 1 else parts
-    copies = 2.0 if reduces_copies(job) else 1.0
     return States(
         params_bytes=size.params * (shard if level == 3 else padded) + quantized * extra_bytes(job),
-        gradients_bytes=size.gradients * (shard if level >= 2 else padded * copies),
+        gradients_bytes=size.gradients * (shard if level >= 2 else padded * gradient_sets(job)),
         optimizer_bytes=sum([(size.master + moments[group]) * elements for group, elements in updated.items()]),
         buckets=buckets,
         owned=sum(updated.values()),
@@ -137,10 +136,10 @@ def group_elements(held: CountedParams) -> dict[str, Num]:
     return found
 
 
-def reduces_copies(job: Job) -> bool:
-    """Whether the gradients that are reduced are copies, which lie in buckets beside them from step to step."""
-    p = job.parallelism
-    return job.software.states.reducer_buckets and p.dp * p.cp > 1 and job.zero_level == 0
+def gradient_sets(job: Job) -> Num:
+    """2 where the gradients that are reduced are copies, which lie in buckets beside them from step to step; else 1."""
+    p, copied = job.parallelism, job.software.states.reducer_buckets and job.zero_level == 0
+    return where(p.dp * p.cp > 1, 2.0, 1.0) if copied else 1.0
 
 
 def quantized_elements(assembly: Assembly, chunk: Chunk) -> Num:

@@ -19,7 +19,21 @@ __all__ = ["Search", "csv_text", "document", "front_sections", "search", "sectio
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-AXES = ("tp", "pp", "cp", "vpp", "ep", "etp", "microbatch_sz", "zero_level", "sp", "recompute", "devices", "gbs")
+AXES = (
+    "tp",
+    "pp",
+    "cp",
+    "vpp",
+    "ep",
+    "etp",
+    "microbatch_sz",
+    "zero_level",
+    "sp",
+    "schedule",
+    "recompute",
+    "devices",
+    "gbs",
+)
 """Choices that are shown one by one."""
 MOST = 8
 """Values of a choice that are shown: the best ones."""
@@ -51,7 +65,7 @@ def answer(found: Search, best: Layout) -> FactList:
     if found.given is not None:
         facts.append(Fact("the plan", [figures(Layout({}, found.given, 0.0)), shape(Layout({}, found.given, 0.0))]))
         facts.append(Fact("difference", [difference(found, best)]))
-    facts.append(Fact("change", lines(best.changes, 60) or ["nothing: the plan is the best"]))
+    facts.append(Fact("change", lines(best.changes, 54) or ["nothing: the plan is the best"]))
     count, least = found.tied
     if count:
         low, high = best.estimate.time.step_s_p10, best.estimate.time.step_s_p90
@@ -59,7 +73,7 @@ def answer(found: Search, best: Layout) -> FactList:
             Fact("tied", [f"{count:,} layouts lie within its 80 % interval, {seconds(low)} to {seconds(high)}"])
         )
         if least is not None and least.held_bytes < best.held_bytes:
-            facts.append(Fact("least memory of these", [figures(least), *lines(least.changes, 60)]))
+            facts.append(Fact("least memory of these", [figures(least), *lines(least.changes, 54)]))
     counts = found.counts
     looked = f"{counts.points:,} layouts: {counts.evaluated:,} can run, {counts.fitting:,} fit"
     facts.append(
@@ -106,7 +120,8 @@ def shape(layout: Layout) -> str:
     p, job = layout.job.parallelism, layout.job
     experts = f"  ep {p.ep}  etp {p.etp}" if job.model.moe else ""
     text = f"tp {p.tp}  cp {p.cp}  pp {p.pp}  vpp {p.vpp}  dp {p.dp}{experts}  micro-batch {job.data.microbatch_sz}"
-    return f"{text}  zero {job.zero_level}{'  sp' if job.sp else ''}  recompute {recomputed(layout)}"
+    named = f"  {job.schedule}" if p.schedule is not None and p.pp > 1 else ""
+    return f"{text}{named}  zero {job.zero_level}{'  sp' if job.sp else ''}  recompute {recomputed(layout)}"
 
 
 def recomputed(layout: Layout) -> str:
@@ -128,10 +143,12 @@ def lines(changes: Mapping[str, Any], width: int) -> list[str]:
 def head(found: Search) -> list[str]:
     """The columns of a layout."""
     experts = ["ep", "etp"] if found.plan.model.moe else []
-    return ["", "step", "MFU", "GiB", "tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp", "recompute"]
+    schedule = ["schedule"] if found.several_schedules else []
+    axes = ["tp", "cp", "pp", "vpp", "dp", *experts, "mbs", "zero", "sp", *schedule]
+    return ["", "step", "MFU", "GiB", *axes, "recompute"]
 
 
-def row_of(name: str, layout: Layout) -> list[str]:
+def row_of(found: Search, name: str, layout: Layout) -> list[str]:
     """A layout as a row under `head`."""
     p, job, e = layout.job.parallelism, layout.job, layout.estimate
     experts = [p.ep, p.etp] if job.model.moe else []
@@ -139,7 +156,7 @@ def row_of(name: str, layout: Layout) -> list[str]:
     held = f"{layout.held_bytes / GIB:.1f}"
     return [
         name, seconds(e.step_s), percent(e.throughput.mfu).removesuffix(" %"), held, *map(str, axes),
-        "y" if job.sp else "-", recomputed(layout),
+        "y" if job.sp else "-", *([job.schedule if p.pp > 1 else "-"] if found.several_schedules else []), recomputed(layout),
     ]  # fmt: skip
 
 
@@ -147,7 +164,7 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
     """Layouts one under the other, each with the settings that print it."""
     rows: list[list[str]] = []
     for at, layout in enumerate(layouts):
-        rows.append(row_of(str(at + 1), layout))
+        rows.append(row_of(found, str(at + 1), layout))
         rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan as it is"]]
     return Table(heading, head(found), rows, [_sets_note(found)])
 
@@ -162,14 +179,19 @@ def choices(found: Search) -> Table:
     best = found.best
     assert best is not None
     for name in AXES:
-        of = found.best_of(name, MOST)
+        of = found.best_of(name, MOST) if name != "schedule" or found.several_schedules else []
         if len(of) > 1:
             rows.append([f"{_NAMES.get(name, name)}"])
-            rows += [[*row_of(str(value), layout)] for value, layout in of]
+            rows += [row_of(found, "no pipeline" if value == "" else str(value), layout) for value, layout in of]
     return Table("best that each choice allows, the others free", head(found), rows)
 
 
-_NAMES = {"microbatch_sz": "micro-batch", "zero_level": "ZeRO level", "sp": "sequence parallelism"}
+_NAMES = {
+    "microbatch_sz": "micro-batch",
+    "zero_level": "ZeRO level",
+    "sp": "sequence parallelism",
+    "schedule": "pipeline schedule",
+}
 
 
 def refused(found: Search) -> list[ReportSection]:
@@ -193,7 +215,7 @@ def nothing_fits(found: Search) -> FactList:
         layout = found.layout(found.nearest[2], fitting=False)
         assert layout is not None
         lacks = layout.held_bytes - layout.estimate.memory.capacity_bytes
-        facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 60)]))
+        facts.append(Fact("nearest", [figures(layout), shape(layout), *lines(layout.changes, 54)]))
         facts.append(Fact("it lacks", [f"{lacks / GIB:.2f} GiB" if lacks > 0 else "room for the 90th percentile"]))
     return FactList(title(found), facts)
 
@@ -271,6 +293,7 @@ def csv_text(found: Search, n: int) -> str:
         "microbatch_sz",
         "zero_level",
         "sp",
+        "schedule",
         "recompute",
     )
     fields = ("step_s", "mfu", "tokens_per_s", "peak_reserved_bytes", "overhead_bytes", "set")
@@ -280,7 +303,15 @@ def csv_text(found: Search, n: int) -> str:
         p, job, figures_of = layout.job.parallelism, layout.job, row(layout)
         axes = [p.devices, job.data.gbs, p.tp, p.cp, p.pp, p.vpp, p.dp, p.ep, p.etp]
         axes += [job.data.microbatch_sz, job.zero_level]
-        writer.writerow([*axes, job.sp, recomputed(layout), *(figures_of[name] for name in fields)])
+        writer.writerow(
+            [
+                *axes,
+                job.sp,
+                job.schedule if p.pp > 1 else "",
+                recomputed(layout),
+                *(figures_of[name] for name in fields),
+            ]
+        )
     return out.getvalue()
 
 

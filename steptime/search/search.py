@@ -122,9 +122,12 @@ class Search:
             block, size = of.block, len(of.row)
             for name in names:
                 lists.setdefault(name, []).append(getattr(block.rows, name)[of.row])
-            plain = {"devices": block.devices, "gbs": block.gbs, "pp": block.stages.pp, "vpp": block.stages.vpp}
-            for name, value in (plain | {"zero_level": block.zero_level}).items():
-                lists.setdefault(name, []).append(np.full(size, value))
+            plain: dict[str, int | str] = {"devices": block.devices, "gbs": block.gbs, "pp": block.stages.pp, "vpp": block.stages.vpp}
+            plain |= {"zero_level": block.zero_level, "schedule": block.stages.schedule if block.stages.pp > 1 else ""}
+            for name, value in plain.items():
+                lists.setdefault(name, []).append(
+                    np.full(size, value, dtype=object if isinstance(value, str) else None)
+                )
             texts = np.array([kind(choice.form(1)) for choice in block.choices], dtype=object)
             lists.setdefault("recompute", []).append(texts[of.choice])
             for name in ("value", "step_s", "held_bytes"):
@@ -146,6 +149,11 @@ class Search:
             np.stack([np.full(len(of.row), i), np.arange(len(of.row))], axis=-1) for i, of in enumerate(self.found)
         ]
         return value, step, held, np.concatenate(place)
+
+    @property
+    def several_schedules(self) -> bool:
+        """Whether layouts differ in more of their schedule than their chunks."""
+        return any(of.block.stages.said is not None for of in self.found)
 
     @property
     def ranking(self) -> tuple[Any, Any]:

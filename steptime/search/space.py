@@ -208,9 +208,13 @@ def splits(plan: Job, columns: Mapping[str, Any]) -> Any:
 
 
 def schedules(plan: Job, axes: Axes) -> list[str | None]:
-    """Schedules that are tried in a pipeline: the usual one, and the plan's own."""
+    """Schedules that are tried in a pipeline: the usual one, and the plan's own; 1F1B with several chunks is interleaved."""
     own = plan.parallelism.schedule
-    return axes.values("schedule", [None] if own in {None, "1f1b", "interleaved"} else [None, own])
+    said: list[str | None] = axes.values("schedule", [own] if own else [])
+    usual = {"1f1b", "interleaved"}
+    if "schedule" not in axes.said or (usual <= {*said} and plan.software.layout.schedule == "1f1b"):
+        return [None, *(name for name in said if name not in usual)]
+    return said
 
 
 def grid(
