@@ -122,9 +122,10 @@ class Search:
             block, size = of.block, len(of.row)
             for name in names:
                 lists.setdefault(name, []).append(getattr(block.rows, name)[of.row])
-            plain: dict[str, int | str] = {"devices": block.devices, "gbs": block.gbs, "pp": block.stages.pp, "vpp": block.stages.vpp}
-            plain |= {"zero_level": block.zero_level, "schedule": block.stages.schedule if block.stages.pp > 1 else ""}
-            for name, value in plain.items():
+            shape: dict[str, int | str] = {"devices": block.devices, "gbs": block.gbs, "zero_level": block.zero_level}
+            shape |= {"pp": block.stages.pp, "vpp": block.stages.vpp}
+            shape["schedule"] = block.stages.schedule if block.stages.pp > 1 else ""
+            for name, value in shape.items():
                 lists.setdefault(name, []).append(
                     np.full(size, value, dtype=object if isinstance(value, str) else None)
                 )
