@@ -79,7 +79,12 @@ class Inventory:
     @cached_property
     def params(self) -> int:
         """Unique elements of the model: tied, aliased and replicated ones once."""
-        return sum(t.unique for t in self.model)
+        return sum([t.unique for t in self.model])
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Whole shapes of the model's tensors by name."""
+        return {t.name: t.shape if t.global_shape is None else t.global_shape for t in self.model}
 
     @property
     def structure(self) -> difference.Structure:
@@ -89,13 +94,12 @@ class Inventory:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Counts [elements] and sizes [bytes] of the whole checkpoint."""
-        wholes = Counter(self.structure.values() if self.model else ())
         return {
             "tensors": sum(row["tensors"] for row in self._roles),
             "pieces": len(self.tensors),
             "params": self.params,
-            "logical_params": sum(prod(shape) * count for (shape, _), count in wholes.items()),
-            "stored_params": _elements(t.shape for t in self.model if t.alias_of is None),
+            "logical_params": _elements(self.shapes.values()),
+            "stored_params": _elements([t.shape for t in self.model if t.alias_of is None]),
             "logical_bytes": sum(row["bytes"] for row in self._roles),
             "stored_bytes": counting.stored_bytes(self.tensors),
             "file_bytes": sum(section.nbytes for section in self.sections),
@@ -179,7 +183,9 @@ class Inventory:
         rows = self.restored.rows
         if rows and not rows[0].tensors:  # packed in a way that is not known: no shape can be trusted
             facts = [fact | {"slices": True} for fact in facts]
-        return architecture.infer(self.restored.tensors, [*facts[:1], *rest])
+        tensors = self.restored.tensors
+        shapes = self.shapes if tensors is self.model else {t.name: t.whole for t in tensors}
+        return architecture.infer(shapes, [*facts[:1], *rest], {t.name for t in tensors if t.alias_of})
 
     @cached_property
     def all_problems(self) -> list[Problem]:

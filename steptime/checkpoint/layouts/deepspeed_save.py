@@ -15,7 +15,7 @@ from steptime.checkpoint.dtypes import nbytes
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
+from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError, number_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Shape
@@ -46,7 +46,7 @@ def _ranks(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section],
     wanted = [name for name in files if any(kind.match(name) for kind in KINDS)]
     if not any(MODEL.match(n) or OPTIM.match(n) or LAYER.match(n) for n in wanted):
         return [], set()
-    section = Section("DeepSpeed", f"{len(wanted)} files", folder.rel)
+    section = Section("DeepSpeed", number_of(len(wanted), "file"), folder.rel)
     read = scan.absorb(section, folder, wanted, _facts)
     stage = section.facts.get("zero_stage")
     section.format = f"DeepSpeed ZeRO-{stage}" if stage is not None else "DeepSpeed"
@@ -186,7 +186,7 @@ def _universal(scan: Scan, folder: Folder) -> tuple[list[Section], set[str]]:
         zero = scan.below(folder, "zero")
     except UnreadableError:
         return [], set()
-    section = Section("DeepSpeed universal", f"{len(zero.dirs)} parameters", folder.rel)
+    section = Section("DeepSpeed universal", number_of(len(zero.dirs), "parameter"), folder.rel)
     wanted: list[str] = []
     for name in zero.dirs:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
-from steptime.checkpoint.records import Section, UnreadableError
+from steptime.checkpoint.records import Section, UnreadableError, number_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor
@@ -31,7 +31,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     dirs = {name: match for name in files if (match := RANK_DIR.match(name))}
     if not dirs:
         return [], set()
-    section = Section("Megatron-LM (torch)", f"{len(dirs)} ranks", folder.rel)
+    section = Section("Megatron-LM (torch)", number_of(len(dirs), "rank"), folder.rel)
     wanted, optimizers = _files(scan, folder, list(dirs), section)
     scan.absorb(section, folder, wanted)
     args = section.facts.get("args") or {}
@@ -46,7 +46,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     tensor_parallel.make_global(section.tensors, args)
     _tied(section, args)
     section.ranks = _rows(section.tensors)
-    section.container += f", {len(model)} model + {len(optimizers)} optimizer files"
+    section.container += f", {len(model)} model + {number_of(len(optimizers), 'optimizer file')}"
     return [section], set(dirs)
 
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.layouts import grid
-from steptime.checkpoint.records import Section, UnreadableError
+from steptime.checkpoint.records import Section, UnreadableError, number_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, StoredTensor
@@ -45,7 +45,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
         section.facts |= {"step": step} if type(step) is int else {}
     _name(section, folder)
     _check_ranks(section, wanted)
-    section.container = f"{len(wanted)} files"
+    section.container = number_of(len(wanted), "file")
     config = folder.json("model_config.json")
     section.facts |= {"config": config} if isinstance(config, dict) else {}
     return [section], {MARKER, "model/", "model_config.json"}
