@@ -19,7 +19,8 @@ from steptime.checkpoint.confignames import CHECKED, from_config, norm_of
 from steptime.checkpoint.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from steptime.checkpoint.records import Shape
 
@@ -38,7 +39,7 @@ class Found:
     """The language model's tensors, and what was found so far: {field: {value, from}}."""
 
     parts: stacks.Parts
-    tied: Set[str]
+    tied: AbstractSet[str]
     tails: dict[str, tuple[str, Shape]] = field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -65,7 +66,7 @@ class Found:
 
 
 def infer(
-    shapes: Mapping[str, Shape], facts: list[dict[str, Any]], tied: Set[str] = frozenset()
+    shapes: Mapping[str, Shape], facts: list[dict[str, Any]], tied: AbstractSet[str] = frozenset()
 ) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
     """({field: {value, from}}, CONFIG_MISMATCH problems) of tensors by name, of which some are `tied` to others.
 

@@ -17,7 +17,7 @@ MAX_ELEMENTS = 1 << 63
 
 
 def number_of(count: int, noun: str) -> str:
-    """ "1 file", "2,000 files"."""
+    """A count and what is counted: "1 file", "2,000 files"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
