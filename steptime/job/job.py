@@ -62,7 +62,7 @@ class Job(Config):
     devices: int | None = Field(default=None, ge=1)
     """Devices in all; parallelism.dp may then be left out or auto, and follows tp, pp and cp."""
 
-    not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELED
+    not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
 
     @model_validator(mode="before")

@@ -88,7 +88,7 @@ def test_a_pair_without_a_switch_has_one_link():
 def test_a_hop_between_centers_adds_no_ramp():
     """Two centers of 8 devices: the 5 ms of the link between them are waited for once, and are no part of the ramp."""
     far = Tier(name="far", size=inf, bytes_per_s=100e9, latency_s=5e-3, efficiency=1.0, hierarchical=True)
-    cost = collective("all_gather", 8e9, Group("dp", 16, 1, centres=2.0), (NODE, far))
+    cost = collective("all_gather", 8e9, Group("dp", 16, 1, centers=2.0), (NODE, far))
     bandwidth_s = 15 / 16 * 8e9 / 100e9
     assert cost.latency_s == pytest.approx(8.4e-6 + 14 * 2e-6 + 5e-3)
     assert cost.time_s == pytest.approx(cost.latency_s + bandwidth_s + 0.6 * sqrt((8.4e-6 + 14e-6) * bandwidth_s))
