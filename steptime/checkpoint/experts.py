@@ -108,7 +108,7 @@ def runs(layers: dict[int, dict[str, Shape]], hidden: int, head_dim: int | None)
 def _about(tails: dict[str, Shape], hidden: int, head_dim: int | None) -> dict[str, Any]:
     sparse = any(names.EXPERT.search(tail) or names.PACKED_DOWN.search(tail) for tail in tails)
     found: dict[str, Any] = {"kind": "moe" if sparse else "dense"}
-    matrices = {tail: shape for tail, shape in tails.items() if len(shape) == 2 and "expert" not in tail}
+    matrices: dict[str, Shape] = {t: s for t, s in tails.items() if len(s) == 2 and "expert" not in t}
     down = None if sparse else _first_of(matrices, names.DOWN)
     if down is not None:
         found["inter_sz"] = next((n for n in down if n != hidden), hidden)

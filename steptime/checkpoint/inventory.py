@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steptime.checkpoint import adapter, architecture, counting, difference, quantized, tree
 from steptime.checkpoint.confignames import FIELDS, from_config
@@ -32,6 +32,14 @@ class IO:
     files_opened: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
+
+
+class Model(NamedTuple):
+    """One of several models of a folder: its files' path, unique parameters before quantization, and architecture."""
+
+    path: str
+    params: int
+    architecture: dict[str, dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -172,9 +180,24 @@ class Inventory:
         return self._inferred[0]
 
     @cached_property
+    def models(self) -> list[Model]:
+        """The sets of files that are a language model each by themselves, where there are several."""
+        sets = [(s, own) for s in self.counted if (own := [t for t in s.tensors if t.role in ("", "model")])]
+        if len(sets) < 2 or self.adapter or any("pipeline" in section.facts for section, _ in sets):
+            return []
+        found = []
+        for section, own in sets:
+            whole = quantized.restore(own, [section.facts])
+            shapes = {t.name: t.whole for t in whole.tensors}
+            about = architecture.infer(shapes, [section.facts])[0]
+            if about.get("vocab_sz", {}).get("from") in shapes:  # an embedding of its own, not what a config says
+                found.append(Model(section.path or ".", whole.params, about))
+        return found if len(found) > 1 else []
+
+    @cached_property
     def _inferred(self) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
         facts = [section.facts for section in self.counted]
-        if self.adapter or any("pipeline" in fact for fact in facts):
+        if self.adapter or self.models or any("pipeline" in fact for fact in facts):
             return {}, []
         if facts and facts[0].get("part"):  # its shapes are of a part: only what is stated holds
             stated = ((key, value, source) for source, known in from_config(facts[0]) for key, value in known.items())

@@ -20,7 +20,7 @@ from steptime.report.html import html
 from steptime.report.table import ASCII, PLAIN, Fact, FactList, Style, Table, to_text, wrapped
 
 if TYPE_CHECKING:
-    from steptime.checkpoint.inventory import Inventory
+    from steptime.checkpoint.inventory import Inventory, Model
     from steptime.checkpoint.quantized import Row
     from steptime.report.format import Unit
     from steptime.report.table import ReportSection
@@ -92,7 +92,7 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
         style.paint(escaped(summary.path), "head"),
         *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
         f"{number_of(totals['tensors'], 'tensor')} in {number_of(n_files, 'file')}; {read}, no tensor data, no code run",
-        f"parameters {params:,} ({quantity(params, COUNT)})   bytes {size:,} ({_size(size, units)})",
+        f"parameters {params:,}{_again(params, quantity(params, COUNT))}   bytes {size:,}{_again(size, _size(size, units))}",
     ]
     if rows:
         inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
@@ -105,6 +105,11 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     every = sum(row["bytes"] for row in summary.by_dtype) or 1
     parts = [f"{short(row['dtype'])} {row['bytes'] / every:.1%}" for row in summary.by_dtype]
     return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
+
+
+def _again(number: int, short: str) -> str:
+    """A large number once more, to be read at a glance."""
+    return f" ({short})" if number >= 1024 else ""
 
 
 def _quantized(row: Row) -> str:
@@ -205,6 +210,11 @@ def files(summary: Inventory, units: Units) -> Table | None:
 def architecture(summary: Inventory) -> Table | None:
     """What was inferred, and from where in a word."""
     found = summary.architecture
+    if summary.models:
+        rows = [[_shown(line, 300)] for line in map(_model, summary.models[:MAX_SECTIONS])]
+        more = len(summary.models) - MAX_SECTIONS
+        rows += [[f"and {more} more (--json lists all)"]] if more > 0 else []
+        return Table(f"{number_of(len(summary.models), 'model')}: give one of them to see its architecture", [], rows)
     if not found:
         return None
     known: list[str] = []
@@ -219,6 +229,13 @@ def architecture(summary: Inventory) -> Table | None:
         fits = ", ".join(map(str, head["candidates"])) or "none of the usual widths"
         rows.append([_shown(f"head_dim: {head['from']}; valid: {fits}", 600)])
     return Table("architecture (from names and shapes unless noted)", [], rows)
+
+
+def _model(model: Model) -> str:
+    """Where one of several models is, and what tells it from the others."""
+    fields = ("n_layers", "hidden_sz", "vocab_sz")
+    known = [f"{key} {model.architecture[key]['value']}" for key in fields if key in model.architecture]
+    return f"{model.path}: parameters {model.params:,}  {'  '.join(known)}"
 
 
 def adapter(summary: Inventory) -> FactList | None:
@@ -259,16 +276,16 @@ def pickle(summary: Inventory) -> Table | None:
     facts = pickles(summary)
     if not facts["globals"]:
         return None
+    accepts = facts["weights_only_loadable"]
+    needs = [name for name in facts["needs"] if accepts is not None or not name.startswith("torch.")]
+    reasons = [_shown(reason, 80) for reason in facts["refused_because"] if reason not in needs]
     rows = []
-    if facts["needs"]:
-        needs = [_shown(name, 80) for name in facts["needs"]]
-        rows.append([f"needs these classes: {_listed(needs, MAX_GLOBALS)}"])
-    if facts["weights_only_loadable"]:
-        rows.append(["torch.load(weights_only=True) would accept it"])
-    elif facts["weights_only_loadable"] is False:
-        reasons = [_shown(reason, 80) for reason in facts["refused_because"]]
-        rows.append([f"torch.load(weights_only=True) would refuse: {_listed(reasons, 3)}"])
-    return Table("pickle: no code from this checkpoint was executed", [], rows)
+    if needs:
+        rows.append([f"needs these classes: {_listed([_shown(name, 80) for name in needs], MAX_GLOBALS)}"])
+    if accepts is not None:
+        why = ", ".join(["these classes"] * bool(needs) + ([_listed(reasons, 3)] if reasons else []))
+        rows.append([f"torch.load(weights_only=True) would {'accept it' if accepts else f'refuse {why}'}"])
+    return Table("pickle: no code from this checkpoint was executed", [], rows) if rows else None
 
 
 def problems(summary: Inventory) -> FactList:
