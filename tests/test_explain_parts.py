@@ -95,9 +95,9 @@ def test_a_stage_has_its_activations_and_what_the_allocator_adds(found):
 
 
 def test_what_a_micro_batch_keeps_by_hand(found):
-    """Stage 1, 20 layers of h 8192, tp 8, 8,192 tokens, sequence parallel: shards of 1,024 rows or columns. MiB of bf16 a layer: two
-    norms keep their input (16 each) and 4 bytes a row; qkv and gate_up their inputs (16 each, gathered again), down 8192 x 3584 (56);
-    attention q and its output 16 each, k and v 2 each, 4 bytes a row for 8 heads (0.25); gate and up 112."""
+    """Stage 1, 20 layers of h 8192, tp 8, 8,192 tokens, sequence parallel: shards of 1,024 rows or columns. In MiB of bf16:
+    two norms keep their input (16 each) and 4 bytes a row; qkv and gate_up their inputs (16 each, gathered again), down
+    8192 x 3584 (56); attention q and its output 16 each, k and v 2 each, 4 bytes a row for 8 heads (0.25); gate and up 112."""
     facts = words(found, "stage 1")[1]
     mib = {
         "norms": 2 * (16 + 1024 * 4 / 2**20),
