@@ -49,12 +49,12 @@ def stage(estimate: Estimate, row: StageMemory) -> FactList:
     facts = [
         *_states(estimate, row),
         *_activations(estimate, row),
-        *[_fact(item.name, item.bytes, "", item.source) for item in held if item.at_peak],
+        *[_fact("", item.bytes, item.name, item.source) for item in held if item.at_peak],
         _fact("transient", row.transient_bytes - row.buffers_bytes, f"lives only at the peak, {row.peak_op}", AUTOGRAD),
         _fact("allocated", row.allocated_bytes, "their sum", ALLOCATED),
         _fact("reserved", row.reserved_bytes, _reserved(row), _constant("memory.overhead.FRAGMENTATION")),
         _fact("between steps", row.persisting_bytes, "allocated: states, and the buffers that stay", ""),
-        *[_fact(f"of it {item.name}", item.bytes, "", item.source) for item in held if item.stays and not item.at_peak],
+        *[_fact("", item.bytes, f"of it {item.name}", item.source) for item in held if item.stays and not item.at_peak],
         _fact("first step", row.first_peak_bytes, "its peak: the optimizer's moments are not there yet", ""),
         *_outside(estimate),
         Fact("words", abbreviations(estimate.job.software.name)),
@@ -130,8 +130,8 @@ def _activations(estimate: Estimate, row: StageMemory) -> list[Fact]:
             parts["outputs"], sources["outputs"] = outputs, _said(estimate, "deallocate_pipeline_outputs", "false")
     layers = sum(n for chunk in chunks for _, n in chunk.runs)
     cut = f" in {len(chunks)} chunks" if len(chunks) > 1 else ""
-    kept = Fact("of a micro-batch", [f"it keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
-    return [total, kept, *[_fact(f"  {label}", size, "", sources[label]) for label, size in parts.items() if size]]
+    kept = Fact("micro-batch", [f"keeps {sum(parts.values()) / GIB:.3f} GiB, {layers} layers{cut}"])
+    return [total, kept, *[_fact("", size, f"of it {label}", sources[label]) for label, size in parts.items() if size]]
 
 
 def _buffers(estimate: Estimate, stage: int) -> list[HeldBuffer]:
