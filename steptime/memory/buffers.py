@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 
 from steptime.base.num import Num, minimum, where
@@ -119,12 +120,12 @@ def te_workspace_bytes(compute_capability: float) -> float:
     return (32.0 if compute_capability >= 9.0 else 4.0) * KIB * KIB
 
 
-def has_batch(chunks: list[Chunk]) -> bool:
+def has_batch(chunks: Sequence[Chunk]) -> bool:
     """Whether a stage takes batches from the data loader: the first and the last (Megatron-LM pretrain_gpt.py, get_batch)."""
     return any(chunk.embedding or chunk.head for chunk in chunks)
 
 
-def masks(software: Software, chunks: list[Chunk]) -> bool:
+def masks(software: Software, chunks: Sequence[Chunk]) -> bool:
     """Whether a stage has the causal mask: before October 2023 every one (Megatron-LM a0e190ca), since then where batches are."""
     return software.buffers.attention_mask and (has_batch(chunks) or software.family == "megatron-2021")
 
