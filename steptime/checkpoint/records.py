@@ -16,11 +16,6 @@ Shape = tuple[int, ...]
 MAX_ELEMENTS = 1 << 63
 
 
-def number_of(count: int, noun: str) -> str:
-    """A count and what is counted: "1 file", "2,000 files"."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 @dataclass(slots=True)
 class Problem:
     """One thing that is wrong with a checkpoint; `severity` is "error" (exit 1) or "warning" (exit 1 under --strict)."""

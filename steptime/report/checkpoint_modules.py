@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steptime.checkpoint.dtypes import short
-from steptime.checkpoint.escape import escaped
-from steptime.checkpoint.records import number_of
+from steptime.checkpoint.escape import escaped, number_of
 from steptime.report.format import bytes_in, unit_for
 from steptime.report.table import Table
 

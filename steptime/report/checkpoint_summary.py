@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.api import Summary, summarize_checkpoint
 from steptime.checkpoint.dtypes import short
-from steptime.checkpoint.escape import escaped
+from steptime.checkpoint.escape import escaped, number_of
 from steptime.checkpoint.jsonable import pickles
-from steptime.checkpoint.records import number_of
 from steptime.report.checkpoint_modules import modules
 from steptime.report.format import BINARY, COUNT, bytes_in, quantity, unit_for
 from steptime.report.html import html
@@ -34,7 +33,6 @@ MAX_SECTIONS = 12
 MAX_KIND = 45
 MAX_KEYS = 12
 _LONG = 120  # characters of a value; longer ones are templates, licenses, records of every tensor
-_HTML_ROWS = 40
 
 Units = tuple["Unit", ...]
 
@@ -70,7 +68,7 @@ def summary_html(summary: Summary) -> str:
     state = "complete" if summary.complete else "incomplete"
     name = summary.counted[0].format if summary.counted else "nothing could be read"
     head = f"<p><b>{escape(escaped(summary.path))}</b>: {escape(name)}, {summary.params:,} parameters, {state}</p>"
-    tree = modules(summary, 1, BINARY, most=_HTML_ROWS)
+    tree = modules(summary, 1, BINARY, most=40)
     return "".join([head, html(tree) if tree else "", html(problems(summary)) if summary.all_problems else ""])
 
 
@@ -211,10 +209,8 @@ def architecture(summary: Inventory) -> Table | None:
     """What was inferred, and from where in a word."""
     found = summary.architecture
     if summary.models:
-        rows = [[_shown(line, 300)] for line in map(_model, summary.models[:MAX_SECTIONS])]
-        more = len(summary.models) - MAX_SECTIONS
-        rows += [[f"and {more} more (--json lists all)"]] if more > 0 else []
-        return Table(f"{number_of(len(summary.models), 'model')}: give one of them to see its architecture", [], rows)
+        rows = [[_shown(_model(model), 300)] for model in summary.models[:MAX_SECTIONS]]
+        return Table(f"{len(summary.models)} models: give one of them to see its architecture", [], rows)
     if not found:
         return None
     known: list[str] = []

@@ -12,9 +12,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint import zipdir
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.readers import torch_file
-from steptime.checkpoint.records import Section, UnreadableError, number_of
+from steptime.checkpoint.records import Section, UnreadableError
 from steptime.checkpoint.source import Source, Window
 
 if TYPE_CHECKING:

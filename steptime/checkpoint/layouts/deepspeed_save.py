@@ -12,10 +12,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import nbytes
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import grid, single
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
 from steptime.checkpoint.pickles.values import CallRecord, mapping, pairs, shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError, number_of
+from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, Shape

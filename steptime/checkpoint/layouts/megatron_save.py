@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
-from steptime.checkpoint.records import Section, UnreadableError, number_of
+from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor

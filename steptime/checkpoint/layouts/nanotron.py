@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import grid
-from steptime.checkpoint.records import Section, UnreadableError, number_of
+from steptime.checkpoint.records import Section, UnreadableError
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import Contents, StoredTensor

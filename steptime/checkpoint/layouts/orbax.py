@@ -15,8 +15,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from steptime.checkpoint.dtypes import from_numpy, nbytes
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError, number_of
+from steptime.checkpoint.records import MAX_ELEMENTS, Section, StoredTensor, UnreadableError
 from steptime.checkpoint.roles import STATE_NAMES, is_optimizer_key, optimizer_role
 
 if TYPE_CHECKING:

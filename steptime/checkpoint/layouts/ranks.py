@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import grid
 from steptime.checkpoint.layouts.tensor_parallel import place, split_dim
-from steptime.checkpoint.records import Section, number_of
+from steptime.checkpoint.records import Section
 
 if TYPE_CHECKING:
     from steptime.checkpoint.records import StoredTensor

@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.values import shape_of
-from steptime.checkpoint.records import Contents, Section, UnreadableError, number_of
+from steptime.checkpoint.records import Contents, Section, UnreadableError
 from steptime.checkpoint.source import Source
 
 if TYPE_CHECKING:

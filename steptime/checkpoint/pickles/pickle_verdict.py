@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
-from steptime.checkpoint.records import number_of
 
 if TYPE_CHECKING:
     from steptime.checkpoint.pickles.streams import Streams
