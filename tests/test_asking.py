@@ -101,7 +101,7 @@ def test_a_model_a_machine_and_a_number_are_a_plan(capsys):
     code, out, _ = run(capsys, "--model", "llama3-70b", "--machine", "h100", "--devices", "512", "--json")
     document = json.loads(out)
     assert (code, document["devices"], document["memory"]["verdict"]) == (0, 512, "fits")
-    assert document["assumptions"][0].startswith("defaults without a plan, unless set: 512 devices of dgx-h100, tp ")
+    assert document["assumptions"][0].startswith("defaults without a plan: 512 devices of dgx-h100, tp ")
     assert document["config"]["data"]["gbs"] * document["config"]["data"]["seqlen"] >= 4 * 2**20
 
 

@@ -91,7 +91,7 @@ def test_nothing_fits(run):
     )
     assert code == 1
     assert "nothing fits" in out
-    assert "it lacks" in out
+    assert "missing" in out
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
             raise ConfigError(f"config text: larger than {MAX_BYTES:,} bytes; a config is a page of YAML")
         return source, "config text"
     name = str(source)
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  whatever a caller gives
+        raise ConfigError(f"expected a path, YAML text or a mapping (got {show(source)})")
     try:
         with open(source, "rb") as file:  # noqa: PTH123  one call, and it reports directories and pipes alike
             raw = file.read(MAX_BYTES + 1)

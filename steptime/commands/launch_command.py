@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime.base.config import ConfigError
+from steptime.base.words import counted, flow
 from steptime.commands import quick
 from steptime.job.edit import read_setting
 from steptime.launch.plan_yaml import plan_yaml
 from steptime.launch.read import read
 from steptime.launch.reading import LEAVE_OUT, to_job
 from steptime.launch.write.export import write
-from steptime.search.changes import word, words
-
-QUOTE = "'"
+from steptime.search.changes import words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,8 +72,8 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     kind = options.export
     written = write(job, kind)
     lines = [
-        f"{kind}, of a plan for {job.parallelism.devices:,} devices of {job.machine.name}",
-        *(f"no equivalent: {path} = {word(value).strip(QUOTE)}" for path, value in written.left_out.items()),
+        f"{kind}, of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
+        *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodelled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from steptime.base.words import counted
 from steptime.checkpoint import against_plan, difference, model_yaml
 from steptime.checkpoint.api import summarize_checkpoint, without_collector
 from steptime.checkpoint.dtypes import short
@@ -235,7 +236,7 @@ def _diff(summary: Summary, options: argparse.Namespace) -> int:
         _say(f"and {len(lines) - MAX_DIFF} more differences")
     if not found:
         names = "shapes and types are the same" if note else "same names, shapes and types"
-        _say(f"{names}: {len(summary.model)} tensors" + ("" if note else f", id {summary.id}"))
+        _say(f"{names}: {counted(len(summary.model), 'tensor')}" + ("" if note else f", id {summary.id}"))
     return max(summary.exit_code, other.exit_code, int(bool(lines)))
 
 

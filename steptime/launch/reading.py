@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any, Literal, NamedTuple
 
 from steptime.base.config import ConfigError, build
+from steptime.base.words import counted
 from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
@@ -174,7 +175,7 @@ def fits_machine(reading: Reading, job: Job) -> None:
     """
     per_node, machine = reading.devices_per_node, job.machine
     if per_node is not None and per_node > machine.devices_per_node:
-        had = f"{machine.name} has {machine.devices_per_node} devices"
+        had = f"{machine.name} has {counted(machine.devices_per_node, 'device')}"
         raise ConfigError(f"{per_node} processes on each node, and {had}; add --set hardware.node_type=NAME")
 
 

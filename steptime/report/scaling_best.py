@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steptime.report.format import GIB, percent, seconds
-from steptime.report.search_tables import recomputed, row
+from steptime.report.layout_rows import recomputed
+from steptime.report.search_tables import row
 from steptime.report.table import Table
 from steptime.search.search import Layout, Search
 
