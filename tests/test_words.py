@@ -56,11 +56,11 @@ def test_a_mapping_is_a_plan_and_stays_as_it_was(job):
         ),
         (
             lambda: search(PLAN, devices="16"),
-            "devices: expected a whole number from 1 on, or a list of them (got '16')",
+            "devices: expected a whole number of at least 1, or a list of them (got '16')",
         ),
         (
             lambda: search(PLAN, gbs=[64, 0]),
-            "gbs: expected a whole number from 1 on, or a list of them (got a list of 2)",
+            "gbs: expected a whole number of at least 1, or a list of them (got a list of 2)",
         ),
     ],
 )

@@ -66,13 +66,11 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
         ConfigError: an option that asks for an estimate, too.
     """
     if options.json or options.check or options.min_mfu is not None:
-        raise ConfigError(
-            "--export: prints a launch file and estimates nothing; leave --json, --check and --min-mfu out"
-        )
+        raise ConfigError("--export: not together with --json, --check or --min-mfu")
     kind = options.export
     written = write(job, kind)
     lines = [
-        f"{kind}, of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
+        f"{kind} launch file of a plan for {counted(job.parallelism.devices, 'device')} of {job.machine.name}",
         *(f"no equivalent: {path} = {flow(value)}" for path, value in written.left_out.items()),
         f"read back by: 3dtrn --from {written.reader} --allow-unmodelled FILE {words(written.left_out)}",
     ]

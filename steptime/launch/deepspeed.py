@@ -53,7 +53,7 @@ def read_deepspeed(
     if parallelism["zero_level"]:
         _reduction(keys, parallelism, performance)
     if str(keys.get("optimizer.type") or "adam").lower() not in {"adam", "adamw"}:
-        keys.leave_out("optimizer.type", "states of another optimizer; taken as Adam's")
+        keys.leave_out("optimizer.type", "states of another optimizer; counted as Adam's")
     if told(sets, "parallelism.dp") is None:
         note = "parallelism.dp, by the batch sizes or WORLD_SIZE"
         keys.beside_flags.append(LaunchFlag("data-parallel ranks", str(parallelism["dp"]), "used", note))

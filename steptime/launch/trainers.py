@@ -140,9 +140,9 @@ class _Plan:
             return said
         named = re.sub(r"[^a-z]", "", said)
         if not named.startswith(("adam", "fusedadam", "pagedadamw")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
         elif re.search(r"8bit|4bit|paged", said):
-            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; taken as fp32 on the device")
+            self.keys.leave_out(self.figures["@optimizer"], "quantized or paged states; counted as fp32 on the device")
         return None
 
     def reading(self) -> Reading:

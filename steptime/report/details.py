@@ -150,7 +150,7 @@ def weak_scaling(
         share = "-" if row.verdict == "does_not_fit" else percent(row.efficiency)
         cells.append([f"dp {row.dp:,}", whole(row.devices), whole(row.gbs), step, share, mark])
     more = any(row.efficiency > 1.0005 for row in rows if row.verdict != "does_not_fit")
-    notes = ["above 100 %: more devices share the fixed cost of a replica, such as its optimizer step"] if more else []
+    notes = ["above 100 %: the optimizer step and other fixed costs are shared by more devices"] if more else []
     return Table(title, ["", "devices", "gbs", unit.name, "efficiency", ""], cells, notes)
 
 

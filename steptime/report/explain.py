@@ -73,7 +73,7 @@ def explain(estimate: Estimate, name: str) -> list[FactList]:
         known = names(estimate)
         near = get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "names: " + ", ".join(known)
-        raise UnknownNameError(f"{name}: no such name in this job; {hint}")
+        raise UnknownNameError(f"{name}: this plan has no such name; {hint}")
     return found
 
 

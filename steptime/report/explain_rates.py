@@ -107,10 +107,10 @@ def crossings(algorithm: comm.Algorithm, ranks: Group, tiers: Sequence[Tier]) ->
         members = float(ranks.ranks if tier is tiers[-1] else members_per_domain(ranks, tier.size))
         if members > below:
             position = (ranks.ranks, below, members, tier is tiers[0])
-            hops = (algorithm.passes * float(count(*position)) for count in (algorithm.hops, comm.tree_hops))
+            hops, tree = (algorithm.passes * float(count(*position)) for count in (algorithm.hops, comm.tree_hops))
             links = below if algorithm.joined else 1.0
             rate = float(comm.tier_rate(tier, algorithm, members)) * links
-            yield Crossing(tier, *hops, float(algorithm.share(*position)), rate, links)
+            yield Crossing(tier, hops, tree, float(algorithm.share(*position)), rate, links)
         below = members
 
 

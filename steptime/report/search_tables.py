@@ -33,7 +33,7 @@ def sections(found: Search, n: int = 10, *, front: bool = True) -> list[ReportSe
         return [nothing_fits(found), *refused(found)]
     shown: list[ReportSection] = [answer(found, best), layouts_table(found, "best layouts", found.top(n))]
     if front:
-        shown.append(layouts_table(found, "least memory for the time (no layout is better in both)", found.pareto()))
+        shown.append(layouts_table(found, "Pareto front of step time and memory", found.pareto()))
     shown += [choices(found)] if len(found.found) else []
     return [*shown, *refused(found)]
 
@@ -42,7 +42,7 @@ def front_sections(found: Search) -> list[ReportSection]:
     """The Pareto front alone."""
     if found.best is None:
         return [nothing_fits(found), *refused(found)]
-    return [layouts_table(found, "least memory for the time (no layout is better in both)", found.pareto())]
+    return [layouts_table(found, "Pareto front of step time and memory", found.pareto())]
 
 
 def answer(found: Search, best: Layout) -> FactList:
@@ -103,7 +103,7 @@ def layouts_table(found: Search, heading: str, layouts: Sequence[Layout]) -> Tab
     rows: list[list[str]] = []
     for at, layout in enumerate(layouts):
         rows.append(row_of(found, str(at + 1), layout))
-        rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan as it is"]]
+        rows += [[f"  {line}"] for line in lines(layout.changes, 74) or ["the plan unchanged"]]
     return Table(heading, head(found), rows, [_sets_note(found)])
 
 

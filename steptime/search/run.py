@@ -64,7 +64,7 @@ def _counts(name: str, said: object) -> tuple[int, ...]:
     except TypeError:
         numbers = ()
     if min(numbers, default=0) < 1:
-        raise ConfigError(f"{name}: expected a whole number from 1 on, or a list of them (got {show(said)})")
+        raise ConfigError(f"{name}: expected a whole number of at least 1, or a list of them (got {show(said)})")
     return numbers
 
 
@@ -86,7 +86,7 @@ def run(
     if bound:
         bound.search = result
     if min(asked.devices, default=0) < 1:
-        raise ConfigError("devices: at least 1 is needed")
+        raise ConfigError("devices: must be at least 1")
     jobs = [(extra, plan.replace(**extra) if extra else plan) for extra in _others(asked.over)]
     result.unit = unit([job for _, job in jobs], asked.objective)
     lots = [(extra, job, n, gbs) for extra, job in jobs for n in asked.devices for gbs in asked.gbs]

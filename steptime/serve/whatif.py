@@ -129,7 +129,7 @@ def put_best(data: dict[str, Any], job: Job) -> str:
         raise ConfigError(f"search: none of {found.counts.evaluated:,} layouts fits these devices")
     for path, value in found.best.changes.items():
         put(data, path, value)
-    return f"best of {counted(found.counts.evaluated, 'layout')}: {words(found.best.changes) or 'the plan as it is'}"
+    return f"best of {counted(found.counts.evaluated, 'layout')}: {words(found.best.changes) or 'the plan unchanged'}"
 
 
 def drop(data: dict[str, Any], path: str) -> None:

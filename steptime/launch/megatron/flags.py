@@ -65,7 +65,7 @@ def _unset(unset: Mapping[tuple[int, Unknown], list[str]]) -> Iterator[str]:
         named = dict.fromkeys(f"${other.variable}" for _, other, _ in found)
         if kind in {"words", "variables"} and len(named) > 1:
             what = f"{', '.join(named)} have no value"
-            fix = "name the script with its words, in one: 'SCRIPT WORD ...'"
+            fix = "give script and arguments in one string: 'SCRIPT ARG ...'"
             if kind == "variables":
                 fix = f"write {' '.join(f'{name[1:]}=...' for name in named)} before the command"
             yield f"line {number}: {what}; {fix}"

@@ -62,7 +62,7 @@ def _sections(found: Search, best: Layout, top: int) -> list[Html]:
     details = [
         plan_text(
             plan._replace(name=f"{plan.name}: {layout_rows.figures(layout)}, {layout_rows.shape(layout)}"),
-            el("p", el("code", words(layout.changes) or "nothing changes: it is the plan")),
+            el("p", el("code", words(layout.changes) or "no changes: this is the plan")),
         )
         for plan, layout in zip(plans, layouts, strict=True)
     ]
