@@ -72,7 +72,7 @@ EXPERT_RULES = [
         lambda f: (not f.moe) | (f.stage_ranks % f.expert_ranks == 0),
     ),
     Rule(
-        "experts over centres",
+        "experts over centers",
         "cross_dc.n_dcs",
         "must divide edp = dp*cp*tp / (ep*etp) so that the experts of a layer stay in one data center (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
