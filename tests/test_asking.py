@@ -262,7 +262,7 @@ def test_other_commands_speak_json(capsys, tmp_path):
     assert any(row["params"] == 70_553_706_496 for row in json.loads(run(capsys, "models", "--json")[1]))
     assert json.loads(run(capsys, "show", "h100", "--json")[1])["name"] == "dgx-h100"
     found = json.loads(run(capsys, "explain", str(path), "mfu", "--json")[1])["sections"]
-    assert [fact["label"] for fact in found[0]["facts"]] == ["mfu", "full", "hfu"]
+    assert [fact["label"] for fact in found[0]["facts"]] == ["mfu", "full", "hfu", "model"]
     assert json.loads(run(capsys, "explain", "--key", "data.gbs", "--json")[1])[0]["unit"] == "sequences per step"
 
 

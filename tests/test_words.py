@@ -8,7 +8,7 @@ from steptime import ConfigError, Job, estimate, search
 from steptime.report.diff_tables import diff
 from steptime.report.explain import explain
 from steptime.report.search_tables import sections
-from steptime.report.table import layout
+from steptime.report.table import PLAIN, layout
 
 PLAN = {
     "model": "llama3-8b",
@@ -32,7 +32,7 @@ def large():
 
 def shown(table):
     """A table or list of facts as text, blanks and line ends as one blank."""
-    return " ".join(layout(table).split())
+    return " ".join(layout(table, PLAIN).split())
 
 
 def told(found, name):
@@ -74,7 +74,7 @@ def test_a_mapping_that_one_plan_has_is_spelled_out(job):
     """performance.recompute is a mapping: each of its keys has a row, and no Python is shown."""
     full = {"granularity": "full", "method": "block", "n_layers": 2}
     other = job.replace(**{"performance.recompute": full, "parallelism.sp": False})
-    text = layout(diff(estimate(job), estimate(other), ("a", "b"), [])[0])
+    text = layout(diff(estimate(job), estimate(other), ("a", "b"), [])[0], PLAIN)
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
     assert rows["performance.recompute.granularity"] == ["-", "full"]
     assert rows["performance.recompute.n_layers"] == ["-", "2"]
@@ -91,14 +91,15 @@ def test_what_a_search_varies_is_in_its_answer(job):
 
 
 def test_costs_without_a_price_are_device_seconds(job):
-    assert "device-seconds per token (no price known" in search(job, objective="cost").unit
-    paid = job.replace(**{"run.price_per_device_hour": 2.5})
+    unpriced = job.replace(**{"hardware.node_type": "gb200-nvl72"})
+    assert "device-seconds per token (no price known" in search(unpriced, objective="cost").unit
+    paid = unpriced.replace(**{"run.price_per_device_hour": 2.5})
     assert search(paid, objective="cost").unit == "cost per token"
 
 
 def test_machines_of_which_some_have_a_price_cannot_be_compared(job):
-    with pytest.raises(ConfigError, match=r"no price for dgx-h100; give price_per_device_hour in its machine file"):
-        search(job, over={"hardware.node_type": ["dgx-h100", "aws-p5.48xlarge"]}, objective="cost")
+    with pytest.raises(ConfigError, match=r"no price for gb200-nvl72; give price_per_device_hour in its machine file"):
+        search(job, over={"hardware.node_type": ["gb200-nvl72", "aws-p5.48xlarge"]}, objective="cost")
 
 
 def test_the_plan_on_its_own_machine_under_an_alias_is_no_change(job):

@@ -36,7 +36,12 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         )
     made.add_argument("more", metavar="C", nargs="*", help="more plans, side by side")
     made.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="A.B=C", help="change a setting in all plans"
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="change a setting in all plans plans plans",
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")

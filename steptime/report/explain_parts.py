@@ -206,7 +206,7 @@ def optimizer(estimate: Estimate) -> FactList:
     rest_s = timing.optimizer_s - update_s
     facts = [
         Fact("owned", [f"{whole(round(most))} parameters on the stage with most, zero_level {job.zero_level}"]),
-        Fact("bytes", [f"{named} {per:g} (states read and written, gradient read) + clipping {clip:g} for each"]),
+        Fact("bytes", [f"{named} {per:g} + clipping {clip:g} bytes for each (states read and written, gradient read)"]),
         Fact("update", [f"{whole(round(most))} x {per + clip:g} B / {quantity(rate, SI, 'B/s')} = {seconds(update_s)}"]),
         *_orthogonalized(estimate),
         Fact("rest", [(f"gradients zeroed, weights quantized, Muon's iterations: {seconds(rest_s)} = "
