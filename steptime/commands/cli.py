@@ -27,14 +27,14 @@ SUBCOMMANDS = {
     "sensitivity": "effect of 10 % more bandwidth, FLOP/s or memory",
     "scale": "step time by data-parallel degree: weak and strong scaling",
     "diff": "compare configs or training logs: settings, step, memory",
-    "explain": "show show show one figure, or a measured row, as formula and numbers",
+    "explain": "show one figure, or a measured row, as formula and numbers",
     "serve": "interactive page to change a plan and see its report",
     "bench": "measure this machine with torch and compare with predictions",
     "validate": "compare measured runs, or a training log, with estimates",
     "init": "write a commented plan to start from",
-    "machines": "list list list the machines that ship with steptime",
-    "models": "list list list the model presets that ship with steptime",
-    "show": "print print print a machine, model or software profile as YAML with sources",
+    "machines": "list the machines that ship with steptime",
+    "models": "list the model presets that ship with steptime",
+    "show": "print a machine, model or software profile as YAML with sources",
     "schema": "JSON Schema of a config file, for editors",
 }
 

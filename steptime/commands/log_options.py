@@ -41,7 +41,7 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="A.B=C",
-        help="change a setting in all plans plans plans",
+        help="change a setting in all plans",
     )
     made.add_argument("--json", action="store_true", help="print as JSON")
     made.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")

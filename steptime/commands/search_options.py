@@ -63,4 +63,4 @@ def add(made: argparse.ArgumentParser) -> None:
     form.add_argument("--csv", action="store_true", help="print the best layouts as CSV")
     made.add_argument("--plot", metavar="FILE", help="draw memory against step time; .png, .svg or .pdf")
     made.add_argument("--html", metavar="FILE", help="write the result as an HTML page")
-    made.add_argument("--save", metavar="BEST.yaml", help="write the best plan to FILE to FILE to FILE")
+    made.add_argument("--save", metavar="BEST.yaml", help="write the best plan to FILE")
