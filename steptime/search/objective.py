@@ -9,10 +9,7 @@ from steptime.base.config import ConfigError, near
 from steptime.job.job import Job
 
 OBJECTIVES = ("step", "cost", "energy", "memory")
-_RATES = {
-    "cost": ("price", "run.price_per_device_hour"),
-    "energy": ("power", "accelerator.power_w in hardware.overrides"),
-}
+_RATES = {"cost": ("price", "price_per_device_hour"), "energy": ("power", "accelerator.power_w")}
 
 
 def ranked(found: Estimate, objective: str) -> float:
