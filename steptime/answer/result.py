@@ -82,7 +82,7 @@ class Estimate:
 
     @cached_property
     def assumptions(self) -> list[str]:
-        """What was unsaid and where its value comes from, what is assumed, what is unproved, and notes on the layout."""
+        """Defaults and where they come from, what is assumed, what is not verified, and notes on the layout."""
         return [*self.host_bound, *assumptions(self.job)]
 
     @property

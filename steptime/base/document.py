@@ -74,10 +74,10 @@ def _decode(raw: bytes, name: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name}: not a text file (byte  0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
+            f"{name}: not a text file (byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8)"
         ) from None
     if "\0" in text:
-        raise ConfigError(f"{name}: not a text file (NUL byte  at offset {text.index(chr(0))})")
+        raise ConfigError(f"{name}: not a text file (NUL byte at offset {text.index(chr(0))})")
     return text
 
 

@@ -1,7 +1,7 @@
 """A job: exactly what a config file holds, read, resolved and checked.
 
 Sections stand side by side: model, parallelism, performance, data, hardware, and optionally cross_dc, run and notes. What they
-leave unsaid comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
+do not set comes from a software profile; the properties of `Job` give the resolved values, and nothing downstream looks at
 the unresolved ones.
 """
 
@@ -104,7 +104,7 @@ class Job(Config):
     def replace(self, **changes: Any) -> "Job":
         """This job with dotted keys changed, resolved and checked anew: `job.replace(**{"parallelism.tp": 4})`.
 
-        What was unsaid stays unsaid and is resolved again.
+        What was not set stays unset and is resolved again.
 
         Raises:
             ConfigError: one line per problem.

@@ -172,7 +172,7 @@ class JobKeys:
         self.fates[key] = ("irrelevant", why)
 
     def flags(self) -> list[LaunchFlag]:
-        """Every key given, and the defaults of those that are used and unsaid, where they matter."""
+        """Every key given, and the defaults of those that are used and not given, where they matter."""
         found = [self._flag(item) for item in self.given]
         for key, (name, value) in self.defaults.items():
             rule = self.table.rules[key]

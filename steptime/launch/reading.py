@@ -30,7 +30,7 @@ class LaunchFlag(NamedTuple):
     """As the framework spells it: --tensor-model-parallel-size, parallelism.tensor_parallel_degree."""
     value: str
     status: Status
-    """used: it is in the config. irrelevant: it changes no cost. default: unsaid, and filled from the framework's own default.
+    """used: it is in the config. irrelevant: it changes no cost. default: not given, and filled from the framework's own default.
     approximated: it changes cost a little, and the note says what is counted in its place; told among the assumptions.
     unmodeled: it changes cost, and no config expresses it."""
     note: str = ""

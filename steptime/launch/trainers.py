@@ -126,7 +126,7 @@ class _Plan:
         }
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is unsaid or left to another file."""
+        """A figure's whole number; None where it is not given or left to another file."""
         return (
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
