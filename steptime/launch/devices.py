@@ -83,7 +83,7 @@ def on_node(sets: Mapping[str, Any] | None) -> int | None:
     name = told(sets, "hardware.node_type") or told(sets, "hardware")
     try:
         return Machine.load(name).devices_per_node if isinstance(name, str) else None
-    except ConfigError:  # counted with the whole plan
+    except ConfigError:  # reported with the whole plan
         return None
 
 
