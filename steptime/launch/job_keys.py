@@ -224,8 +224,8 @@ class JobKeys:
         if near := near_key(key, self.table):
             return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
-            return "unmodeled", f"not an option of {framework}, and its name suggests that it affects cost"
-        return "irrelevant", f"{UNKNOWN} of {framework}; its name does not suggest a cost"
+            return "unmodeled", f"not an option of {framework}, and its name suggests a cost"
+        return "irrelevant", f"{UNKNOWN} of {framework}; its name suggests no cost"
 
     def _matters(self, rule: KeyRule) -> bool:
         """Whether the key beside which alone a rule holds is on: not nothing, false, or a size or word that is the default."""

@@ -69,9 +69,9 @@ def test_an_unknown_key_is_refused_where_its_name_speaks_of_cost():
     assert found["b.ofload"] == ("unmodeled", "not an option of Frame 1.0; did you mean b.offload?")
     assert found["c.hidden_size"] == (
         "unmodeled",
-        "not an option of Frame 1.0, and its name suggests that it affects cost",
+        "not an option of Frame 1.0, and its name suggests a cost",
     )
-    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name does not suggest a cost")
+    assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name suggests no cost")
     assert found["d"] == ("irrelevant", "off; not an option of Frame 1.0")
     notes = settings(c__dir=2).reading({}).config["notes"]
     assert notes == ["not options of Frame 1.0, assumed to have no cost: c.dir"]

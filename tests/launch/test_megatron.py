@@ -381,7 +381,7 @@ UNMODELED = [
      "--exp-avg-dtype fp8: both moments in one of fp32, bf16 and fp16: fp32 is counted"),
     (("--tensor-modle-parallel-size 2",),
      f"--tensor-modle-parallel-size 2: not an option of {RELEASE}; did you mean --tensor-model-parallel-size?"),
-    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}, and its name suggests that it affects cost"),
+    (("--my-own-hidden-size 3",), f"--my-own-hidden-size 3: not an option of {RELEASE}, and its name suggests a cost"),
 ]  # fmt: skip
 
 
