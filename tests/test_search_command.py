@@ -101,7 +101,7 @@ def test_nothing_fits(run):
         (["--devices", "8:4"], "--devices 8:4: expected at least 1, and LOW at most HIGH"),
         (["--devices", "many"], "--devices many: expected a number, a comma-separated list, or LOW:HIGH"),
         (["--fix", "tp"], "--fix tp: expected a.b=value"),
-        (["--fix", "tp=x"], "--fix tp=x: expected whole numbers from 1 on (got 'x')"),
+        (["--fix", "tp=x"], "--fix tp=x: expected whole numbers of at least 1 (got 'x')"),
         (["--fix", "tp=1,2"], "--fix tp=1,2: expected one value; use --over for several"),
         (["--fix", "sp=3"], "--fix sp=3: expected true or false (got 3)"),
         (["--fix", "data.gbs=3"], "--fix data.gbs=3: use --gbs"),
