@@ -23,7 +23,7 @@ def add(made: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="with --from, a file that CONFIG sources or names and from another folder; may be repeated",
+        help="with --from, a file in another folder that CONFIG sources or names; may be repeated",
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(
