@@ -22,7 +22,7 @@ from steptime.report.explain_rates import (
     priced,
     waves,
 )
-from steptime.report.explain_stage import memory, stage_named
+from steptime.report.explain_stage import stage_named, worst_stage
 from steptime.report.format import BINARY, COUNT, SI, percent, quantity, seconds, whole
 from steptime.report.table import Fact, FactList
 
@@ -270,7 +270,7 @@ _TOTALS: dict[str, Callable[[Estimate], FactList]] = {
     "step": _step,
     "mfu": _mfu,
     "tokens": _tokens,
-    "memory": memory,
+    "memory": worst_stage,
     "bubble": _bubble,
 }
 
