@@ -1,4 +1,4 @@
-"""Text for people. Of names from a file no control character, bidirectional mark or lone surrogate gets through."""
+"""Names from a file, made fit for a terminal: no control character, bidirectional mark or lone surrogate gets through."""
 
 from __future__ import annotations
 
@@ -21,8 +21,3 @@ def _code(char: str) -> str:
     if char in "\n\r\t":
         return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[char]
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
-
-
-def number_of(count: int, noun: str) -> str:
-    """A count and what is counted: "1 file", "2,000 files"."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -9,9 +9,10 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint.api import Summary, summarize_checkpoint
 from steptime.checkpoint.dtypes import short
-from steptime.checkpoint.escape import escaped, number_of
+from steptime.checkpoint.escape import escaped
 from steptime.checkpoint.jsonable import pickles
 from steptime.report.checkpoint_modules import modules
 from steptime.report.format import BINARY, COUNT, bytes_in, quantity, unit_for
@@ -77,20 +78,22 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     part = bool(main.facts.get("part"))
     state = "part of a set" if part else "complete" if summary.complete else style.paint("INCOMPLETE", "bad")
     count = len(summary.all_problems)
-    state += style.paint(f", {number_of(count, 'problem')} (below)", "bad") if count else ""
+    state += style.paint(f", {counted(count, 'problem')} (below)", "bad") if count else ""
     container = "" if main.container == "single file" else f", {main.container}"
     others = len(summary.counted) - 1
-    container += f" and {number_of(others, 'other set')} of files" if others else ""
+    container += f" and {counted(others, 'other set')} of files" if others else ""
     kind = f"{main.format}{container}" + (f", step {summary.step}" if summary.step is not None else "")
     io, size = summary.io, totals["logical_bytes"]
     read = f"read {_size(io.bytes_read, units)} in {io.seconds * 1e3:.0f} ms"
     n_files = sum(len(section.files) for section in summary.sections)
     params, rows = summary.restored.params, summary.restored.rows
+    short_params = f" ({quantity(params, COUNT)})" if params > 1023 else ""
+    short_size = f" ({_size(size, units)})" if size > 1023 else ""
     lines = [
         style.paint(escaped(summary.path), "head"),
         *([f"{kind}, {state}"] if len(kind) < MAX_KIND else [kind, f"  {state}"]),
-        f"{number_of(totals['tensors'], 'tensor')} in {number_of(n_files, 'file')}; {read}, no tensor data, no code run",
-        f"parameters {params:,}{_again(params, quantity(params, COUNT))}   bytes {size:,}{_again(size, _size(size, units))}",
+        f"{counted(totals['tensors'], 'tensor')} in {counted(n_files, 'file')}; {read}, no tensor data, no code run",
+        f"parameters {params:,}{short_params}   bytes {size:,}{short_size}",
     ]
     if rows:
         inside = f" (in {summary.params:,} stored elements)" if params != summary.params else ""
@@ -105,16 +108,13 @@ def _headline(summary: Inventory, units: Units, style: Style) -> list[str]:
     return [*lines, f"dtypes by bytes: {_shown(_listed(parts, 6), 400)}"]
 
 
-def _again(number: int, short: str) -> str:
-    """A large number once more, to be read at a glance."""
-    return f" ({short})" if number >= 1024 else ""
-
-
 def _quantized(row: Row) -> str:
     """Method, bits and group of one kind of quantized weights."""
     bits = f", {row.bits} bits" if row.bits else ""
     group = f", groups of {row.group_size}" if row.group_size else ""
-    what = f", {row.params:,} parameters" if row.tensors else ": its packing is not known, elements are as stored"
+    what = (
+        f", {counted(row.params, 'parameter')}" if row.tensors else ": its packing is not known, elements are as stored"
+    )
     return escaped(f"{row.method}{bits}{group}{what}", 160)
 
 
@@ -194,7 +194,7 @@ def files(summary: Inventory, units: Units) -> Table | None:
     rows = []
     for section in summary.sections[:MAX_SECTIONS] if several else []:
         same = f"  also present as {section.same_as}" if section.same_as else ""
-        size = f"{number_of(len(section.files), 'file')}, {_size(section.nbytes, units)}"
+        size = f"{counted(len(section.files), 'file')}, {_size(section.nbytes, units)}"
         rows.append([_shown(f"{section.path or '.'}: {section.format}, {size}{same}", 300)])
     if len(summary.sections) > MAX_SECTIONS:
         rows.append([f"and {len(summary.sections) - MAX_SECTIONS} more (--json lists all)"])
@@ -294,7 +294,7 @@ def problems(summary: Inventory) -> FactList:
         facts.append(Fact(item.severity, [text], "bad" if item.severity == "error" else "warn"))
     if len(found) > MAX_PROBLEMS:
         facts.append(Fact("and", [f"{len(found) - MAX_PROBLEMS} more (--json lists all)"]))
-    return FactList(number_of(len(found), "problem") if found else "no problems found", facts)
+    return FactList(counted(len(found), "problem") if found else "no problems found", facts)
 
 
 Summary.draw = staticmethod(summary_html)

@@ -11,8 +11,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import counted
 from steptime.checkpoint import zipdir
-from steptime.checkpoint.escape import number_of
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.readers import torch_file
 from steptime.checkpoint.records import Section, UnreadableError
@@ -34,7 +34,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     metadata = [".metadata"] if ".metadata" in files else [name for name in files if PARTIAL.match(name)]
     if not data and not metadata:
         return [], set()
-    section = Section("torch DCP", number_of(len(data), "data file"), folder.rel)
+    section = Section("torch DCP", counted(len(data), "data file"), folder.rel)
     used = {*data, *metadata, "metadata.json", "common.pt"}
     if not metadata:
         size = sum(_size(folder.join(name)) or 0 for name in data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.escape import number_of
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import grid, tensor_parallel
 from steptime.checkpoint.layouts.dcp import parallelism
 from steptime.checkpoint.records import Section, UnreadableError
@@ -32,7 +32,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     dirs = {name: match for name in files if (match := RANK_DIR.match(name))}
     if not dirs:
         return [], set()
-    section = Section("Megatron-LM (torch)", number_of(len(dirs), "rank"), folder.rel)
+    section = Section("Megatron-LM (torch)", counted(len(dirs), "rank"), folder.rel)
     wanted, optimizers = _files(scan, folder, list(dirs), section)
     scan.absorb(section, folder, wanted)
     args = section.facts.get("args") or {}
@@ -47,7 +47,7 @@ def sections(scan: Scan, folder: Folder, files: list[str]) -> tuple[list[Section
     tensor_parallel.make_global(section.tensors, args)
     _tied(section, args)
     section.ranks = _rows(section.tensors)
-    section.container += f", {len(model)} model + {number_of(len(optimizers), 'optimizer file')}"
+    section.container += f", {len(model)} model + {counted(len(optimizers), 'optimizer file')}"
     return [section], set(dirs)
 
 

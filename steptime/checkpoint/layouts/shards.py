@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from steptime.checkpoint.escape import number_of
+from steptime.base.words import counted
 from steptime.checkpoint.layouts import single
 from steptime.checkpoint.pickles.values import shape_of
 from steptime.checkpoint.records import Contents, Section, UnreadableError
@@ -112,7 +112,7 @@ def _read(scan: Scan, folder: Folder, group: _Set, section: Section) -> Section:
     read = scan.absorb(section, folder, group.files)
     section.format = read[0].format if read else "shards"
     section.stem = re.sub(r"\.(?:safetensors|bin)$", "", group.stem)
-    section.container = number_of(len(group.files), "shard") + (" + index" if group.index else "")
+    section.container = counted(len(group.files), "shard") + (" + index" if group.index else "")
     for contents in read:
         section.facts.setdefault("metadata", contents.facts.get("metadata"))
     sharding = [contents for contents in read if "DCP_SHARDING_INFO" in (contents.facts.get("metadata") or {})]

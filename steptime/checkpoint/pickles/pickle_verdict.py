@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from steptime.checkpoint.escape import number_of
+from steptime.base.words import counted
 from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
@@ -43,7 +43,7 @@ class Danger:
 
     def text(self) -> str:
         """The line a person reads."""
-        act = "named" if self.argc is None else f"called with {number_of(self.argc, 'argument')}"
+        act = "named" if self.argc is None else f"called with {counted(self.argc, 'argument')}"
         return (
             f"DANGER {self.path} {act} at byte {self.at} of {self.where}: "
             "loading it with torch.load(weights_only=False) or pickle would run it"
