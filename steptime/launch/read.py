@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -133,6 +134,8 @@ def kind_of(path: str, text: str) -> str:
     Raises:
         ConfigError: it has none's.
     """
+    if _is_ds_config(text):
+        return "deepspeed"
     kinds = _kinds(text)
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
@@ -144,6 +147,16 @@ def kind_of(path: str, text: str) -> str:
             f"{path}: cannot tell which framework it is for; name it: --from {', '.join([*KINDS, *TABLES])}"
         )
     return telling[0]
+
+
+def _is_ds_config(text: str) -> bool:
+    """Whether a text is a ds_config.json, whatever flags of a trainer it names (its autotuner's)."""
+    try:
+        tree = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return False
+    known = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+    return isinstance(tree, dict) and bool(tree.keys() & known)
 
 
 def _garbled(text: str) -> bool:
