@@ -169,6 +169,8 @@ def speaks_of_cost(key: str) -> bool:
     (True, False, False)
     """
     name = key.rpartition(".")[2].lower().replace("-", "_")
+    if name.startswith("_"):  # as JSON has comments
+        return False
     return bool(_COST.search(name)) and not _NO_COST.search(name)
 
 

@@ -47,7 +47,7 @@ _MARKS = {
     ),
     "nemo": (
         r"--config-name|_target_: (?:nemo|megatron\.bridge)|Task Configuration|Experiment configuration \*|"
-        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b"
+        r"^ConfigContainer:|\[NeMo [IW] |^exp_manager:|-> ConfigContainer\b|-> run\.Partial\b|^from megatron\.bridge\.recipes"
     ),
     "deepspeed": r"--deepspeed\b|\"(?:zero_optimization|train_batch_size|train_micro_batch_size_per_gpu)\"\s*:",
 }
@@ -134,12 +134,12 @@ def kind_of(path: str, text: str) -> str:
     Raises:
         ConfigError: it has none's.
     """
-    if _is_ds_config(text):
-        return "deepspeed"
     kinds = _kinds(text)
     telling = [
         kind for kind in (*TABLES[:-1], "torchtitan", "nemo", "megatron", "transformers", "deepspeed") if kind in kinds
     ]
+    if telling[:1] == ["transformers"] and _is_ds_config(text):
+        return "deepspeed"
     if not telling and re.match(r"#!.*\b(?:ba|z)?sh\b|#SBATCH", text):
         return "megatron"  # whose reader tells what the script launches
     if not telling:

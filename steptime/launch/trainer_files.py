@@ -29,18 +29,23 @@ def said_in(
         if script.problems:
             raise ConfigError(script.problems)
         said = _configs(script, path, beside) | dict(_flags([word.text for word in script.arguments]))
-        unclear = {
-            name: f"line {word.line}: {name}: {word.unresolved[0].told('write the value into the script')}"
-            for i, word in enumerate(script.arguments)
-            if word.unresolved and (pair := _flags([before.text for before in script.arguments[: i + 1]])[-1:])
-            for name in [pair[0][0]]
-        }
+        unclear = _without_value(script)
         launcher = {"nproc": script.devices_per_node} if script.devices is None else {}
         return said | {key: value for key, value in launcher.items() if value}, script.devices, unclear
     tree = resolve(parse_mapping(text, path), env | variables_of(beside))
     for section in table.raw.get("inside") or []:
         tree = tree[section] if isinstance(tree.get(section), dict) else tree
     return flatten(tree), of_comment(text), {}
+
+
+def _without_value(script: Script) -> dict[str, str]:
+    """Keys whose value is not known without a run, and what to do about each."""
+    found: dict[str, str] = {}
+    for i, word in enumerate(script.arguments):
+        said = _flags([before.text for before in script.arguments[: i + 1]][-2:]) if word.unresolved else []
+        for name, _ in said[-1:]:
+            found[name] = f"line {word.line}: {name}: {word.unresolved[0].told('write the value into the script')}"
+    return found
 
 
 def _configs(script: Script, path: str, beside: Beside | None) -> dict[str, Any]:

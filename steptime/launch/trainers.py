@@ -29,6 +29,7 @@ from steptime.launch.reading import LaunchFlag, Reading
 from steptime.launch.trainer_files import said_in
 from steptime.launch.vocabulary import entries_of
 
+_OFF = frozenset({"false", "none", "null", "", "0", "auto", "no", "[]", "{}"})
 _ADAPTERS = "adapters over frozen weights (LoRA): every weight is counted as trained"
 
 
@@ -114,17 +115,7 @@ class _Plan:
     def on(self, figure: str) -> bool:
         """Whether a figure's switch is on."""
         value = self.get(figure)
-        return value is not None and str(value).lower() not in {
-            "false",
-            "none",
-            "null",
-            "",
-            "0",
-            "auto",
-            "no",
-            "[]",
-            "{}",
-        }
+        return value is not None and str(value).lower() not in _OFF
 
     def whole(self, figure: str) -> int | None:
         """A figure's whole number; None where it is unsaid or left to another file."""
@@ -136,7 +127,9 @@ class _Plan:
         """The optimizer where it is not Adam; with a note where its states are not modeled."""
         said = str(self.get("@optimizer") or "adam").lower()
         if said.startswith("paged_"):
-            self.keys.approximate(self.figures["@optimizer"], "states paged to the host: on the device they are counted")
+            self.keys.approximate(
+                self.figures["@optimizer"], "states paged to the host: on the device they are counted"
+            )
             said = said.removeprefix("paged_")
         if re.match(r"adamw?_(bnb_|torch_)?8bit", said):
             return "adamw_8bit"
