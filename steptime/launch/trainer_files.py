@@ -18,7 +18,7 @@ from steptime.launch.shell.script import Script, read_script, variables_of
 def said_in(
     path: str, text: str, table: KeyTable, env: dict[str, str], beside: Beside | None
 ) -> tuple[dict[str, Any], int | None, dict[str, str]]:
-    """The keys of a file, dotted, how many processes a script starts, and the keys whose value only a run would tell, with why."""
+    """The keys of a file, dotted, how many processes a script starts, and keys whose value only a run would tell, with why."""
     if path.endswith(".toml"):
         try:
             return flatten(tomllib.loads(text)), None, {}
