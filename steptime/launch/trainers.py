@@ -118,7 +118,7 @@ class _Plan:
         return value is not None and str(value).lower() not in _OFF
 
     def whole(self, figure: str) -> int | None:
-        """A figure's whole number; None where it is unsaid or left to another file."""
+        """A figure's whole number; None where it is not given or left to another file."""
         return (
             None if figure not in self.figures or self.get(figure) == "auto" else self.keys.whole(self.figures[figure])
         )
@@ -137,9 +137,9 @@ class _Plan:
             return said
         named = re.sub(r"[^a-z]", "", said)
         if not named.startswith(("adam", "fusedadam")):
-            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; taken as Adam's")
+            self.keys.leave_out(self.figures["@optimizer"], "states of another optimizer; counted as Adam's")
         elif "4bit" in said:
-            self.keys.leave_out(self.figures["@optimizer"], "quantized states; taken as fp32")
+            self.keys.leave_out(self.figures["@optimizer"], "quantized states; counted as fp32")
         return None
 
     def reading(self) -> Reading:
