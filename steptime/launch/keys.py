@@ -2,7 +2,7 @@
 
 A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), that
 it changes cost a little and something near is counted (`approximated`), or that it changes cost and no config expresses it
-(`unmodelled`); the last two but for the values that switch them off. `section.*` stands for
+(`unmodeled`); the last two but for the values that switch them off. `section.*` stands for
 all keys of a section that are not named themselves; `with` names the key beside which alone another one matters, `words` what the
 words mean that a key takes.
 """
@@ -75,7 +75,7 @@ def load_table(name: str) -> KeyTable:
         said |= {key: entry["default"]} if "default" in entry else {}
     for note, keys in (raw.get("irrelevant") or {}).items():
         rules |= dict.fromkeys(keys, KeyRule("irrelevant", note))
-    statuses: tuple[Status, ...] = ("approximated", "unmodelled")
+    statuses: tuple[Status, ...] = ("approximated", "unmodeled")
     for status in statuses:
         for key, entry in (raw.get(status) or {}).items():
             rules[key] = KeyRule(status, entry["why"], tuple(entry["off"]), entry.get("with", ""))
@@ -157,7 +157,7 @@ _COST = re.compile(
 _NO_COST = re.compile(
     r"(?:^|_)(?:lr|log|logging|wandb|tensorboard|save|load|path|paths|dir|file|files|folder|name|names|project|seed|data|dataset|eval|valid\w*"
     r"|test|tokenizer|profil\w*|decay|warmup|beta\d?|eps|epsilon|init|print|dump|debug|timeout|iters|steps|interval|url|key"
-    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature)(?:_|$)"
+    r"|prompt|rollout|checkpointer|loss|std|scale|alpha|temperature|addr|address|port|host|hostname)(?:_|$)"
 )
 """Words of a key that is about something else, whatever it goes on to name."""
 
@@ -169,6 +169,8 @@ def speaks_of_cost(key: str) -> bool:
     (True, False, False)
     """
     name = key.rpartition(".")[2].lower().replace("-", "_")
+    if name.startswith("_"):  # as JSON has comments
+        return False
     return bool(_COST.search(name)) and not _NO_COST.search(name)
 
 
