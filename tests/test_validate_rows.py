@@ -355,7 +355,7 @@ TITAN = {"gpu": "H100-96GB-SXM", "framework": "torchtitan", "n_gpus": "8"}
 def test_the_power_limit_of_the_96_gb_part(cells, watts):
     """What the device sustains in bf16 is 575 TFLOP/s at 500 W and 675 at 700 W; where the limit is taken, the row says so."""
     found = row_machine.hardware_of(MeasuredRow(BASE | cells, "native", 2))
-    device = row_machine.machine(found.section["node_type"], tuple(found.section.get("overrides", {}).items())).accelerator
+    device = row_machine.machine(found.section["node_type"], ()).accelerator
     assert device.power_w == watts
     assert device.sustained_flops["bf16"] == {500: 575e12, 700: 675e12}[watts]
     assert any("power limit" in text for text in found.assumed) == (device.name == "h100-sxm5-96-700w")
@@ -363,7 +363,12 @@ def test_the_power_limit_of_the_96_gb_part(cells, watts):
 
 @pytest.mark.parametrize(
     ("notes", "stands_apart"),
-    [("packed documents", True), ("SFT on Packed documents; compile=off", True), ("packed doc mask", False), ("", False)],
+    [
+        ("packed documents", True),
+        ("SFT on Packed documents; compile=off", True),
+        ("packed doc mask", False),
+        ("", False),
+    ],
 )
 def test_packed_documents_stand_apart(notes, stands_apart):
     """A published row alone: a user's own counts."""
