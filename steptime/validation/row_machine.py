@@ -71,8 +71,8 @@ def _past_the_limit(row: MeasuredRow) -> bool:
     """Whether a run of torchtitan on one node was made since August 2025, when such runs pass what 500 W allow.
 
     Qwen3-32B on 8 devices (pull request 1690, a row marked fit) sustains 513 TFLOP/s of products and attention over the whole
-    step, where long products alone reach 575. Of 31 fit rows of one node from then on 19 are 13 to 30 % faster than at 500 W; those
-    of several nodes are 9 to 19 % slower, but for one.
+    step, where long products alone reach 575. Of 31 fit rows of one node from then on 19 are 13 to 30 % faster than at 500 W;
+    those of several nodes are 9 to 19 % slower, but for one.
     """
     titan = "torchtitan" in row.text("framework").lower()
     return titan and row.needed("n_gpus") <= 8 and torchtitan_release(row) != "0.1"
