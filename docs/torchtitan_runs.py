@@ -21,7 +21,7 @@ FLOAT8: dict[str, Any] = COMPILE | {
 
 
 class Run(NamedTuple):
-    """A model and its layout, the keys that its job config changes, and what its source measured (pytorch/torchtitan@31a17bfd)."""
+    """A model and its layout, the keys that its job config changes, and what its source measured (torchtitan@31a17bfd)."""
 
     name: str
     devices: int
@@ -67,7 +67,9 @@ MEASURED = (
     Run("Llama 3.1 8B, FSDP 128", 128, GRAND_TETON, B8, 5605, 67.0, TABLES),
     Run("the same, torch.compile", 128, GRAND_TETON, merged(B8, COMPILE), 6514, 62.0, TABLES),
     Run("the same, torch.compile, float8", 128, GRAND_TETON, merged(B8, FLOAT8), 8380, 61.8, TABLES),
-    Run("Llama 3.1 70B, FSDP 32, TP 8, torch.compile, float8", 256, GRAND_TETON, merged(B70, FLOAT8), 829, 71.9, TABLES),
+    Run(
+        "Llama 3.1 70B, FSDP 32, TP 8, torch.compile, float8", 256, GRAND_TETON, merged(B70, FLOAT8), 829, 71.9, TABLES
+    ),
     Run("the same, asynchronous TP", 256, GRAND_TETON, merged(B70, FLOAT8_ASYNC), 876, 67.6, TABLES),
     Run("DeepSeek-V3 16B, FSDP 8, EP 4, loss compiled", 8, f"{GRAND_TETON}-700w", DEEPSEEK, 10160, 68.76, RUNS),
 )
