@@ -90,13 +90,18 @@ def _value(value: Any) -> str:
     return repr(value).replace("'", '"')
 
 
-def row(run: Run) -> list[str]:
-    """Predicted and measured of one run."""
+def predicted(run: Run) -> tuple[float, float]:
+    """Tokens/s/device, and GiB reserved on the worst stage."""
     read = read_torchtitan("job.toml", toml(run.keys), {"WORLD_SIZE": str(run.devices)})
     job = Job(**read.config, hardware=run.machine)
     found = estimate(job)
     speed = job.data.gbs * job.data.seqlen / run.devices / found.step_s
-    gib = found.memory.peak_reserved_bytes / 2**30
+    return speed, found.memory.peak_reserved_bytes / 2**30
+
+
+def row(run: Run) -> list[str]:
+    """Predicted and measured of one run."""
+    speed, gib = predicted(run)
     sizes = (
         (f"{speed:,.0f}", f"{run.tokens_per_s:,.0f}", speed / run.tokens_per_s),
         (f"{gib:.1f}", f"{run.reserved_gib:.1f}", gib / run.reserved_gib),

@@ -24,7 +24,8 @@ RELEASES = (("0.1", 1450, (2025, 8)), ("0.2", 2937, (2026, 5)))
 def torchtitan_release(row: MeasuredRow) -> str:
     """The release of the profile that a row of torchtitan ran, by its pull request or date; "" for today's."""
     source = row.text("source")
-    pull, month = re.search(r"PR #(\d+)", source), re.search(r"\b(20\d\d)-(\d\d)", source)
+    pull = re.search(r"PR #(\d+)", source) if "pytorch/torchtitan" in source else None
+    month = re.search(r"\b(20\d\d)-(\d\d)", source)
     if pull is None and month is None:
         return "0.1" if re.search("2025|@05a8b5e", row.text("framework")) else ""
     for release, number, date in RELEASES:
