@@ -253,6 +253,18 @@ BROKEN = {
             )
         ],
     ),
+    "delayed weight gradients": (
+        {
+            "model.moe": {"n_experts": 4, "expert_inter_sz": 64, "experts_per_token": 2},
+            "performance.moe.delay_wgrad_compute": True,
+        },
+        [
+            (
+                "performance.moe.delay_wgrad_compute: needs performance.overlap.ep, whose schedule it belongs to; add "
+                "overlap: {ep: true}, or remove it"
+            )
+        ],
+    ),
     "mtp with exchange overlapped": (
         {"model.mtp": 2, "performance.overlap": {"ep": True}},
         [

@@ -221,6 +221,9 @@ class MoeSettings(Config):
     (--deterministic-mode; moe_utils.py, unpermute and topk_routing_with_score_function)."""
     shared_expert_overlap: bool = False
     """Shared experts run beside the dispatch; with sequence parallelism their gathered input is kept."""
+    delay_wgrad_compute: bool = False
+    """Where `overlap.ep` weaves one micro-batch's forward into another's backward, gradients of weights come after those of
+    inputs (--delay-wgrad-compute)."""
 
 
 class TimingSettings(Config):

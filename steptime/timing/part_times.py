@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from steptime.base.num import Num
+from steptime.base.num import Num, maximum
 from steptime.cost import compute
 from steptime.cost.comm import network, one_link
 from steptime.cost.pace import slower_rates, slower_tiers
@@ -53,7 +53,8 @@ def pricing(job: Job) -> Pricing:
     ranks: dict[str, Group] = {axis: group(p, axis, n_dcs=n_dcs) for axis in axes}
     found = slower_rates(rates(job.machine.accelerator, software, job.microbatches), slow)
     link = job.machine.accelerator.host_bytes_per_s or inf
-    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link), dp_tiers, n_dcs)
+    woven = maximum(0.0, 1.0 - 1.0 * p.pp / job.microbatches)
+    return Pricing(Context(found, software, ranks, tiers, p.tp, job.data.microbatch_sz, link, woven), dp_tiers, n_dcs)
 
 
 @dataclass(frozen=True)
