@@ -12,7 +12,7 @@ from steptime.cost import async_tp, compute, dtensor
 from steptime.cost.comm import CommCost, collective
 from steptime.cost.compute import NOTHING, Pass
 from steptime.cost.exchange import exchange
-from steptime.cost.host import launch_host_s
+from steptime.cost.host import graphed_kernels, launch_host_s
 from steptime.cost.neighbors import ALONE, EXPERT_AXES, Beside, beside_exchanges, neighbor
 from steptime.cost.overlap import contention, hidden_s, in_pieces_s
 from steptime.cost.rates import Rates
@@ -172,6 +172,8 @@ def part_time(
     backward = backward_work(ops, both, context, beside)
     forward.launch_s, backward.launch_s = gap_s / 3.0, gap_s * 2.0 / 3.0
     replay = segment_replay(ops, passes, context, segments, gap_s)
+    forward.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software)
+    backward.kernels -= graphed_kernels(ops, both, context.software)
     for work in (forward, backward):
         wait_for_host(work, context.software, context.tp)
     if not same(offloaded == 0.0):
@@ -205,6 +207,7 @@ def segment_replay(ops: list[Op], passes: list[Pass], context: Context, segments
     again = [i for s in segments for i in rerun(ops, s, stops_early=early)]
     replay = forward_work(ops, passes, context, again)
     replay.launch_s = gap_s / 3.0 * len(again) / len(ops)
+    replay.kernels -= graphed_kernels(ops, [(done,) for done in passes], context.software, again)
     wait_for_host(replay, context.software, context.tp)
     return replay
 

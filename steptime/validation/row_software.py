@@ -276,13 +276,26 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
         section["softmax_impl"] = "composite"
     if "; kernel " in notes and "rms kernel" not in notes:
         section["norm_impl"] = "composite"
-    if re.search(
-        r"cuda_graph (?:(?:local|transformer_engine) )?(?:full_iteration|\['?attn|mlp)|te cuda graphs|^cuda graphs",
-        notes,
-    ):
-        section["cuda_graphs"] = True
+    if graphs := graphs_of(notes):
+        section["cuda_graphs"] = graphs
     if "ce fusion" in notes:
         section["loss_impl"] = "fused"
     if "fused rms norm off" in row.text("note"):
         section["norm_impl"] = "composite"
     return section
+
+
+DROPLESS = ["attn", "moe_router", "moe_preprocess"]
+"""What TransformerEngine's graphs can launch of a layer whose experts take any number of rows (moe_layer.py)."""
+
+
+def graphs_of(notes: str) -> bool | list[str]:
+    """What CUDA graphs launch: all, the modules that the notes list, or nothing."""
+    if "cuda_graph none" in notes:
+        return False
+    words = r"cuda_graph (?:local|transformer_engine) (\[[a-z_', ]+\]|attn|mlp)|te cuda graphs ([a-z_,]+)"
+    if found := re.search(words, notes):
+        return re.findall(r"[a-z_]+", found[1] or found[2])
+    if "te cuda graphs" in notes:
+        return DROPLESS
+    return bool(re.search(r"cuda_graph |^cuda graphs", notes))
