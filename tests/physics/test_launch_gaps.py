@@ -52,9 +52,7 @@ def test_graphs_leave_half_of_the_gaps():
     assert parts({"cuda_graphs": True})["launch"] == pytest.approx(12.0)
 
 
-@pytest.mark.parametrize(
-    ("modules", "seconds"), [(["attn"], 7 + 17 / 2), (["mlp"], 17 + 7 / 2), (["moe"], 24.0)]
-)
+@pytest.mark.parametrize(("modules", "seconds"), [(["attn"], 7 + 17 / 2), (["mlp"], 17 + 7 / 2), (["moe"], 24.0)])
 def test_graphs_of_some_modules_halve_their_gaps_alone(modules, seconds):
     """Of a layer's 24 launches, 24 s in all, 17 stand before the MLP's norm (`KERNELS`), 7 after it; it has no experts."""
     assert parts({"cuda_graphs": modules})["launch"] == pytest.approx(seconds)
