@@ -158,15 +158,15 @@ def gemm_pass(
 
     `overhead`: in place of the model's K_OVERHEAD.
     """
-    quantised = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
+    quantized = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
     size = float(ITEMSIZE[row.dtype])
     op = ops.Gemm(
-        row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantised
+        row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantized
     )
     rate = 1.0
-    if quantised is not None:
-        rate = quantised.forward_rate if row.direction == "forward" else quantised.backward_rate
-    rates = device.rates(flops) if quantised else replace(device.rates(flops), gemm_flops=flops)
+    if quantized is not None:
+        rate = quantized.forward_rate if row.direction == "forward" else quantized.backward_rate
+    rates = device.rates(flops) if quantized else replace(device.rates(flops), gemm_flops=flops)
     bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
     return compute.gemm_pass(op, replace(rates, gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)
@@ -249,7 +249,7 @@ def attention(
 ) -> AttentionFit | None:
     """Shares of `peak_flops` that causal attention reaches forward and backward, and the ramp that both agree on best.
 
-    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if unsaid. A share above 1 says that the
+    `ramps`: to choose from; RAMPS, or the usual one where a single length was measured, if not set. A share above 1 says that the
     peak is no peak of what ran; it is reported as it is. None where a direction was not measured.
     """
     mine = [row for row in measured if (row.dtype, row.backend, row.causal) == (dtype, backend, True)]

@@ -54,17 +54,17 @@ class Parallelism(Config):
     vpp: int = Field(1, ge=1)
     cp: int = Field(1, ge=1)
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] | None = None
-    """How cp ranks reach each other's keys and values: ring, all-gather, or heads for tokens (Ulysses); unsaid: the profile's."""
+    """How cp ranks reach each other's keys and values: ring, all-gather, or all-to-all (Ulysses); default: the profile's."""
     ep: int = Field(1, ge=1)
     etp: int = Field(default_factory=lambda data: data.get("tp", 1) if data.get("ep", 1) == 1 else 1, ge=1)
-    """Ranks that share each expert's weights, as tp those of dense layers; unsaid: 1, or tp where ep is 1."""
+    """Ranks that share each expert's weights, as tp those of dense layers; default: 1, or tp where ep is 1."""
     sp: bool | None = None
     zero_level: Literal[0, 1, 2, 3] | None = None
     bucket_size_mb: float | None = Field(None, gt=0)
     n_param_buckets: int | None = Field(None, ge=1)
     schedule: ScheduleName | None = None
     microbatch_group_sz: int | None = Field(None, ge=1)
-    """Micro-batches that an interleaved stage runs through one chunk before the next; unsaid: pp (Megatron's
+    """Micro-batches that an interleaved stage runs through one chunk before the next; default: pp (Megatron's
     microbatch_group_size_per_vp_stage)."""
     layers_per_stage: list[int] | Literal["auto"] | None = None
     embedding_and_loss_count_as_layers: bool = False
@@ -84,10 +84,10 @@ class Group(NamedTuple):
     ranks: Num
     stride: Num
     first: Num = 0.0
-    centres: Num = 1.0
+    centers: Num = 1.0
     """Data centers over which the ranks are spread evenly."""
     width: Num | None = None
-    """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
+    """Adjacent devices that start a group like this one; `stride` of them where not set."""
 
 
 def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: Num = 1) -> Group:
@@ -111,15 +111,15 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "cp":
             return Group(axis, p.cp, p.tp)
         case "dp":
-            return Group(axis, p.dp, p.tp * p.cp, centres=n_dcs)
+            return Group(axis, p.dp, p.tp * p.cp, centers=n_dcs)
         case "dp_cp":
-            return Group(axis, p.dp * p.cp, p.tp, centres=n_dcs)
+            return Group(axis, p.dp * p.cp, p.tp, centers=n_dcs)
         case "pp":
             return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
         case "embedding":
             return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1), width=per_stage)
         case "shards":
-            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
+            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centers=maximum(n_dcs / p.replicas, 1.0))
         case "etp":
             return Group(axis, p.etp, 1)
         case "ep":
@@ -127,13 +127,13 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "ep_etp":
             return Group(axis, p.ep * p.etp, 1)
         case "edp":
-            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centres=n_dcs)
+            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centers=n_dcs)
         case "expert_shards":
             return expert_shards(p, n_dcs)
         case "tp_cp":
             return Group(axis, p.tp * p.cp, 1)
         case "replicas":
-            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
+            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centers=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")
 
 
@@ -141,7 +141,7 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
     """The ranks that share one copy of the same experts' weights."""
     inner = p.ep * p.etp
     return Group(
-        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centres=maximum(n_dcs / p.replicas, 1.0)
+        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centers=maximum(n_dcs / p.replicas, 1.0)
     )
 
 
@@ -153,7 +153,7 @@ def members_per_domain(group: Group, tier_size: Num) -> Num:
     >>> members_per_domain(Group("dp", 16, 2), 8.0)
     4.0
     """
-    spread = where(tier_size == _EVERYWHERE, 1.0, group.centres)
+    spread = where(tier_size == _EVERYWHERE, 1.0, group.centers)
     width = group.stride if group.width is None else group.width
     reach = (tier_size - group.first % tier_size - width) / group.stride + 1.0
     return maximum(1.0, -ceil(-minimum(group.ranks / spread, reach)) * 1.0)

@@ -13,7 +13,7 @@ from typing import cast
 
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
-from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
+from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELED, Family, Json
 from steptime.model.hf_linear import KINDS, linear_section
 
 LARGEST_BYTES = 1 << 20
@@ -64,8 +64,8 @@ def unknown(model_type: str) -> str:
     """What to say of a model_type that is not read."""
     if not model_type:
         return "no model_type: not a Hugging Face model config"
-    if model_type in UNMODELLED:
-        return f"model_type {model_type!r} is not modeled: {UNMODELLED[model_type]}"
+    if model_type in UNMODELED:
+        return f"model_type {model_type!r} is not modeled: {UNMODELED[model_type]}"
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=1)
@@ -181,7 +181,7 @@ class Reader:
         return self.size("intermediate_size")
 
     def kv_heads(self, heads: int) -> int:
-        """Key-value heads; null or unsaid: one for each query head."""
+        """Key-value heads; null or not set: one for each query head."""
         if "multi_query" in self.values:
             return 1 if self.values["multi_query"] else heads
         if self.values.get("num_key_value_heads") is None:
@@ -194,7 +194,7 @@ class Reader:
         return kv
 
     def head_dim(self, hidden: int, heads: int) -> int:
-        """Width of a head; null or unsaid: hidden_size / num_attention_heads."""
+        """Width of a head; null or not set: hidden_size / num_attention_heads."""
         if self.values.get("head_dim") is not None:
             return self.size("head_dim")
         if hidden % heads and hidden > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from steptime.base.words import counted
 from steptime.checkpoint.pickles.allowlist import ALLOWED
 from steptime.checkpoint.pickles.inert import CALLERS, CLASSES, INERT, NAMES, PRESENT
 from steptime.checkpoint.pickles.values import COMPUTED, EXTENSION, STORAGE_LOADER
@@ -42,7 +43,7 @@ class Danger:
 
     def text(self) -> str:
         """The line a person reads."""
-        act = "named" if self.argc is None else f"called with {self.argc} argument{'s' * (self.argc != 1)}"
+        act = "named" if self.argc is None else f"called with {counted(self.argc, 'argument')}"
         return (
             f"DANGER {self.path} {act} at byte {self.at} of {self.where}: "
             "loading it with torch.load(weights_only=False) or pickle would run it"
@@ -91,6 +92,11 @@ def is_inert(path: str) -> bool:
     return len(below) <= CLASSES[owner] and below[-1].lstrip("_")[:1].isupper()
 
 
+def is_member(path: str) -> bool:
+    """Whether a global is an attribute of a class that only builds data: Python 3.11.0 to 3.11.3 pickles an enum's so."""
+    return is_inert(path.rpartition(".")[0])
+
+
 def runs_code(path: str, called: bool = True) -> bool:
     """Whether a plain load that meets this global, and calls it or not, may run code that is no constructor of data."""
     if is_inert(path):
@@ -102,8 +108,7 @@ def runs_code(path: str, called: bool = True) -> bool:
     if any(part in DOORS or (part.startswith("__") and part.endswith("__")) for part in rest):
         return True
     if root in PRESENT:
-        member = path.rpartition(".")[0] in INERT  # an enum's
-        return called or not (member or path.startswith(NAMES))
+        return called or not (is_member(path) or path.startswith(NAMES))
     return called and not path.rpartition(".")[2][:1].isupper()
 
 
@@ -146,7 +151,7 @@ def _judge_ref(facts: PickleFacts, ref: Ref, state: PickleState, passed: bool) -
     danger = _danger(ref, state, passed)
     if danger is not None:
         facts.dangerous.append(danger)
-    elif not (is_inert(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
+    elif not (is_inert(path) or is_member(path) or ref.resolved or path == STORAGE_LOADER or path.startswith(NAMES)):
         facts.unknown.append(ref.path)
     if path not in DTENSOR and (path not in ALLOWED or ref.module in BLOCKED_MODULES):
         facts.refused.append(ref.path)
