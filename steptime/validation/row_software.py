@@ -11,7 +11,7 @@ from steptime.validation import row_native
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 from steptime.validation.recipes import of_scripts, recipe_of
 from steptime.validation.row_experts import dispatch_of
-from steptime.validation.row_overlap import overlap_of
+from steptime.validation.row_overlap import graphs_of, overlap_of
 
 _NO_PROFILE = (
     "levanter", "t5x", "neuron", "mindspeed", "libai", "colossal", "easycontext", "llm.c",
@@ -283,19 +283,3 @@ def _kernels(row: MeasuredRow, notes: str) -> dict[str, Any]:
     if "fused rms norm off" in row.text("note"):
         section["norm_impl"] = "composite"
     return section
-
-
-DROPLESS = ["attn", "moe_router", "moe_preprocess"]
-"""What TransformerEngine's graphs can launch of a layer whose experts take any number of rows (moe_layer.py)."""
-
-
-def graphs_of(notes: str) -> bool | list[str]:
-    """What CUDA graphs launch: all, the modules that the notes list, or nothing."""
-    if "cuda_graph none" in notes:
-        return False
-    words = r"cuda_graph (?:local|transformer_engine) (\[[a-z_', ]+\]|attn|mlp)|te cuda graphs ([a-z_,]+)"
-    if found := re.search(words, notes):
-        return re.findall(r"[a-z_]+", found[1] or found[2])
-    if "te cuda graphs" in notes:
-        return DROPLESS
-    return bool(re.search(r"cuda_graph |^cuda graphs", notes))
