@@ -22,8 +22,8 @@ from steptime.software.performance import load_software
 # attention are worked out in test_linear_attention.py.
 #
 # Nemotron 3 Nano, 31.6 B by its model card: 23 Mamba-2 layers (z and x 4,096 each, B and C 8 * 128 each, 64 steps; a convolution
-# of width 4 and its bias; A, D and the steps' bias; a gated norm; the output), 6 of attention (32 and 2 heads of 128), 23 with 128
-# experts of 1,856, a shared one of 3,712 and a router; a norm before each.
+# of width 4 and its bias; A, D and the steps' bias; a gated norm; the output), 6 of attention (32 and 2 heads of 128), 23 with
+# 128 experts of 1,856, a shared one of 3,712 and a router; a norm before each.
 H = 2688
 SCAN = H * (2 * 4096 + 2 * 1024 + 64) + 5 * (4096 + 2 * 1024) + 3 * 64 + 4096 + 4096 * H + H
 ATTENTION = H * (32 + 2 * 2) * 128 + 32 * 128 * H + H
