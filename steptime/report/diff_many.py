@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from steptime.base.words import flow
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Fact, FactList, ReportSection, Table
-from steptime.validation.setting_costs import settings
+from steptime.validation.setting_costs import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str]) 
     base = first.job.to_config()
     rows: dict[str, list[str]] = {}
     for at, one in enumerate(some):
-        for found in settings(base, one.job.to_config()):
+        for found in leaves(base, one.job.to_config()):
             if not found.path.endswith(".source") and found.path != "notes":
                 row = rows.setdefault(found.path, [_cell(found.a)] * len(some))
                 row[at] = _cell(found.b)
@@ -57,7 +58,7 @@ def _settings(first: Estimate, some: Sequence[Estimate], labels: Sequence[str]) 
 
 
 def _cell(value: object) -> str:
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else flow(value)
     return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 

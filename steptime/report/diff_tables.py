@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steptime.base.words import flow
 from steptime.report.breakdown import part_name
 from steptime.report.format import COUNT, GIB, TIME, column, percent, quantity, seconds, unit_for, whole
 from steptime.report.headline import VERDICTS
 from steptime.report.table import Table
-from steptime.validation.setting_costs import settings
+from steptime.validation.setting_costs import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) ->
     """The settings in which two jobs differ, then answer, parts and memory with their change from `a` to `b`."""
     rows = [
         [one.path, _cell(one.a), _cell(one.b)]
-        for one in settings(a.job.to_config(), b.job.to_config())
+        for one in leaves(a.job.to_config(), b.job.to_config())
         if not one.path.endswith(".source") and one.path != "notes"
     ]
     changed = Table(
@@ -36,7 +37,7 @@ def diff(a: Estimate, b: Estimate, labels: tuple[str, str], notes: list[str]) ->
 
 def _cell(value: Any) -> str:
     """A setting as text; "-" where a config has none."""
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else flow(value)
     return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
 
 

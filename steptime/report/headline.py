@@ -19,6 +19,11 @@ VERDICTS: dict[str, tuple[str, Tone]] = {
     "tight": ("TIGHT", "warn"),
     "does_not_fit": ("DOES NOT FIT", "bad"),
 }
+RULE = (
+    "FITS: what is needed at most (the p90 of reserved memory, context, communicators) is there; DOES NOT FIT: what is needed at "
+    "least (allocated memory and the same) is not; TIGHT: between"
+)
+"""How the verdict is made, in a sentence."""
 
 
 def headline(estimate: Estimate) -> list[str]:
@@ -95,7 +100,7 @@ def _held(estimate: Estimate) -> str:
         ("parameters", row.params_bytes),
         ("gradients", row.gradients_bytes),
         ("optimizer", row.optimizer_bytes),
-        ("activations", row.activations_bytes + row.transient_bytes),
+        ("activations and transients", row.activations_bytes + row.transient_bytes),
     )
     return ", ".join(f"{name} {gib(size)}" for name, size in parts) + f"; reserved {gib(row.reserved_bytes)} GiB"
 
@@ -106,14 +111,23 @@ def _whole_run(estimate: Estimate) -> list[Fact]:
     if not {"days", "tokens"} <= found.keys():
         return []
     days = found.get("wall_days", found["days"])
-    counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training alone"
-    words = [f"{number(days, 4)} days for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
+    counted = f"with {', '.join(found['counted'])}" if found.get("counted") else "training only"
+    words = [f"{number(days, 4)} days{_span(estimate, days)} for {quantity(found['tokens'], COUNT)} tokens, {counted}"]
     if "device_hours" in found:
         words.append(f"{quantity(found['device_hours'], COUNT)} device-hours")
     if "cost" in found and "price_per_device_hour" in found:
-        whose = "" if found["price_source"].startswith("run.") else f", of {estimate.job.machine.name}'s file"
-        words.append(f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g}/h{whose})")
+        whose = "" if found["price_source"].startswith("run.") else f", from {estimate.job.machine.name}"
+        words.append(
+            f"cost {quantity(found['cost'], COUNT)} ({found['price_per_device_hour']:g} per device-hour{whose})"
+        )
     return [Fact("RUN", ["   ".join(words)])]
+
+
+def _span(estimate: Estimate, days: float) -> str:
+    """The 80 % interval of the step, as days."""
+    time = estimate.time
+    low, high = (days * end / time.step_s for end in (time.step_s_p10, time.step_s_p90))
+    return f" (80 % interval {number(low)} to {number(high)})"
 
 
 def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
@@ -121,7 +135,7 @@ def _interval(estimate: Estimate, *, brief: bool) -> list[str]:
     time = estimate.time
     basis = time.basis
     near = f" ({basis.n} measured {'cell' if basis.n == 1 else 'cells'})" if basis.evidence == "measured nearby" else ""
-    far = f" in {len(basis.extrapolation)} respects" if brief and len(basis.extrapolation) > 1 else ""
+    far = f" in {len(basis.extrapolation)} ways" if brief and len(basis.extrapolation) > 1 else ""
     span = f"80 % interval {seconds(time.step_s_p10)} to {seconds(time.step_s_p90)}, {basis.evidence}{near}{far}"
     if brief:
         return [span]
@@ -142,25 +156,18 @@ def _work(estimate: Estimate) -> list[str]:
 
 
 def _room(estimate: Estimate) -> str:
-    """What the worst stage needs of the device, whatever the verdict: reserved memory, context and communicators.
-
-    The same figure as in the memory table.
-    """
+    """What the worst stage needs of the device at least and at most; the memory table has the same figures."""
     memory = estimate.memory
-    worst = memory.stages[memory.worst_stage]
-    overhead = memory.overhead_bytes.context + memory.overhead_bytes.communicators
-    needed, allocated = worst.reserved_bytes + overhead, memory.peak_allocated_bytes + overhead
-    spare = memory.capacity_bytes - needed
-    where = f"on stage {worst.stage} (highest)" if len(memory.stages) > 1 else "per device"
-    told = f"{gib(needed)} of {gib(memory.capacity_bytes)} GiB {where}"
-    if memory.verdict == "fits":
-        return f"{told}; {gib(spare)} GiB free"
-    if memory.verdict == "tight" and spare >= 0.0:
-        return f"{told}; 10 % chance of needing {gib(memory.peak_reserved_bytes_p90 + overhead)} GiB or more"
-    over = f"{told}; {gib(-spare)} GiB over"
-    if memory.verdict == "tight":
-        return f"{over} unless the caching allocator fragments less: {gib(allocated)} GiB are allocated"
-    return f"{over}; {gib(allocated)} GiB are allocated"
+    capacity, least, most = memory.capacity_bytes, memory.least_bytes, memory.most_bytes
+    where = f"on stage {memory.worst_stage} (highest)" if len(memory.stages) > 1 else "per device"
+    told = f"needs {gib(least)} to {gib(most)} of {gib(capacity)} GiB {where}"
+    match memory.verdict:
+        case "fits":
+            return f"{told}; {gib(capacity - most)} GiB free"
+        case "tight":
+            return f"{told}; {gib(most - capacity)} GiB over at most"
+        case _:
+            return f"{told}; {gib(least - capacity)} GiB over at least"
 
 
 def fixes(estimate: Estimate) -> Table | None:
