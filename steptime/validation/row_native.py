@@ -74,6 +74,10 @@ def native_kernels(row: MeasuredRow, release: str, notes: str) -> dict[str, Any]
         section["attention_kernel"] = "best"
     if "cudagraph" in notes.replace("no cudagraph", "") or "cuda graph" in notes:
         section["cuda_graphs"] = True
+    if re.search(r"compile=(aot )?graph\b", notes) and not re.search(r"prefetch|\(\+|production", notes):
+        # a traced graph waits for each gather where it stands, until a pass moves it (SimpleFSDP, arXiv 2411.00284): fit rows of
+        # one ladder of passes before that one are 2 and 4 % off so, and 7 and 12 % too fast otherwise
+        section["overlap"] = {"dp": False}
     return section
 
 
