@@ -217,7 +217,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 
 
 def _operated(node: ast.expr, parts: list[Any]) -> Any:
-    """One operator on values; a power is none, so that nothing grows without end.
+    """One operator on values; a power is none, so that nothing grows without limit.
 
     Raises:
         KeyError: an operator that is not read.
