@@ -6,6 +6,8 @@ import pytest
 from physics_jobs import job, machine
 
 from steptime.answer.result import estimate
+from steptime.job.assembly import Assembly
+from steptime.timing.part_times import part_gap_s
 
 LAYERS, MICROBATCHES = 2, 4
 WHOLE_LAYERS = {"activation_checkpointing_type": "full", "recompute_stops_early": False}
@@ -96,3 +98,14 @@ def test_a_replay_waits_for_the_host_as_long_as_its_own_launches_take():
     on = machine(flops=1e30, memory=1e30, kernels={"host_kernel_s": 0.001})
     found = estimate(job("torch", on=on, performance={"activation_checkpointing_type": "full"}))
     assert found.time.parts_s["recompute"] == pytest.approx(2 * 22 * 0.001)
+
+
+def test_a_layer_with_experts_launches_more_kernels():
+    """A dense layer's other eight kernels (norm, q k v, rope, core, projection, residual, norm, residual) and three of its MLP
+    share 3 s. With experts: router 1, top-k 8, counts, permute, two all-to-alls, sort, activation, unsort, combine, unpermute 1
+    each, and two products of four experts a device that go to four streams, 1 + 3 / 4 each: 21.5. 3 s * 29.5 / 11.
+    """
+    moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
+    assembly = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}))
+    (layer,) = assembly.kinds
+    assert part_gap_s(3.0, assembly, layer) == pytest.approx(3.0 * 29.5 / 11)
