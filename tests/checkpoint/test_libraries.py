@@ -100,7 +100,7 @@ def here(libraries):
 
 def write(folder, *argv):
     """A writer, as a fork of a process that has imported what most of them need."""
-    server = forked.server(*(name for name in ("torch", "transformers") if here(name)))
+    server = forked.server("transformers.models.llama.modeling_llama" if here("transformers") else "torch")
     done = forked.run(server, SCRIPT, *argv, timeout_s=180)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
