@@ -23,7 +23,7 @@ from steptime.report.format import percent
 from steptime.report.table import Table
 from steptime.report.validation_tables import step_time, table, worst
 from steptime.software.efficiency import EFFICIENCY_FILE, NOTHING_FITTED, efficiency, using
-from steptime.validation.error_summary import fitting, summarise
+from steptime.validation.error_summary import fitting, summarize
 from steptime.validation.gpu_memory import EXPERTS, kind_of
 from steptime.validation.judgement import Judgement, judge_all, judge_shipped
 from steptime.validation.row_plan import to_config, to_job
@@ -110,7 +110,7 @@ def own_tests(split: str, kind: str = "dense") -> list[Judgement]:
 @cache
 def summary() -> dict[str, Any]:
     """The summary of `3dtrn validate --worst 12`."""
-    return summarise(judge_shipped(), WORST)
+    return summarize(judge_shipped(), WORST)
 
 
 def page() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 
-from steptime.job.limits import MODELED, NOT_MODELLED
+from steptime.job.limits import MODELED, NOT_MODELED
 
 GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
 """The value a message quotes; where it is a fixed word, that word."""
@@ -17,7 +17,7 @@ GOT = re.compile(r" \(got ('(\w+)')?[^)]*\)")
 def rows() -> list[tuple[str, str, str]]:
     """Key, the words of it that are refused ("" for any), and what a plan is told."""
     found = []
-    for path, told in NOT_MODELLED.items():
+    for path, told in NOT_MODELED.items():
         key, _, word = path.partition("=")
         found.append((key, word, told))
     for rule in MODELED:

@@ -12,7 +12,7 @@ from steptime.job.job import Job
 from steptime.launch.reading import to_job
 
 DATA = Path(__file__).parent / "data" / "launch"
-REFUSED = "; not modeled; --allow-unmodelled ignores it"
+REFUSED = "; not modeled; --allow-unmodeled ignores it"
 HARDWARE = {"hardware.node_type": "dgx-h100"}
 
 
@@ -28,7 +28,7 @@ def golden_text(reading):
         "framework": reading.framework,
         "config": reading.config,
         "approximated": [f"{flag.name}: {flag.value}" for flag in reading.of("approximated")],
-        "unmodelled": [f"{flag.name}: {flag.value}" for flag in reading.of("unmodelled")],
+        "unmodeled": [f"{flag.name}: {flag.value}" for flag in reading.of("unmodeled")],
         "default": [f"{flag.name}: {flag.value}" for flag in reading.of("default")],
     }
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=130)
@@ -36,7 +36,7 @@ def golden_text(reading):
 
 def saved_and_read_back(reading, sets=None):
     """The job of a reading, which its config and its resolved config as YAML give again."""
-    job = to_job(reading, {**HARDWARE, **(sets or {})}, allow_unmodelled=True)
+    job = to_job(reading, {**HARDWARE, **(sets or {})}, allow_unmodeled=True)
     plain = reading.config | {"hardware": HARDWARE["hardware.node_type"]}
     if job.notes:
         plain["notes"] = job.notes

@@ -146,14 +146,14 @@ def test_all_to_all_waits_for_the_node_with_the_fewest_ranks():
     assert collective("all_to_all", 12e9, all_ranks(12), TIERS).bandwidth_s == pytest.approx(8 / 9)
 
 
-def test_all_to_all_between_centres_crosses_the_nics_too():
+def test_all_to_all_between_centers_crosses_the_nics_too():
     """16 ranks, 4 centers of a node of 4 each, 1 GB to each rank: 12 GB leave a node, and all of them a center.
 
     With nodes of 2: over NVLink 1 GB, by the NIC 14 GB, of which 2 stay in the center, and over the link between centers 12 GB of
     1 GB/s: 12/0.9 s. Where that link has 100 GB/s the NIC sets the pace: 14/(0.9 x 10) s.
     """
     node, fabric = (tier.model_copy(update={"size": size}) for tier, size in ((NODE, 2), (FABRIC, 4)))
-    group = Group("cp", 16, 1, centres=4.0)
+    group = Group("cp", 16, 1, centers=4.0)
     for rate, seconds in ((1e9, 12 / 0.9), (100e9, 14 / 9)):
         between = FABRIC.model_copy(update={"name": "dc", "bytes_per_s": rate, "hierarchical": True})
         assert collective("all_to_all", 16e9, group, (node, fabric, between)).bandwidth_s == pytest.approx(seconds)
@@ -171,7 +171,7 @@ def test_send_takes_the_tier_between_the_two():
 # --- data centers ---
 
 
-def test_the_link_between_centres_is_shared_by_the_devices_of_one():
+def test_the_link_between_centers_is_shared_by_the_devices_of_one():
     dc = CrossDc(n_dcs=2, interconnect_bandwidth_gbps=8000, interconnect_latency_s=0.005)
     tiers = network(Machine.load("h100"), dc, devices=1024)
     assert [(tier.name, tier.size) for tier in tiers] == [("nvlink", 8), ("infiniband", 512), ("cross-dc", inf)]
@@ -182,7 +182,7 @@ def test_the_link_between_centres_is_shared_by_the_devices_of_one():
         network(Machine.load("h100"), dc)
 
 
-def test_an_estimate_says_how_the_link_between_centres_counts():
+def test_an_estimate_says_how_the_link_between_centers_counts():
     """8,000 Gbit/s are 1e12 B/s; 2 x 512 devices share them at 1.953 GB/s each, in full: no efficiency is taken off."""
     plan = {
         "model": "llama3-8b",
@@ -201,7 +201,7 @@ def test_an_estimate_says_how_the_link_between_centres_counts():
     assert (between.efficiency, between.bytes_per_s) == (1.0, 1e12 / 512)
 
 
-def test_gradients_cross_centres_in_phases_where_the_link_is_slow():
+def test_gradients_cross_centers_in_phases_where_the_link_is_slow():
     p = Parallelism(tp=8, pp=1, dp=128)
     over = group(p, "dp", n_dcs=2)
     fast = CrossDc(n_dcs=2, interconnect_bandwidth_gbps=8000, interconnect_latency_s=0.005)
@@ -268,16 +268,16 @@ def test_time_is_at_least_each_part(kind, bytes_, over, name):
         st.tuples(sizes, st.sampled_from([1, 2, 4, 8, 16, 64]), st.sampled_from([1, 2, 8, 16])), min_size=1, max_size=8
     ),
     name=names,
-    centres=st.sampled_from([1, 2]),
+    centers=st.sampled_from([1, 2]),
 )
-def test_a_column_equals_its_rows_bit_for_bit(kind, rows, name, centres):
-    dc = CrossDc(n_dcs=2, interconnect_bandwidth_gbps=1000, interconnect_latency_s=0.001) if centres == 2 else None
+def test_a_column_equals_its_rows_bit_for_bit(kind, rows, name, centers):
+    dc = CrossDc(n_dcs=2, interconnect_bandwidth_gbps=1000, interconnect_latency_s=0.001) if centers == 2 else None
     tiers = network(Machine.load(name), dc, 512)
     bytes_, ranks, stride = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    ranks = ranks * centres
-    column = collective(kind, bytes_, Group("dp", ranks, stride, centres=centres), tiers)
+    ranks = ranks * centers
+    column = collective(kind, bytes_, Group("dp", ranks, stride, centers=centers), tiers)
     for i, (b, r, s) in enumerate(zip(bytes_.tolist(), ranks.tolist(), stride.tolist(), strict=True)):
-        row = collective(kind, b, Group("dp", r, s, centres=centres), tiers)
+        row = collective(kind, b, Group("dp", r, s, centers=centers), tiers)
         assert [np.broadcast_to(field, ranks.shape)[i] for field in column] == list(row)
 
 

@@ -211,7 +211,7 @@ def test_dlcalc_14_a_machine_is_a_file_and_one_gpu_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize("dp", [2, 4])
-def test_dlcalc_15_one_or_two_replicas_a_centre(dp):
+def test_dlcalc_15_one_or_two_replicas_a_center(dp):
     """utils/comms.py:514-518: hops inside a center go negative where dp <= n_dcs."""
     link = {"n_dcs": 2, "interconnect_bandwidth_gbps": 800, "interconnect_latency_s": 0.01}
     answer = estimate(job("llama3-8b", pp=1, dp=dp).replace(cross_dc=link))

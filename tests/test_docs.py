@@ -132,7 +132,7 @@ def test_commands_of_the_readme_are_those_there_are():
 
 def test_the_page_names_all_that_is_refused():
     page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
-    refused = [piece for path in limits.NOT_MODELLED for piece in path.split("=")]
+    refused = [piece for path in limits.NOT_MODELED for piece in path.split("=")]
     refused += [rule.path for rule in limits.MODELED]
     assert not [piece for piece in refused if f"`{piece}`" not in page]
 

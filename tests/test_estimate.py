@@ -241,7 +241,7 @@ def test_weak_scaling_keeps_the_work_of_a_device():
     assert 0.8 < rows[-1].efficiency <= 1.0
 
 
-def test_a_slow_link_between_centres_shows():
+def test_a_slow_link_between_centers_shows():
     here = job(tp=8, dp=16, gbs=256)
     link = {"n_dcs": 2, "interconnect_bandwidth_gbps": 100, "interconnect_latency_s": 0.02}
     far = here.replace(cross_dc=link)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.model.blocks import n_params
 from steptime.model.hf import read_hf_config
-from steptime.model.hf_families import FAMILIES, UNMODELLED
+from steptime.model.hf_families import FAMILIES, UNMODELED
 from steptime.model.model import Model
 from steptime.model.presets import load_model
 
@@ -275,7 +275,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 def test_refused_families_are_not_read():
-    assert not set(UNMODELLED) & set(FAMILIES)
+    assert not set(UNMODELED) & set(FAMILIES)
 
 
 VALUES = st.sampled_from([None, True, False, -1, 0, 1, 8, 0.1, 1e400, "", "8", "silu", [], ["full_attention"], {}])

@@ -11,7 +11,7 @@ import yaml
 
 import steptime
 from steptime.base.config import ConfigError
-from steptime.hardware.machine import Machine, machine_names, normalise
+from steptime.hardware.machine import Machine, machine_names, normalize
 from steptime.validation.judgement import judge
 from steptime.validation.measurements import MeasuredRow, shipped
 
@@ -74,7 +74,7 @@ def test_aliases_are_those_of_the_files():
     stated = {alias: name for name, content in files.items() for alias in content["aliases"]}
     assert stated == ALIASES
     assert not stated.keys() & set(machine_names())
-    assert all(alias == normalise(alias) for alias in stated)
+    assert all(alias == normalize(alias) for alias in stated)
 
 
 @pytest.mark.parametrize(

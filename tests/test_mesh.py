@@ -63,7 +63,7 @@ def test_hybrid_sharding_splits_dp_with_shards_inside():
     assert group(p, "replicas")[1:3] == (4, 8)
 
 
-def test_centres_split_dp_and_nothing_else():
+def test_centers_split_dp_and_nothing_else():
     p = Parallelism(tp=8, pp=4, dp=8)  # 256 devices, 128 in each of two centers
     over_dp = group(p, "dp", n_dcs=2)
     assert members_per_domain(over_dp, 128.0) == 4

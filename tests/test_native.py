@@ -272,7 +272,7 @@ def test_a_trainer_on_one_device_keeps_its_kernels():
 
 @pytest.mark.parametrize(
     ("notes", "note"),
-    [("attention materialised (no flash attention)", ""), ("", "attention implementation eager (materialised scores)")],
+    [("attention materialized (no flash attention)", ""), ("", "attention implementation eager (materialized scores)")],
 )
 def test_attention_that_its_source_calls_eager_is_unfused(notes, note):
     row = own(framework="DeepSpeed ZeRO-3", overlap_notes=notes, note=note)

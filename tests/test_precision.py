@@ -149,7 +149,7 @@ def test_the_output_projection_keeps_attentions_own(name):
 
 
 @pytest.mark.parametrize(("name", "size"), [("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)])
-def test_blocks_are_quantised_both_ways(name, size):
+def test_blocks_are_quantized_both_ways(name, size):
     kept = saved(block(name, "dgx-b200"))
     assert kept["attn.norm.out.columns"] == size * T * H
     assert kept["mlp.act.out.columns"] == size * T * INNER
@@ -171,7 +171,7 @@ def test_norms_write_the_copies_or_a_cast_follows():
     assert current["mlp.act.cast"].forward_bytes == T * INNER * (2 + 2 + 1 + 1)
 
 
-def test_only_projections_of_blocks_are_quantised():
+def test_only_projections_of_blocks_are_quantized():
     assembly = Assembly(job("fp8_current"))
     gemms = [op for op in assembly.kinds[0].ops if isinstance(op, Gemm)]
     assert [op.name for op in gemms] == ["attn.qkv", "attn.proj", "mlp.gate_up", "mlp.down"]
@@ -195,7 +195,7 @@ def test_backward_casts_by_hand():
     assert proj.cast_bytes == T * H * (2 + 2 + 1 + 1) + T * H * (2 + 2 + 1)  # its bf16 input cast again
 
 
-def test_sequence_parallelism_gathers_quantised():
+def test_sequence_parallelism_gathers_quantized():
     """Forward and again one byte, gradients reduced in bf16; after the down projection bf16 reduced, one byte gathered."""
     ops = block("fp8_delayed", tp=2)
     enter, leave = ops["mlp.gather"], ops["mlp.scatter"]
@@ -269,7 +269,7 @@ def test_states_and_gathers():
         ("fp8_current", False, 2 * 2 + 2),
     ],
 )
-def test_weights_are_quantised_once_a_step(name, stored, moved):
+def test_weights_are_quantized_once_a_step(name, stored, moved):
     assert quantize_bytes_per_weight(job(name, **({"fp8_params": True} if stored else {}))) == moved
 
 

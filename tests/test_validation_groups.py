@@ -135,27 +135,27 @@ def test_baselines_by_hand():
 
 def test_the_headline_comes_first_then_other_trainers():
     rows = [judged("a", 1.0, 1.1), other("b", 0.5, "hagemann")]
-    titles = [section.title for section in sections(error_summary.summarise(rows, 3))]
+    titles = [section.title for section in sections(error_summary.summarize(rows, 3))]
     assert titles[:2] == ["step time: NVIDIA's frameworks", "step time: other trainers"]
     assert titles.index("worst rows") < titles.index("worst rows, other trainers")
 
 
 def test_other_trainers_alone_and_own_rows_alone():
-    alone = tables(error_summary.summarise([other("b", 0.5, "hagemann")], 3))
+    alone = tables(error_summary.summarize([other("b", 0.5, "hagemann")], 3))
     assert alone[0].title == "step time: other trainers"
     assert "1 measured rows: 1 judged, 0 skipped" in alone[0].notes
-    own = tables(error_summary.summarise([judged("a", 1.0, 1.1, file="", split="")], 3))
+    own = tables(error_summary.summarize([judged("a", 1.0, 1.1, file="", split="")], 3))
     assert own[0].title == "step time"
     assert not [table for table in own if "NVIDIA" in str(table)]
 
 
 def test_nothing_at_all():
-    assert [table.title for table in tables(error_summary.summarise([], 3))] == ["step time"]
+    assert [table.title for table in tables(error_summary.summarize([], 3))] == ["step time"]
 
 
 def test_every_table_fits_the_page_with_long_names():
     rows = [other("b" * 60, 0.5, "x" * 50), judged("a" * 60, 1.0, 1.1)]
-    for section in sections(error_summary.summarise(rows, 3)):
+    for section in sections(error_summary.summarize(rows, 3)):
         assert all(len(line) <= 80 for line in layout(section, Style()))
 
 

@@ -6,9 +6,10 @@ import csv
 from itertools import product
 
 import pytest
+from drawn_steps import eighths, equal, text
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import CSV, eighths, equal, text
+from test_schedule import CSV
 
 from steptime.schedule import SCHEDULES, Action, Schedule, SplitBytes, in_flight, order, peaks, placement, walk
 from steptime.schedule.actions import Place

@@ -56,7 +56,7 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    not_modelled: ClassVar[Mapping[str, str]] = {}
+    not_modeled: ClassVar[Mapping[str, str]] = {}
     """Keys ("path") and words ("path=word") that are known but not modeled, with their message."""
     natural_names: ClassVar[Mapping[str, str]] = {}
     """Words that other frameworks use -> the dotted key that means the same."""
@@ -226,11 +226,11 @@ def _problems(path: str, items: list[tuple[Any, list[type[BaseModel]]]], cls: ty
     """What pydantic says of one path; a ConfigError that a validator raised holds its own problems."""
     first, owners = items[0]
     got, kind = first["input"], first["type"]
-    not_modelled = cls.not_modelled
-    if path in not_modelled:
-        return [ConfigProblem(f"{path}: {not_modelled[path]}", path, unknown=True)]
-    if (word := f"{path}={got}") in not_modelled:
-        return [ConfigProblem(f"{path}: {not_modelled[word]} (got {show(got)})", path)]
+    not_modeled = cls.not_modeled
+    if path in not_modeled:
+        return [ConfigProblem(f"{path}: {not_modeled[path]}", path, unknown=True)]
+    if (word := f"{path}={got}") in not_modeled:
+        return [ConfigProblem(f"{path}: {not_modeled[word]} (got {show(got)})", path)]
     if kind in {"extra_forbidden", "invalid_key"}:
         known = {name for owner in owners for name in owner.model_fields}
         section, _, key = path.rpartition(".")

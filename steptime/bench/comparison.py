@@ -58,7 +58,7 @@ class ErrorSummary(NamedTuple):
     bias: float
 
 
-def summarise(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
+def summarize(found: Iterable[PredictionRow]) -> list[ErrorSummary]:
     """Per kind of figure, in the order of first appearance."""
     kinds: dict[Quantity, list[PredictionRow]] = {}
     for row in found:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from steptime.hardware.machine import Accelerator, Machine, machine_names, normalise
+from steptime.hardware.machine import Accelerator, Machine, machine_names, normalize
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def known_accelerator(device: BenchDevice) -> Accelerator | None:
     """
     if device.kind != "cuda":
         return None
-    words = normalise(device.name).replace("rtx-", "rtx")
+    words = normalize(device.name).replace("rtx-", "rtx")
     while _MAKERS.match(words):
         words = _MAKERS.sub("", words)
     family = re.match(r"[a-z]*\d+[a-z]?", words)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from steptime.bench.device import known_accelerator
-from steptime.hardware.machine import Machine, normalise
+from steptime.hardware.machine import Machine, normalize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def machine_document(
         provenance: what the measured figures share.
     """
     known = known_accelerator(device)
-    name = normalise(device.name.replace("(R)", "").replace("(TM)", "").replace("@", "at"))
+    name = normalize(device.name.replace("(R)", "").replace("(TM)", "").replace("@", "at"))
     accelerator: dict[str, Any] = {"name": f"measured-{name}"}
     for path, figure in {**_memory(device, provenance), **_data_sheet(known), **figures}.items():
         node = accelerator

@@ -158,15 +158,15 @@ def gemm_pass(
 
     `overhead`: in place of the model's K_OVERHEAD.
     """
-    quantised = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
+    quantized = recipe("fp8_delayed", any_layout=False) if row.dtype == "fp8" else None
     size = float(ITEMSIZE[row.dtype])
     op = ops.Gemm(
-        row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantised
+        row.name, params=LINEAR, m=float(row.m), n=float(row.n), k=float(row.k), itemsize=size, recipe=quantized
     )
     rate = 1.0
-    if quantised is not None:
-        rate = quantised.forward_rate if row.direction == "forward" else quantised.backward_rate
-    rates = device.rates(flops) if quantised else replace(device.rates(flops), gemm_flops=flops)
+    if quantized is not None:
+        rate = quantized.forward_rate if row.direction == "forward" else quantized.backward_rate
+    rates = device.rates(flops) if quantized else replace(device.rates(flops), gemm_flops=flops)
     bytes_ = (row.m * row.k + row.k * row.n) * size + row.m * row.n * max(size, RESULT_ITEMSIZE)
     rate *= compute.WGRAD_RATE if row.direction == "wgrad" else 1.0
     return compute.gemm_pass(op, replace(rates, gemm_overhead_k=overhead), op.m, op.n, op.k, bytes_, rate)

@@ -31,7 +31,7 @@ def diff(options: Namespace, out: Printer) -> int:
         raise ConfigError("--html: not of a training log")
     if is_log(options.a) or is_log(options.b):
         return log_command.diff(options, out, _labels(options.a, options.b))
-    log_command.refuse({"from": options.kind, "allow-unmodelled": options.allow_unmodelled}, "goes with a training log")
+    log_command.refuse({"from": options.kind, "allow-unmodeled": options.allow_unmodeled}, "goes with a training log")
     a, b = (load(path, options.sets) for path in (options.a, options.b))
     labels = _labels(options.a, options.b)
     notes = [
@@ -62,8 +62,8 @@ def _many(options: Namespace, out: Printer) -> int:
     paths = [options.a, options.b, *options.more]
     if logs := [path for path in paths if is_log(path)]:
         raise ConfigError(f"{logs[0]}: a training log is compared with one plan or log; give two files")
-    if options.kind is not None or options.allow_unmodelled:
-        raise ConfigError("--from and --allow-unmodelled go with a training log")
+    if options.kind is not None or options.allow_unmodeled:
+        raise ConfigError("--from and --allow-unmodeled go with a training log")
     found = [estimate(load(path, options.sets)) for path in paths]
     sections = diff_many(found, paths)
     _page(options, found, [f"{letter(i)}: {path}" for i, path in enumerate(paths)], sections)

@@ -35,9 +35,9 @@ def launched(options: Namespace) -> tuple[Job, Reading]:
     try:
         reading = read(options.kind, options.config, sets, options.added)
     except ConfigError as error:
-        lines = [line for line in error.problems if not (options.allow_unmodelled and line.endswith(LEAVE_OUT))]
+        lines = [line for line in error.problems if not (options.allow_unmodeled and line.endswith(LEAVE_OUT))]
         raise ConfigError(lines) from None
-    job = to_job(reading, sets, allow_unmodelled=options.allow_unmodelled)
+    job = to_job(reading, sets, allow_unmodeled=options.allow_unmodeled)
     if options.save is not None:
         save(options.save, job)
     return job, reading
@@ -75,7 +75,7 @@ def export(job: Job, options: Namespace, out: Printer) -> int:
     lines = [
         f"{kind}, of a plan for {job.parallelism.devices:,} devices of {job.machine.name}",
         *(f"no equivalent: {path} = {word(value).strip(QUOTE)}" for path, value in written.left_out.items()),
-        f"read back by: 3dtrn --from {written.reader} --allow-unmodelled FILE {words(written.left_out)}",
+        f"read back by: 3dtrn --from {written.reader} --allow-unmodeled FILE {words(written.left_out)}",
     ]
     if kind == "deepspeed":
         out.text(written.text)

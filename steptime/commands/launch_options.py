@@ -27,7 +27,10 @@ def add(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--save", metavar="PLAN.yaml", help="with --from, write the plan that was read")
     made.add_argument(
-        "--allow-unmodelled", action="store_true", help="with --from, ignore flags that affect cost but are not modeled"
+        "--allow-unmodeled",
+        "--allow-unmodelled",
+        action="store_true",
+        help="with --from, ignore flags that affect cost but are not modeled",
     )
     made.add_argument(
         "--export",

@@ -90,7 +90,7 @@ def run(paths: list[str], options: Namespace, hardware: Hardware | None = None) 
             sets,
             kind=options.kind,
             plan=getattr(options, "plan", None),
-            allow_unmodelled=options.allow_unmodelled,
+            allow_unmodeled=options.allow_unmodeled,
             hardware=hardware,
             progress=progress.told,
         )
@@ -103,7 +103,7 @@ def refuse_without_log(options: Namespace) -> None:
         ConfigError: one line per option.
     """
     given = {"set": options.sets, "from": options.kind, "save-csv": options.save_csv, "plan": options.plan}
-    refuse(given | {"allow-unmodelled": options.allow_unmodelled}, "goes with --log")
+    refuse(given | {"allow-unmodeled": options.allow_unmodeled}, "goes with --log")
 
 
 def refuse(given: dict[str, Any], why: str) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import argparse
 
 KIND = "framework of the log: megatron, torchtitan, nemo"
-UNMODELLED = "ignore flags of the log that are not modeled"
+UNMODELED = "ignore flags of the log that are not modeled"
 
 
 def add_to_validate(made: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_to_validate(made: argparse.ArgumentParser) -> None:
         "--plan", metavar="FILE", help="a plan, config or launch script of the job, for a log that prints none"
     )
     logs.add_argument("--save-csv", metavar="OUT.csv", help="append the run as a row for --measurements")
-    logs.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)
+    logs.add_argument("--allow-unmodeled", "--allow-unmodelled", action="store_true", help=UNMODELED)
 
 
 def add_to_diff(made: argparse.ArgumentParser) -> None:
@@ -43,4 +43,4 @@ def add_to_diff(made: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", help="the plans side by side as a page: one file, opened in any browser"
     )
     made.add_argument("--from", dest="kind", metavar="KIND", help=KIND)
-    made.add_argument("--allow-unmodelled", action="store_true", help=UNMODELLED)
+    made.add_argument("--allow-unmodeled", "--allow-unmodelled", action="store_true", help=UNMODELED)

@@ -69,8 +69,8 @@ def _plan(options: Namespace) -> tuple[Job, Reading | None]:
         from steptime.commands.launch_command import launched
 
         return launched(options)
-    if options.save is not None or options.allow_unmodelled:
-        raise ConfigError("--save and --allow-unmodelled go with --from KIND")
+    if options.save is not None or options.allow_unmodeled:
+        raise ConfigError("--save and --allow-unmodeled go with --from KIND")
     if options.config is None:
         return quick.job(options.model, options.machine, options.devices, options.sets), None
     return load(options.config, [*quick.sets(options.model, options.machine, options.devices), *options.sets]), None
@@ -168,7 +168,7 @@ def validate(options: Namespace, out: Printer) -> int:
         return log_command.validate(options, out)
     log_command.refuse_without_log(options)
     from steptime.report import validation_tables as report_validation
-    from steptime.validation.error_summary import summarise
+    from steptime.validation.error_summary import summarize
     from steptime.validation.parallel import judge_rows
     from steptime.validation.select import select
 
@@ -182,7 +182,7 @@ def validate(options: Namespace, out: Printer) -> int:
         sys.stderr.writelines(
             f"{options.measurements}: line {j.row.line}, {j.row.id}: {j.skipped}\n" for j in judged if j.skipped
         )
-    summary = summarise(judged, options.worst)
+    summary = summarize(judged, options.worst)
     if options.plot is not None:
         from steptime.report import plot
 

@@ -143,15 +143,15 @@ def network(machine: Machine, cross_dc: CrossDc | None = None, devices: float | 
         return tuple(machine.tiers)
     if devices is None:
         raise ValueError("cross_dc: number of devices is required to share the link between data centers")
-    per_centre = devices / cross_dc.n_dcs
-    inside = [tier for tier in machine.tiers if tier.size < per_centre]
+    per_center = devices / cross_dc.n_dcs
+    inside = [tier for tier in machine.tiers if tier.size < per_center]
     outermost = machine.tiers[len(inside)] if len(inside) < len(machine.tiers) else None
     if outermost is not None:
-        inside.append(outermost.model_copy(update={"size": per_centre}))
+        inside.append(outermost.model_copy(update={"size": per_center}))
     between = Tier(
         name="cross-dc",
         size=inf,
-        bytes_per_s=cross_dc.interconnect_bandwidth_gbps * 1e9 / 8.0 / per_centre,
+        bytes_per_s=cross_dc.interconnect_bandwidth_gbps * 1e9 / 8.0 / per_center,
         latency_s=cross_dc.interconnect_latency_s,
         efficiency=1.0,
         nics_per_node=None,
@@ -261,8 +261,8 @@ def _in_phases(kind: str, bytes_: Num, group: Group, tiers: Sequence[Tier]) -> C
     members = members_per_domain(group, inside[-1].size)
     domains = ceil(group.ranks / members)
     within, between = _PHASES[kind]
-    near = group._replace(ranks=members, centres=1.0)
-    across = Group(group.axis, domains, inside[-1].size, centres=domains)
+    near = group._replace(ranks=members, centers=1.0)
+    across = Group(group.axis, domains, inside[-1].size, centers=domains)
     phases = [_flat(step, bytes_, near, inside) for step in within]
     phases.append(_flat(between, bytes_ / members, across, tiers))
     latency = bandwidth = time = 0.0

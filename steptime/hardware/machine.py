@@ -179,20 +179,20 @@ def shipped_name(name: str) -> str:
     return path.stem if path.parent == _MACHINES else name
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """How names are compared: lower case, with "-" for blanks and underscores."""
     return "-".join(name.lower().replace("_", " ").split())
 
 
 def is_shipped(name: str) -> bool:
     """Whether a machine of this name or alias comes with the package, so that no file of the user's is read for it."""
-    key = normalise(name)
+    key = normalize(name)
     return key in machine_names() or key in _shipped(_DATA / "machine_aliases.yaml")
 
 
 def _find(name: str) -> Path:
     """The file of a machine: shipped under this name, under this alias, or a user's own."""
-    key = normalise(name)
+    key = normalize(name)
     if key in machine_names():
         return _MACHINES / f"{key}.yaml"
     aliases: dict[str, str] = _shipped(_ALIASES)
@@ -288,7 +288,7 @@ def _figure(said: Any, units: dict[str, float]) -> float:
 
 
 def _accelerator(name: str, provenance: dict[str, str]) -> dict[str, Any]:
-    key, aliases = normalise(name), _shipped(_ALIASES)
+    key, aliases = normalize(name), _shipped(_ALIASES)
     if key not in accelerator_names() and key in aliases:
         key = _shipped(_MACHINES / f"{aliases[key]}.yaml")["accelerator"]
     if key not in accelerator_names():

@@ -72,9 +72,9 @@ EXPERT_RULES = [
         lambda f: (not f.moe) | (f.stage_ranks % f.expert_ranks == 0),
     ),
     Rule(
-        "experts over centres",
+        "experts over centers",
         "cross_dc.n_dcs",
-        "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centres (got {f.n_dcs})",
+        "must divide edp = dp*cp*tp / (ep*etp), so that no layer's experts lie in two centers (got {f.n_dcs})",
         lambda f: (not f.moe) | (f.n_dcs == 1) | (f.stage_ranks % (f.expert_ranks * f.n_dcs) == 0),
     ),
     # megatron/core/parallel_state.py: "Expert data parallel size should be divisible by partial DistOpt shard factor"

@@ -21,7 +21,7 @@ from steptime.job.edit import anchor, apply_setting, one_line, put, read_hardwar
 from steptime.job.expert_rules import expert_facts
 from steptime.job.facts import Facts, layers_per_chunk
 from steptime.job.hybrid_rules import layer_facts
-from steptime.job.limits import NOT_MODELLED
+from steptime.job.limits import NOT_MODELED
 from steptime.job.mend import hidden_problems
 from steptime.job.mesh import Parallelism, ScheduleName
 from steptime.job.names import PATHS
@@ -62,7 +62,7 @@ class Job(Config):
     devices: int | None = Field(default=None, ge=1)
     """Devices in all; parallelism.dp may then be left out or auto, and follows tp, pp and cp."""
 
-    not_modelled: ClassVar[Mapping[str, str]] = NOT_MODELLED
+    not_modeled: ClassVar[Mapping[str, str]] = NOT_MODELED
     natural_names: ClassVar[Mapping[str, str]] = PATHS
 
     @model_validator(mode="before")

@@ -213,7 +213,7 @@ MODELED = [
 ]
 """What is read but not computed yet."""
 
-NOT_MODELLED = {
+NOT_MODELED = {
     **{
         f"performance.precision={word}": "not modeled yet; use bf16, fp16, fp32 or a recipe: fp8_current, mxfp8 ..."
         for word in (

@@ -84,7 +84,7 @@ class Group(NamedTuple):
     ranks: Num
     stride: Num
     first: Num = 0.0
-    centres: Num = 1.0
+    centers: Num = 1.0
     """Data centers over which the ranks are spread evenly."""
     width: Num | None = None
     """Adjacent devices that start a group like this one; `stride` of them where unsaid."""
@@ -111,15 +111,15 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "cp":
             return Group(axis, p.cp, p.tp)
         case "dp":
-            return Group(axis, p.dp, p.tp * p.cp, centres=n_dcs)
+            return Group(axis, p.dp, p.tp * p.cp, centers=n_dcs)
         case "dp_cp":
-            return Group(axis, p.dp * p.cp, p.tp, centres=n_dcs)
+            return Group(axis, p.dp * p.cp, p.tp, centers=n_dcs)
         case "pp":
             return Group(axis, minimum(p.pp, 2), per_stage, first=stage * per_stage)
         case "embedding":
             return Group(axis, minimum(p.pp, 2), per_stage * maximum(p.pp - 1, 1), width=per_stage)
         case "shards":
-            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centres=maximum(n_dcs / p.replicas, 1.0))
+            return Group(axis, p.dp * p.cp / p.replicas, p.tp, centers=maximum(n_dcs / p.replicas, 1.0))
         case "etp":
             return Group(axis, p.etp, 1)
         case "ep":
@@ -127,13 +127,13 @@ def group(parallelism: Parallelism, axis: GroupAxis, *, stage: Num = 0, n_dcs: N
         case "ep_etp":
             return Group(axis, p.ep * p.etp, 1)
         case "edp":
-            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centres=n_dcs)
+            return Group(axis, p.dp * p.cp * p.tp / (p.ep * p.etp), p.ep * p.etp, centers=n_dcs)
         case "expert_shards":
             return expert_shards(p, n_dcs)
         case "tp_cp":
             return Group(axis, p.tp * p.cp, 1)
         case "replicas":
-            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centres=minimum(p.replicas, n_dcs))
+            return Group(axis, p.replicas, p.tp * p.cp * p.dp / p.replicas, centers=minimum(p.replicas, n_dcs))
     raise ValueError(f"axis {axis!r}: unknown")
 
 
@@ -141,7 +141,7 @@ def expert_shards(p: Parallelism, n_dcs: Num) -> Group:
     """The ranks that share one copy of the same experts' weights."""
     inner = p.ep * p.etp
     return Group(
-        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centres=maximum(n_dcs / p.replicas, 1.0)
+        "expert_shards", p.dp * p.cp * p.tp / (inner * p.replicas), inner, centers=maximum(n_dcs / p.replicas, 1.0)
     )
 
 
@@ -153,7 +153,7 @@ def members_per_domain(group: Group, tier_size: Num) -> Num:
     >>> members_per_domain(Group("dp", 16, 2), 8.0)
     4.0
     """
-    spread = where(tier_size == _EVERYWHERE, 1.0, group.centres)
+    spread = where(tier_size == _EVERYWHERE, 1.0, group.centers)
     width = group.stride if group.width is None else group.width
     reach = (tier_size - group.first % tier_size - width) / group.stride + 1.0
     return maximum(1.0, -ceil(-minimum(group.ranks / spread, reach)) * 1.0)

@@ -238,11 +238,11 @@ def problems(facts: Facts) -> list[ConfigProblem]:
             if not rule.holds(facts)
         ]
 
-    absurd, unmodelled = broken(SANE), broken(MODELED)
+    absurd, unmodeled = broken(SANE), broken(MODELED)
     if absurd:
         return absurd
-    strange = any(problem.path.startswith("model.") for problem in unmodelled)
-    return unmodelled if strange else [*unmodelled, *broken(LAYOUT_RULES)]
+    strange = any(problem.path.startswith("model.") for problem in unmodeled)
+    return unmodeled if strange else [*unmodeled, *broken(LAYOUT_RULES)]
 
 
 def mask(facts: Facts, rules: list[Rule] = RULES) -> Any:

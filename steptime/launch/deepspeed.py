@@ -76,7 +76,7 @@ def put_deepspeed_config(keys: JobKeys, beside: Beside | None) -> None:
         keys.put(
             "zero_stage", inner.count("zero_optimization.stage", 0, least=0), by=f"{name}: zero_optimization.stage"
         )
-    weighty = [flag for flag in inner.flags() if flag.status in {"unmodelled", "approximated"}]
+    weighty = [flag for flag in inner.flags() if flag.status in {"unmodeled", "approximated"}]
     keys.beside_flags += [flag._replace(name=f"{name}: {flag.name}") for flag in weighty]
 
 

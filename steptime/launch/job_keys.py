@@ -161,7 +161,7 @@ class JobKeys:
 
     def leave_out(self, key: str, why: str) -> None:
         """Note that what a key says changes cost and is not in the config."""
-        self.fates[key] = ("unmodelled", why)
+        self.fates[key] = ("unmodeled", why)
 
     def approximate(self, key: str, what: str) -> None:
         """Note what is counted in place of what a key says."""
@@ -203,7 +203,7 @@ class JobKeys:
             return "irrelevant", rule.note
         if rule.status == "used" and value is None:
             return "irrelevant", f"unset: {rule.note}"
-        if rule.status in {"unmodelled", "approximated"} and _is_off(value, rule):
+        if rule.status in {"unmodeled", "approximated"} and _is_off(value, rule):
             return "irrelevant", f"off: {rule.note}"
         if not self._matters(rule):
             return "irrelevant", f"only with {self.name(rule.beside)}"
@@ -222,9 +222,9 @@ class JobKeys:
         if value in (*_NOTHING, False) or str(value).lower() in _OFF_WORDS:
             return "irrelevant", f"off; not an option of {framework}"
         if near := near_key(key, self.table):
-            return "unmodelled", f"not an option of {framework}; did you mean {self.spell(near)}?"
+            return "unmodeled", f"not an option of {framework}; did you mean {self.spell(near)}?"
         if speaks_of_cost(key):
-            return "unmodelled", f"not an option of {framework}, and its name speaks of cost"
+            return "unmodeled", f"not an option of {framework}, and its name speaks of cost"
         return "irrelevant", f"{UNKNOWN} of {framework}; its name speaks of no cost"
 
     def _matters(self, rule: KeyRule) -> bool:

@@ -2,7 +2,7 @@
 
 A table says of each key what it becomes (`used`, with the framework's own default), that it changes no cost (`irrelevant`), that
 it changes cost a little and something near is counted (`approximated`), or that it changes cost and no config expresses it
-(`unmodelled`); the last two but for the values that switch them off. `section.*` stands for
+(`unmodeled`); the last two but for the values that switch them off. `section.*` stands for
 all keys of a section that are not named themselves; `with` names the key beside which alone another one matters, `words` what the
 words mean that a key takes.
 """
@@ -75,7 +75,7 @@ def load_table(name: str) -> KeyTable:
         said |= {key: entry["default"]} if "default" in entry else {}
     for note, keys in (raw.get("irrelevant") or {}).items():
         rules |= dict.fromkeys(keys, KeyRule("irrelevant", note))
-    statuses: tuple[Status, ...] = ("approximated", "unmodelled")
+    statuses: tuple[Status, ...] = ("approximated", "unmodeled")
     for status in statuses:
         for key, entry in (raw.get(status) or {}).items():
             rules[key] = KeyRule(status, entry["why"], tuple(entry["off"]), entry.get("with", ""))

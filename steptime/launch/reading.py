@@ -12,8 +12,8 @@ from steptime.job.edit import put
 from steptime.job.job import Job
 from steptime.model.blocks import n_params
 
-Status = Literal["used", "irrelevant", "default", "approximated", "unmodelled"]
-LEAVE_OUT = "not modeled; --allow-unmodelled ignores it"
+Status = Literal["used", "irrelevant", "default", "approximated", "unmodeled"]
+LEAVE_OUT = "not modeled; --allow-unmodeled ignores it"
 """How the line of a flag ends that is refused."""
 OTHER_MODEL = "another kind of model"
 """In the note of a flag that names a model which is none of ours: nothing else of its file needs to be told."""
@@ -58,7 +58,7 @@ class Reading(NamedTuple):
 
 def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
     """A line for each flag that is not modeled; of a model of another kind, which refuses by itself, that line alone."""
-    refused = [flag for flag in flags if flag.status == "unmodelled"]
+    refused = [flag for flag in flags if flag.status == "unmodeled"]
     alone = [flag for flag in refused if is_other_model(flag)][:1]
     once = {
         flag.note if "." in flag.name else flag.name: flag for flag in reversed(refused)
@@ -70,7 +70,7 @@ def refusals(source: str, flags: list[LaunchFlag]) -> list[str]:
 
 def is_other_model(flag: LaunchFlag) -> bool:
     """Whether a flag is refused for the kind of model that it names, whatever else there is."""
-    return flag.status == "unmodelled" and any(words in flag.note for words in _ALONE)
+    return flag.status == "unmodeled" and any(words in flag.note for words in _ALONE)
 
 
 def asked_together(lines: Iterable[str]) -> list[str]:
@@ -97,7 +97,7 @@ def asked_together(lines: Iterable[str]) -> list[str]:
 def left_out_differences(readings: Sequence[Reading], labels: Sequence[str]) -> list[str]:
     """A line for each flag that two jobs do not share and that neither's plan has: what they cost is in no figure."""
     said = [
-        {f.name: f.value for f in reading.flags if f.status in {"unmodelled", "approximated"}} for reading in readings
+        {f.name: f.value for f in reading.flags if f.status in {"unmodeled", "approximated"}} for reading in readings
     ]
     lines = []
     for name in dict.fromkeys([*said[0], *said[1]]):
@@ -121,21 +121,21 @@ def still_open(reading: Reading, config: Mapping[str, Any]) -> list[str]:
     return [f"{reading.source}: {why}" for why in missing]
 
 
-def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodelled: bool = False) -> Job:
+def to_job(reading: Reading, sets: Mapping[str, Any] | None = None, *, allow_unmodeled: bool = False) -> Job:
     """The job of a launch file; `sets` are dotted keys and values put over its config.
 
     Raises:
         ConfigError: the layout cannot run, something is left open, or a flag changes cost and is not modeled, one line each;
-            with `allow_unmodelled` such a flag becomes one of the job's notes.
+            with `allow_unmodeled` such a flag becomes one of the job's notes.
     """
     config = deepcopy(reading.config)
     notes = [f"approximated: {told(flag)}" for flag in reading.of("approximated")]
-    notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodelled")]
+    notes += [f"ignored (not modeled): {told(flag)}" for flag in reading.of("unmodeled")]
     if notes:
         config["notes"] = [*config.get("notes", []), *notes]
     for path, value in (sets or {}).items():
         put(config, path, value)
-    refused = [] if allow_unmodelled else refusals(reading.source, reading.flags)
+    refused = [] if allow_unmodeled else refusals(reading.source, reading.flags)
     if refused and any(map(is_other_model, reading.flags)):
         raise ConfigError(refused)
     if problems := [*refused, *still_open(reading, config)]:

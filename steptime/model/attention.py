@@ -61,7 +61,7 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
     weight = Param("attn.proj.weight", (hidden, model.n_q_heads * d_v), 1)
     bias = (Param("attn.proj.bias", (hidden,)),) if model.bias else ()
     width = n_q * d_v
-    quantised, operand = cast_context(o, shard.tokens * width, shard)
+    quantized, operand = cast_context(o, shard.tokens * width, shard)
     back = backward_casts(shard, shard.tokens, hidden, width, reduced=True, recast=True)
     project = linear("attn.proj", operand, "attn.proj.out", width, hidden, shard, (weight, *bias), back, "attn_proj")
     left, branch = leave_tp("attn", "attn.proj.out", hidden, shard)
@@ -70,7 +70,7 @@ def attention_ops(model: Model, shard: Shard, out: str = "x2") -> list[Op]:
         left += made
     dropped, branch = dropout("attn.dropout", branch, rows * hidden, model, shard)
     last = residual("attn.residual", "x", branch, out, rows * hidden, shard)
-    return [*ops, *core, *quantised, project, *left, *dropped, last]
+    return [*ops, *core, *quantized, project, *left, *dropped, last]
 
 
 def query_key_value(

@@ -13,7 +13,7 @@ from typing import cast
 
 from steptime.base.config import ConfigError
 from steptime.model.hf_experts import EXPERTS, LATENT, latent, no_kinds, pattern
-from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELLED, Family, Json
+from steptime.model.hf_families import ACTIVATIONS, FAMILIES, FORBIDDEN, UNMODELED, Family, Json
 from steptime.model.hf_linear import KINDS, linear_section
 
 LARGEST_BYTES = 1 << 20
@@ -64,8 +64,8 @@ def unknown(model_type: str) -> str:
     """What to say of a model_type that is not read."""
     if not model_type:
         return "no model_type: not a Hugging Face model config"
-    if model_type in UNMODELLED:
-        return f"model_type {model_type!r} is not modeled: {UNMODELLED[model_type]}"
+    if model_type in UNMODELED:
+        return f"model_type {model_type!r} is not modeled: {UNMODELED[model_type]}"
     from difflib import get_close_matches
 
     near = get_close_matches(model_type, FAMILIES, n=1)

@@ -24,7 +24,7 @@ FORBIDDEN = {
     "text_config": "a model of several parts (its text_config can be read as a file of its own)",
     "add_cross_attention": "cross attention",
 }
-UNMODELLED = {
+UNMODELED = {
     "bloom": "ALiBi positions and a norm after the embedding",
     "cohere": "attention and MLP in parallel",
     "falcon": "attention and MLP in parallel",

@@ -78,14 +78,14 @@ def mamba_ops(model: Model, shard: Shard) -> list[Op]:
     scanned, y = scan(w, shard, zx, whole_inner)
     returned, y = exchange("mamba.to_tokens", y, w.inner, 1.0, shard) if shard.context_split else ([], y)
     gated, y = gated_norm(w, shard, y, whole_inner)
-    quantised, operand = cast("mamba.gated", y, w.tokens * w.inner, shard)
+    quantized, operand = cast("mamba.gated", y, w.tokens * w.inner, shard)
     back = backward_casts(shard, shard.tokens, hidden, w.inner, reduced=True)
     weight = (Param("mamba.out_proj.weight", (hidden, whole_inner), 1),)
     out = linear("mamba.out_proj", operand, "mamba.out", w.inner, hidden, shard, weight, back)
     left, branch = leave_tp("mamba", "mamba.out", hidden, shard)
     dropped, branch = dropout("mamba.dropout", branch, rows * hidden, model, shard)
     last = residual("mamba.residual", "x", branch, "y", rows * hidden, shard)
-    return [*normed, *entered, project, *moved, *scanned, *returned, *gated, *quantised, out, *left, *dropped, last]
+    return [*normed, *entered, project, *moved, *scanned, *returned, *gated, *quantized, out, *left, *dropped, last]
 
 
 def exchange(name: str, x: str, width: Num, calls: float, shard: Shard) -> tuple[list[Op], str]:

@@ -31,7 +31,7 @@ class Moe(Config):
     """A gate of one output scales the shared experts (Qwen2-MoE)."""
     score_function: Literal["softmax", "sigmoid"] = "softmax"
     pre_softmax: bool = False
-    """Softmax over all experts, then the top k (Mixtral and Qwen renormalise: the same after the top k)."""
+    """Softmax over all experts, then the top k (Mixtral and Qwen renormalize: the same after the top k)."""
     expert_bias: bool = False
     """A bias per expert that balances the load without a loss (DeepSeek-V3)."""
     node_limit: int | None = Field(default=None, ge=1)

@@ -60,13 +60,13 @@ def composite_rmsnorm(
     the input itself, and there are no casts.
     """
     wide = out.elements * FP32
-    normalised = Tensor(f"{name}.normalised", out.elements, FP32)
+    normalized = Tensor(f"{name}.normalized", out.elements, FP32)
     if shard.itemsize == FP32:
-        kept, saves = (normalised, rstd), (x, normalised.name, rstd.name)
+        kept, saves = (normalized, rstd), (x, normalized.name, rstd.name)
         return [Move(name, (x,), (out,), saves, kept, params, 7 * wide, 17 * wide, 6, role=role)]
     upcast = Tensor(f"{name}.upcast", out.elements, FP32)
-    saves = (upcast.name, normalised.name, rstd.name)
-    return [Move(name, (x,), (out,), saves, (upcast, normalised, rstd), params, 10 * wide, 20 * wide, 8, role=role)]
+    saves = (upcast.name, normalized.name, rstd.name)
+    return [Move(name, (x,), (out,), saves, (upcast, normalized, rstd), params, 10 * wide, 20 * wide, 8, role=role)]
 
 
 def linear(

@@ -106,10 +106,10 @@ def memory_command(
 
     def read(path: str) -> GpuMemoryLog:
         if log is None and start is None and stop is None:
-            return gpu_memory.summarise(path)
+            return gpu_memory.summarize(path)
         near = gpu_memory.first_sample(path)
         window = gpu_memory.step_window(log, near) if log else gpu_memory.given_window(start, stop, near)
-        return gpu_memory.summarise(path, *window)
+        return gpu_memory.summarize(path, *window)
 
     found = _all(paths, read)
     document = {

@@ -35,14 +35,14 @@ _EACH = ("step", "block", "memory", "attention")
 
 def sections(run: BenchResults) -> list[ReportSection]:
     """The answer first: the step and its memory, then what they are made of, then the machine's rates."""
-    from steptime.bench.comparison import summarise
+    from steptime.bench.comparison import summarize
 
     found = run.found
     notes = [*run.raw.notes, *found.notes]
     blocks: list[ReportSection] = [
         head(run),
         each([row for row in found.comparisons if row.what in _EACH]),
-        errors(summarise(row for row in found.comparisons if row.what not in {*_EACH, "exact"})),
+        errors(summarize(row for row in found.comparisons if row.what not in {*_EACH, "exact"})),
         counts([row for row in found.comparisons if row.what == "exact"]),
         *([rates(found.figures)] if found.figures else []),
         links(run.raw.before.collectives),

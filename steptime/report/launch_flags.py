@@ -37,7 +37,7 @@ def _used(reading: Reading) -> FactList | None:
 
 def _others(reading: Reading) -> FactList | None:
     kinds = (
-        ("left out", [_with_note(flag) for flag in reading.of("unmodelled")]),
+        ("left out", [_with_note(flag) for flag in reading.of("unmodeled")]),
         ("approximated", [_with_note(flag) for flag in reading.of("approximated")]),
         ("defaults", [_with_value(flag) for flag in reading.of("default")]),
         ("no cost", [flag.name for flag in reading.of("irrelevant")]),

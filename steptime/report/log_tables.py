@@ -136,7 +136,7 @@ def measured(compared: Compared) -> FactList:
                 [f"first iteration logged after each: {shown}" + (" ..." if len(steady.restarts) > 8 else "")],
             )
         )
-    flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodelled")}
+    flags = {status: len(run.reading.of(status)) for status in ("used", "default", "irrelevant", "unmodeled")}
     words = ("used", "of the framework's defaults", "without a cost", "not modeled")
     facts.append(Fact("settings", [", ".join(f"{n:,} {word}" for n, word in zip(flags.values(), words, strict=True))]))
     return FactList("measurement", facts)

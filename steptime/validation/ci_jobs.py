@@ -134,7 +134,7 @@ def read_ci(key: str, kind: str, devices: int, per_node: int) -> Reading | str:
     script = launch_script(configurations()[key], devices, per_node, kind)
     reading = read_megatron(key, script, {}, {})
     approximated = [flag for flag in reading.of("approximated") if flag.name in HOLD_MEMORY]
-    lacking = [*reading.of("unmodelled"), *approximated]
+    lacking = [*reading.of("unmodeled"), *approximated]
     return f"not modeled yet: {first_reason(lacking)}" if lacking else reading
 
 
@@ -149,7 +149,7 @@ def _on_image(reading: Reading, row: MeasuredRow) -> CiPlan:
     capability = hardware.accelerator.compute_capability or 0.0
     settings, assumed = _of_image(reading, row, capability)
     sets = {f"performance.{name}": value for name, value in settings.items()}
-    job = to_job(reading, {"hardware.node_type": hardware.name, **sets}, allow_unmodelled=True)
+    job = to_job(reading, {"hardware.node_type": hardware.name, **sets}, allow_unmodeled=True)
     return CiPlan(job, tuple(assumed))
 
 

@@ -43,7 +43,7 @@ __all__ = [
     "sliced",
     "stats",
     "step_errors",
-    "summarise",
+    "summarize",
     "worst_rows",
 ]
 
@@ -68,7 +68,7 @@ def fitting(judged: Sequence[Judgement]) -> dict[str, dict[str, int]]:
     }
 
 
-def summarise(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
+def summarize(judged: Sequence[Judgement], worst: int) -> dict[str, Any]:
     """The `summary` of `3dtrn validate --json`; figures of step time unless they say memory.
 
     `step_time`, `by` and `split_interval_5_95` are of all rows that count; `headline`, `native`, `experts`, `other`: the groups.

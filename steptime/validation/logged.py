@@ -93,7 +93,7 @@ def read_run(
     *,
     kind: str | None = None,
     plan: str | None = None,
-    allow_unmodelled: bool = False,
+    allow_unmodeled: bool = False,
     hardware: Hardware | None = None,
     progress: TellProgress | None = None,
 ) -> LoggedRun:
@@ -113,7 +113,7 @@ def read_run(
     notes, problems = _name_machine(reading, log, changes, hardware)
     try:
         job = to_job(
-            reading, changes | ({"hardware": ANY_MACHINE} if problems else {}), allow_unmodelled=allow_unmodelled
+            reading, changes | ({"hardware": ANY_MACHINE} if problems else {}), allow_unmodeled=allow_unmodeled
         )
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
@@ -124,7 +124,7 @@ def read_run(
     if found.batch and found.batch != job.data.gbs and "data.gbs" not in changes:
         notes.append(f"data.gbs: {found.batch:,} as the lines used have it, not the {job.data.gbs:,} of the arguments")
         changes["data.gbs"] = found.batch
-        job = to_job(reading, changes, allow_unmodelled=allow_unmodelled)
+        job = to_job(reading, changes, allow_unmodeled=allow_unmodeled)
     config = {key: value for key, value in reading.config.items() if key != "notes"}
     for path, value in changes.items():
         put(config, path, value)

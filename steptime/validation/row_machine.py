@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from steptime.base.config import ConfigError
 from steptime.base.document import parse_mapping, read_source
-from steptime.hardware.machine import Machine, machine_names, normalise
+from steptime.hardware.machine import Machine, machine_names, normalize
 from steptime.validation.measurements import MeasuredRow, SkipRowError
 
 
@@ -49,7 +49,7 @@ def hardware_of(row: MeasuredRow) -> Found:
     except ConfigError as error:
         raise SkipRowError(f"gpu: {error}") from None
     name = name if Path(name).suffix else _load(name).name
-    place = normalise(re.sub(r"\(.*?\)", " ", row.text("machine")))
+    place = normalize(re.sub(r"\(.*?\)", " ", row.text("machine")))
     if (found := _INSTANCE.search(place)) and found[0] in known_names():
         place = found[0]
     if place in known_names() and _load(place).accelerator.name == _load(name).accelerator.name:
@@ -68,7 +68,7 @@ def machine(name: str, overrides: tuple[tuple[str, Any], ...]) -> Machine:
 
 @cache
 def known_names() -> frozenset[str]:
-    """Names and aliases of the shipped machines, as `normalise` writes them."""
+    """Names and aliases of the shipped machines, as `normalize` writes them."""
     path = Path(__file__).parents[1] / "data" / "machine_aliases.yaml"
     return frozenset((*machine_names(), *parse_mapping(*read_source(path))))
 
@@ -90,9 +90,9 @@ def _machine(gpu: str) -> tuple[str, bool]:
     if Path(gpu).suffix in {".yaml", ".yml", ".json"}:
         _load(gpu)
         return gpu, True
-    if normalise(gpu) in known_names():
-        return normalise(gpu), "power" not in gpu
-    words = normalise(re.sub(r"\(.*?\)", " ", gpu)).removeprefix("nvidia-")
+    if normalize(gpu) in known_names():
+        return normalize(gpu), "power" not in gpu
+    words = normalize(re.sub(r"\(.*?\)", " ", gpu)).removeprefix("nvidia-")
     if words in known_names():
         return words, False
     family = _FAMILY.search(words)

@@ -42,7 +42,7 @@ def to_config(row: MeasuredRow, *, known_release: bool = True) -> Mapped:
         return _of_ci(row)
     if row.text("config").startswith("{"):
         return _whole(row)
-    _refuse_what_is_not_modelled(row)
+    _refuse_what_is_not_modeled(row)
     framework = framework_of(row, known=known_release)
     assumed: list[str] = []
     performance = performance_of(row, framework, assumed)
@@ -115,7 +115,7 @@ def _machine(hardware: dict[str, Any]) -> Machine:
     return machine(hardware["node_type"], tuple(hardware.get("overrides", {}).items()))
 
 
-def _refuse_what_is_not_modelled(row: MeasuredRow) -> None:
+def _refuse_what_is_not_modeled(row: MeasuredRow) -> None:
     """Raise for architectures, tasks and features that no config expresses yet."""
     attention, zero = row.text("attention_kind").lower(), row.text("zero_or_fsdp").lower()
     precision = row.text("precision").lower()

@@ -9,7 +9,7 @@ import pytest
 from steptime import Job, estimate
 from steptime.base.config import ConfigError
 from steptime.bench import comparison, timings
-from steptime.bench.comparison import PredictionRow, summarise
+from steptime.bench.comparison import PredictionRow, summarize
 from steptime.bench.conclude import crosses, of_block
 from steptime.bench.device import BenchDevice
 from steptime.bench.runs.block import BlockRow
@@ -36,7 +36,7 @@ def test_summaries_are_by_kind_and_name_the_worst():
         PredictionRow("gemm", "b", "s", 0.7, 1.0),
         PredictionRow("step", "c", "s", 1.0, 1.0),
     ]
-    gemm, step = summarise(found)
+    gemm, step = summarize(found)
     assert (gemm.what, gemm.n, gemm.worst_name) == ("gemm", 2, "b")
     assert (gemm.median, gemm.mean, gemm.worst) == pytest.approx((0.2, 0.2, 0.3))
     assert gemm.bias == pytest.approx(-0.1)

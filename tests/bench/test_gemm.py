@@ -68,11 +68,11 @@ def test_products_are_those_of_a_linear_layer(dtype):
     wide_x, wide_weight = x.float().requires_grad_(), weight.float().requires_grad_()
     out = F.linear(wide_x, wide_weight)
     out.backward(grad.float())
-    quantised = dtype == "fp8"
+    quantized = dtype == "fp8"
     given = {
         ("forward", 16, 48, 32): (x, weight),
-        ("dgrad", 16, 32, 48): (grad, weight.t().contiguous() if quantised else weight),
-        ("wgrad", 32, 48, 16): (x.t().contiguous(), grad.t().contiguous()) if quantised else (grad, x),
+        ("dgrad", 16, 32, 48): (grad, weight.t().contiguous() if quantized else weight),
+        ("wgrad", 32, 48, 16): (x.t().contiguous(), grad.t().contiguous()) if quantized else (grad, x),
     }
     expected = {"forward": out, "dgrad": wide_x.grad, "wgrad": wide_weight.grad}
     for (direction, m, n, k), pair in given.items():
@@ -80,7 +80,7 @@ def test_products_are_those_of_a_linear_layer(dtype):
         made = gemm.pair(shape, dtype, CPU)
         assert [tuple(p.shape) for p in pair] == [tuple(p.shape) for p in made[:2]]  # pair() draws these very shapes
         got = gemm.multiply(shape, dtype, *pair, *made[2:])
-        want = expected[direction].t() if quantised and direction == "wgrad" else expected[direction]
+        want = expected[direction].t() if quantized and direction == "wgrad" else expected[direction]
         torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=6e-2)
 
 

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from steptime.base.config import ConfigError
-from steptime.bench.logs.gpu_memory import summarise
+from steptime.bench.logs.gpu_memory import summarize
 from steptime.bench.logs.samples import MIB, Tally
 from steptime.report.bench_logs import log_line, memory_command
 from steptime.report.table import Style, layout
@@ -47,7 +47,7 @@ def used(path, **window):
     """MiB of each GPU: peak, average, mode."""
     return {
         gpu.name: tuple(value / MIB for value in (gpu.peak_bytes, gpu.average_bytes, gpu.mode_bytes))
-        for gpu in summarise(path, **window).gpus
+        for gpu in summarize(path, **window).gpus
     }
 
 
@@ -58,7 +58,7 @@ def text_of(sections):
 def test_the_published_line():
     document, sections = memory_command([LOG])
     expected = "[gpu_memory_log - GPU 0] Peak = 26532 MiB, Avg = 22458.63 MiB, Mode = 26532 MiB"
-    assert log_line(summarise(LOG).gpus[0]) == expected
+    assert log_line(summarize(LOG).gpus[0]) == expected
     assert document["gpu_memory"][0]["gpus"][0]["line"] == expected
     text = text_of(sections)
     for words in (
@@ -146,7 +146,7 @@ def test_forms_of_logs(csv, lines):
 
 
 def test_lines_without_memory_are_counted(csv):
-    found = summarise(csv(*FORMS["no values"]))
+    found = summarize(csv(*FORMS["no values"]))
     assert found.unread == 1
     assert found.gpus[0].total_bytes == 81559 * MIB
     _, sections = memory_command([csv(*FORMS["other text"])])
@@ -158,7 +158,7 @@ def test_lines_without_memory_are_counted(csv):
     [(f"{AT}, 0, H100, 26", False), (f"{AT}, 0, H100, 300, 8", True), (f"{AT}, 0, H1", False), (AT[:9], False)],
 )
 def test_a_last_line_that_was_cut(csv, last, kept):
-    found = summarise(csv(HEADER, f"{AT}, 0, H100, 300, 81559", last, end=""))
+    found = summarize(csv(HEADER, f"{AT}, 0, H100, 300, 81559", last, end=""))
     assert (found.gpus[0].samples, found.unread) == ((2, 0) if kept else (1, 1))
     assert found.gpus[0].average_bytes == 300 * MIB
 
@@ -166,8 +166,8 @@ def test_a_last_line_that_was_cut(csv, last, kept):
 @pytest.mark.parametrize(("cell", "samples"), [("26", 1), ("2653 MiB", 2), ("2653 Mi", 1)])
 def test_a_last_cell_is_trusted_with_its_unit(csv, cell, samples):
     lines = ("timestamp, index, memory.used [MiB]", f"{AT}, 0, 26532", f"{AT}, 0, {cell}")
-    assert summarise(csv(*lines, end="")).gpus[0].samples == samples
-    assert summarise(csv(*lines)).gpus[0].samples == (1 if cell.endswith("Mi") else 2)
+    assert summarize(csv(*lines, end="")).gpus[0].samples == samples
+    assert summarize(csv(*lines)).gpus[0].samples == (1 if cell.endswith("Mi") else 2)
 
 
 def test_gpus_stand_by_index(csv):

@@ -47,7 +47,7 @@ def refused(capsys, *args):
 def test_a_saved_plan_gives_the_report_of_its_source(capsys, tmp_path, kind):
     path, sets = KINDS[kind]
     plan = tmp_path / "plan.yaml"
-    command = ("--from", kind, path, *H100, *sets, "--allow-unmodelled")
+    command = ("--from", kind, path, *H100, *sets, "--allow-unmodeled")
     code, out, _ = run(capsys, *command, "--save", plan, "--json")
     assert code == 0
     found = json.loads(out)
@@ -97,7 +97,7 @@ def test_what_is_nested_too_deep_is_one_line(capsys, tmp_path):
 def test_a_plan_is_not_written_over_nor_where_it_cannot_be(capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("mine")
-    command = ("--from", "megatron", FILES["megatron"], *H100, "--allow-unmodelled", "--save")
+    command = ("--from", "megatron", FILES["megatron"], *H100, "--allow-unmodeled", "--save")
     assert refused(capsys, *command, plan) == [f"--save {plan}: file exists; remove it or use another name"]
     assert plan.read_text() == "mine"
     nowhere = tmp_path / "no" / "plan.yaml"
@@ -124,7 +124,7 @@ def test_a_packed_log_is_the_log(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_report_fits_the_page_and_cuts_no_name_of_a_flag(capsys, kind):
     path, sets = KINDS[kind]
-    command = ("--from", kind, path, *H100, *sets, "--allow-unmodelled")
+    command = ("--from", kind, path, *H100, *sets, "--allow-unmodeled")
     _, out, _ = run(capsys, *command, "--json")
     flags = json.loads(out)["launch"]["flags"]
     _, out, _ = run(capsys, *command)
@@ -133,7 +133,7 @@ def test_the_report_fits_the_page_and_cuts_no_name_of_a_flag(capsys, kind):
     assert max(len(row) for row in flags_part.splitlines()[2:]) <= WIDTH
 
 
-def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp_path):
+def test_unmodeled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp_path):
     script = tmp_path / "run.sh"
     flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --bf16"
     script.write_text(
@@ -142,8 +142,8 @@ def test_unmodelled_flags_are_told_one_by_one_and_noted_when_allowed(capsys, tmp
     command = ("--from", "megatron", script, *H100)
     lines = refused(capsys, *command)
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["--optimizer soap", "--bogus-heads 1"]
-    assert all(line.endswith("not modeled; --allow-unmodelled ignores it") for line in lines)
-    _, out, _ = run(capsys, *command, "--allow-unmodelled", "--json")
+    assert all(line.endswith("not modeled; --allow-unmodeled ignores it") for line in lines)
+    _, out, _ = run(capsys, *command, "--allow-unmodeled", "--json")
     notes = [note for note in json.loads(out)["assumptions"] if note.startswith("ignored (not modeled)")]
     assert [note.split(": ")[1] for note in notes] == ["--optimizer soap", "--bogus-heads 1"]
     assert Job.load(json.dumps(json.loads(out)["config"])).notes

@@ -73,7 +73,7 @@ def test_offloading_is_an_error_until_it_is_allowed():
         ConfigError, match=r"offload_optimizer\.device cpu: optimizer states in the host's memory; not modeled"
     ):
         to_job(found, HARDWARE)
-    assert len(to_job(found, HARDWARE, allow_unmodelled=True).notes) == 2
+    assert len(to_job(found, HARDWARE, allow_unmodeled=True).notes) == 2
 
 
 def test_what_the_file_leaves_to_the_model_is_listed():
@@ -141,7 +141,7 @@ def test_a_bucket_left_to_the_trainer_is_the_hidden_size_squared():
             (
                 "job: zero_optimization.overlap_com true: not an option of DeepSpeed 0.18; did you mean "
                 "zero_optimization.overlap_comm?; "
-                "not modeled; --allow-unmodelled ignores it"
+                "not modeled; --allow-unmodeled ignores it"
             ),
         ),
         (
@@ -189,7 +189,7 @@ def test_what_a_key_costs_depends_on_the_job():
     shared = {"activation_checkpointing": {"partition_activations": True}}
     key = "activation_checkpointing.partition_activations"
     assert status(config(shared), key) == "irrelevant"
-    assert status(config(shared, {"parallelism.tp": 2}), key) == "unmodelled"
+    assert status(config(shared, {"parallelism.tp": 2}), key) == "unmodeled"
     for limit, found in ((1e9, "irrelevant"), ("auto", "irrelevant"), (3e9, "approximated")):
         third = config({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": limit}})
         assert status(third, "zero_optimization.stage3_max_live_parameters") == found
@@ -198,7 +198,7 @@ def test_what_a_key_costs_depends_on_the_job():
 def test_the_table_has_no_key_twice():
     table = load_table("deepspeed")
     raw = table.raw
-    names = [*raw["used"], *raw["approximated"], *raw["unmodelled"], *raw["irrelevant"]]
+    names = [*raw["used"], *raw["approximated"], *raw["unmodeled"], *raw["irrelevant"]]
     assert len(names) == len(set(names))
 
 

@@ -16,8 +16,8 @@ TABLE = KeyTable(
         "a.kind": KeyRule("used", "model"),
         "a.part": KeyRule("used", "model", beside="b.offload"),
         "a.*": KeyRule("irrelevant", "nothing"),
-        "b.offload": KeyRule("unmodelled", "offloading", (False, "none")),
-        "b.mode": KeyRule("unmodelled", "a mode", ("plain",)),
+        "b.offload": KeyRule("unmodeled", "offloading", (False, "none")),
+        "b.mode": KeyRule("unmodeled", "a mode", ("plain",)),
     },
     {"a.size": ("a.size", 4)},
     {},
@@ -39,7 +39,7 @@ def test_every_key_has_a_status():
     assert statuses(a__batch=2, a__other=1, b__offload=True, b__mode="plain") == {
         "a.batch": "used",
         "a.other": "irrelevant",
-        "b.offload": "unmodelled",
+        "b.offload": "unmodeled",
         "b.mode": "irrelevant",
     }
     assert statuses()["a.size"] == "default"
@@ -51,8 +51,8 @@ def test_every_key_has_a_status():
         ("b__offload", False, "irrelevant"),
         ("b__offload", None, "irrelevant"),  # unset, where false is off
         ("b__offload", "none", "irrelevant"),
-        ("b__offload", 0, "unmodelled"),  # not the false of the table
-        ("b__mode", None, "unmodelled"),  # unset is not "plain"
+        ("b__offload", 0, "unmodeled"),  # not the false of the table
+        ("b__mode", None, "unmodeled"),  # unset is not "plain"
         ("old__a__size", 8, "used"),  # the longest beginning is taken
         ("old__offload", False, "irrelevant"),
     ],
@@ -66,8 +66,8 @@ def test_an_unknown_key_is_refused_where_its_name_speaks_of_cost():
         flag.name: (flag.status, flag.note)
         for flag in settings(b__ofload=True, c__hidden_size=1, c__dir=2, d=0).flags()
     }
-    assert found["b.ofload"] == ("unmodelled", "not an option of Frame 1.0; did you mean b.offload?")
-    assert found["c.hidden_size"] == ("unmodelled", "not an option of Frame 1.0, and its name speaks of cost")
+    assert found["b.ofload"] == ("unmodeled", "not an option of Frame 1.0; did you mean b.offload?")
+    assert found["c.hidden_size"] == ("unmodeled", "not an option of Frame 1.0, and its name speaks of cost")
     assert found["c.dir"] == ("irrelevant", "not an option of Frame 1.0; its name speaks of no cost")
     assert found["d"] == ("irrelevant", "off; not an option of Frame 1.0")
     notes = settings(c__dir=2).reading({}).config["notes"]
@@ -79,7 +79,7 @@ def test_what_a_job_makes_of_its_keys_goes_over_the_table():
     found.leave_out("a.kind", "why")
     found.without_effect("a.size", "unused")
     assert [(flag.name, flag.status) for flag in found.flags()] == [
-        ("a.kind", "unmodelled"),
+        ("a.kind", "unmodeled"),
         ("b.offload", "irrelevant"),
     ]
 
@@ -130,7 +130,7 @@ def test_words_and_switches():
     assert error.value.problems == [
         "job: a.kind: expected true or false (got 'Adam')",
         "job: a.kind: expected one of sgd (got 'Adam')",
-        "job: b.mode True: a mode; not modeled; --allow-unmodelled ignores it",
+        "job: b.mode True: a mode; not modeled; --allow-unmodeled ignores it",
     ]
 
 

@@ -27,7 +27,7 @@ from steptime.launch.reading import Reading, to_job
 FOLDER = Path(__file__).parents[1] / "data" / "launch" / "megatron"
 TABLE = load_table("megatron")
 RELEASE = "Megatron-LM (megatron-core 0.16.1)"
-LEFT_OUT = "; not modeled; --allow-unmodelled ignores it"
+LEFT_OUT = "; not modeled; --allow-unmodeled ignores it"
 H100 = {"hardware.node_type": "dgx-h100"}
 
 PLANS = {
@@ -109,7 +109,7 @@ def problems(call, *args, **more) -> list[str]:
 @pytest.mark.parametrize("name", PLANS)
 def test_plans_are_as_recorded(name, golden):
     """What the file says, as a YAML; the job of the YAML is the job of the file."""
-    job = to_job(load(name), PLANS[name], allow_unmodelled=True)
+    job = to_job(load(name), PLANS[name], allow_unmodeled=True)
     text = plan_yaml(job)
     golden(f"launch/megatron_{Path(name).stem}.yaml", text)
     assert Job.load(text) == job
@@ -118,7 +118,7 @@ def test_plans_are_as_recorded(name, golden):
 @pytest.mark.parametrize("name", PLANS)
 def test_every_flag_of_a_fixture_is_known(name):
     found = load(name)
-    assert [flag for flag in found.flags if "unknown" in flag.note and flag.status == "unmodelled"] == []
+    assert [flag for flag in found.flags if "unknown" in flag.note and flag.status == "unmodeled"] == []
     assert found.of("used")
     if name.endswith(".sh"):
         release = "Megatron-LM (2021 and 2022)" if "2021" in name else RELEASE
@@ -371,7 +371,7 @@ def test_pipeline_layouts_are_those_of_megatron_core(core):
     assert {text: len(stages_of(text)) for text in LAYOUTS} == core["layouts"]
 
 
-UNMODELLED = [
+UNMODELED = [
     (("--mtp-num-layers 1", "--mtp-standalone"),
      "--mtp-standalone true: multi-token prediction on a stage of its own"),
     (("--optimizer soap",), "--optimizer soap: another optimizer than Adam: its two moments are counted"),
@@ -385,12 +385,12 @@ UNMODELLED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("flags", "line"), UNMODELLED)
-def test_what_costs_and_is_not_modelled_is_one_line(flags, line):
+@pytest.mark.parametrize(("flags", "line"), UNMODELED)
+def test_what_costs_and_is_not_modeled_is_one_line(flags, line):
     found = reading(*flags)
     told = problems(to_job, found, H100)
     assert told == [f"run.sh: {line}{LEFT_OUT}"]
-    job = to_job(found, H100, allow_unmodelled=True)
+    job = to_job(found, H100, allow_unmodeled=True)
     assert f"ignored (not modeled): {line}" in job.notes
 
 
@@ -415,7 +415,7 @@ def test_what_costs_little_is_approximated_and_told(flag, note):
 def test_flags_of_forks_are_told_and_cost_nothing():
     """--trigger-path and its kin: names that speak of no size, layout, precision, recomputation, optimizer or overlap."""
     found = reading("--trigger-path /x --codecarbon-dir /y --use-z-loss --abort-on-unmet-fused-kernel-constraints")
-    assert found.of("unmodelled") == []
+    assert found.of("unmodeled") == []
     names = "--trigger-path, --codecarbon-dir, --use-z-loss, --abort-on-unmet-fused-kernel-constraints"
     assert f"not options of {RELEASE}, taken to change no cost: {names}" in found.config["notes"]
 
@@ -432,7 +432,7 @@ def test_flags_of_forks_are_told_and_cost_nothing():
     ],
 )
 def test_a_value_that_changes_nothing_is_no_problem(flags):
-    assert reading(flags).of("unmodelled") == []
+    assert reading(flags).of("unmodeled") == []
 
 
 def test_the_environment_of_transformer_engine():
@@ -446,9 +446,9 @@ def test_the_environment_of_transformer_engine():
     )
 
 
-def test_programs_for_other_models_are_not_modelled():
+def test_programs_for_other_models_are_not_modeled():
     found = read_megatron("run.sh", script().replace("pretrain_gpt.py", "pretrain_bert.py"))
-    assert [(flag.name, flag.note) for flag in found.of("unmodelled")] == [
+    assert [(flag.name, flag.note) for flag in found.of("unmodeled")] == [
         ("pretrain_bert.py", "BERT, another kind of model")
     ]
 
@@ -668,7 +668,7 @@ def test_unknown_arguments_of_a_dump_matter_when_they_are_on():
     }
     found = from_arguments(arguments, "log")
     assert [(flag.name, flag.status) for flag in found.flags if flag.name.startswith(("new", "inference_new"))] == [
-        ("new_feature", "irrelevant"), ("newer_feature", "irrelevant"), ("newer_hidden_size", "unmodelled"),
+        ("new_feature", "irrelevant"), ("newer_feature", "irrelevant"), ("newer_hidden_size", "unmodeled"),
         ("inference_new_thing", "irrelevant"),
     ]  # fmt: skip
 
@@ -711,7 +711,7 @@ def test_any_arguments_are_a_job_or_words(changes, of_a_log):
     usual = read_dump(dump()) if of_a_log else {"num_layers": "8", "hidden_size": "512", "num_attention_heads": "8"}
     told = []
     try:
-        job = to_job(from_arguments(usual | changes, "log"), H100, allow_unmodelled=True)
+        job = to_job(from_arguments(usual | changes, "log"), H100, allow_unmodeled=True)
     except ConfigError as error:
         told = error.problems
     else:
@@ -748,7 +748,7 @@ def test_the_table_says_each_argument_once():
     places = [
         *raw["used"],
         *raw["approximated"],
-        *raw["unmodelled"],
+        *raw["unmodeled"],
         *(name for names in raw["irrelevant"].values() for name in names),
     ]
     assert sorted({name for name in places if places.count(name) > 1}) == []

@@ -116,10 +116,10 @@ def test_windows_as_long_as_the_sequence_are_none():
         (f"{EXPERTS} --moe-extended-tp", "--moe-extended-tp true: each expert split over tp and ep together"),
     ],
 )
-def test_what_is_not_modelled_is_one_line(flags, line):
+def test_what_is_not_modeled_is_one_line(flags, line):
     with pytest.raises(ConfigError) as error:
         to_job(reading(flags), HARDWARE)
-    assert error.value.problems == [f"run.sh: {line}; not modeled; --allow-unmodelled ignores it"]
+    assert error.value.problems == [f"run.sh: {line}; not modeled; --allow-unmodeled ignores it"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_expert_and_switches_of_experts_alone_are_dense():
     for flags in ("--num-experts 1 --moe-router-topk 1", "--moe-grouped-gemm --moe-router-topk 4 --moe-latent-size 8"):
         found = reading(flags)
         assert "moe" not in found.config["model"]
-        assert found.of("unmodelled") == []
+        assert found.of("unmodeled") == []
 
 
 def test_a_config_object_has_latents_of_its_own_size():

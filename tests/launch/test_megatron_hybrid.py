@@ -60,5 +60,5 @@ def test_a_pattern_of_another_length():
     ],
 )
 def test_what_is_not_modeled_is_refused(pattern, note):
-    found = [flag for flag in reading(pattern).flags if flag.status == "unmodelled"]
+    found = [flag for flag in reading(pattern).flags if flag.status == "unmodeled"]
     assert note in " ".join(flag.note for flag in found)

@@ -150,7 +150,7 @@ ALIKE = [
 def test_three_sources_are_one_plan(flags, arguments, fields, key, value):
     readings = of_flags(flags), of_dump(arguments), of_fields(fields)
     assert [found(reading, key) for reading in readings] == [value] * 3
-    assert [reading.of("unmodelled") for reading in readings] == [[], [], []]
+    assert [reading.of("unmodeled") for reading in readings] == [[], [], []]
     machine = {"hardware.node_type": "dgx-b200"} if "fp4" in flags else HARDWARE
     for reading in readings:
         to_job(reading, machine)
@@ -179,7 +179,7 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("flags", "arguments", "fields", "key"), LEFT_OUT)
 def test_three_sources_leave_the_same_out(flags, arguments, fields, key):
     notes = [
-        [flag.note for flag in [*reading.of("unmodelled"), *reading.of("approximated")]]
+        [flag.note for flag in [*reading.of("unmodeled"), *reading.of("approximated")]]
         for reading in (of_flags(flags), of_dump(arguments), of_fields(fields))
     ]
     assert len(notes[0]) == 1, key
@@ -204,7 +204,7 @@ WITHOUT_COST = [
 def test_three_sources_know_what_costs_nothing(flags, arguments, fields):
     for reading in (of_flags(flags), of_dump(arguments), of_fields(fields)):
         said = [
-            flag for flag in reading.flags if flag.status in {"unmodelled", "irrelevant"} and "unset" not in flag.note
+            flag for flag in reading.flags if flag.status in {"unmodeled", "irrelevant"} and "unset" not in flag.note
         ]
         assert [flag.status for flag in said] == ["irrelevant"], reading.source
 
@@ -248,9 +248,9 @@ def test_problems_are_told_together_and_by_the_name_of_their_source():
 def test_offloaded_layers_matter_where_offloading_is_on():
     """NeMo 1 says a number of layers though the switch is off."""
     off = of_fields({"model.cpu_offloading": False, "model.cpu_offloading_num_layers": 7})
-    assert off.of("unmodelled") == []
+    assert off.of("unmodeled") == []
     on = of_fields({"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 7})
-    assert [flag.name for flag in on.of("unmodelled")] == ["model.cpu_offloading", "model.cpu_offloading_num_layers"]
+    assert [flag.name for flag in on.of("unmodeled")] == ["model.cpu_offloading", "model.cpu_offloading_num_layers"]
 
 
 VALUES = st.one_of(
@@ -274,7 +274,7 @@ def test_any_fields_are_a_job_or_words(fields):
     """Whatever a field says: a plan, or lines that say what is wrong."""
     told = []
     try:
-        to_job(of_fields(fields), HARDWARE, allow_unmodelled=True)
+        to_job(of_fields(fields), HARDWARE, allow_unmodeled=True)
     except ConfigError as error:
         told = error.problems
     assert all(line.startswith("job.yaml: ") and "\n" not in line for line in told)

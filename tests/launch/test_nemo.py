@@ -68,7 +68,7 @@ def test_a_config_is_the_plan_on_record(name, golden):
 )
 def test_the_models_are_the_presets(name, preset):
     """Parameter for parameter, though each framework spells them out in its own words."""
-    model = to_job(read(read_nemo, name, CASES[name]), HARDWARE | (CASES[name] or {}), allow_unmodelled=True).model
+    model = to_job(read(read_nemo, name, CASES[name]), HARDWARE | (CASES[name] or {}), allow_unmodeled=True).model
     named = {"name": "", "source": ""}
     assert model.model_copy(update=named) == load_model(preset).model_copy(update=named)
 
@@ -224,7 +224,7 @@ def test_uneven_stages():
             (
                 "job: model.hidden_of_a_later_release 3: not an option of Megatron-Bridge (megatron-core 0.16.1), "
                 "and its name speaks of "
-                "cost; not modeled; --allow-unmodelled ignores it"
+                "cost; not modeled; --allow-unmodeled ignores it"
             ),
         ),
         (

@@ -184,7 +184,7 @@ def test_all_unset_variables_are_one_line(tmp_path):
     )
     assert problems(tmp_path, text) == [
         "line 1: $TP, $PP have no value; write TP=... PP=... before the command",
-        "--cpu-offloading-num-layers 3: activation offloading; not modeled; --allow-unmodelled ignores it",
+        "--cpu-offloading-num-layers 3: activation offloading; not modeled; --allow-unmodeled ignores it",
     ]
 
 
@@ -236,7 +236,7 @@ def test_the_releases_that_have_the_flags(arguments, release):
 
 def test_flags_in_neither_plan_that_differ():
     flags = [
-        [LaunchFlag("a", "1", "unmodelled"), LaunchFlag("b", "1", "approximated")],
+        [LaunchFlag("a", "1", "unmodeled"), LaunchFlag("b", "1", "approximated")],
         [LaunchFlag("b", "2", "approximated")],
     ]
     a, b = (Reading("log", "", {}, said) for said in flags)

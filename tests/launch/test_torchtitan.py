@@ -77,15 +77,15 @@ def test_replicas_shards_and_every_second_block():
     assert to_job(found, HARDWARE).microbatches == 4
 
 
-def test_what_changes_cost_and_is_not_modelled_is_an_error_until_it_is_allowed():
+def test_what_changes_cost_and_is_not_modeled_is_an_error_until_it_is_allowed():
     text = MINIMAL.replace(
         'flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8", "quantize.grouped_mm.float8"]'
     )
     found = read_torchtitan("a.toml", text)
-    assert [flag.name for flag in found.of("unmodelled")] == ["model.converters"]
-    with pytest.raises(ConfigError, match=r"model\.converters \[.*float8.*--allow-unmodelled"):
+    assert [flag.name for flag in found.of("unmodeled")] == ["model.converters"]
+    with pytest.raises(ConfigError, match=r"model\.converters \[.*float8.*--allow-unmodeled"):
         to_job(found, HARDWARE)
-    job = to_job(found, HARDWARE, allow_unmodelled=True)
+    job = to_job(found, HARDWARE, allow_unmodeled=True)
     assert len(job.notes) == 1
     assert str(job.performance.precision) == "bf16"
 
@@ -125,7 +125,7 @@ def test_a_job_with_float8_of_an_older_kind_or_without_fsdp_is_refused():
         ("degree = 8", "degree = 1\n[float8]\nenable_float8_linear=true"),
     ):
         found = read_torchtitan("a.toml", MINIMAL.replace(old, new), {"WORLD_SIZE": "1"} if "degree" in old else {})
-        assert len(found.of("unmodelled")) == 1, found.flags
+        assert len(found.of("unmodeled")) == 1, found.flags
 
 
 def test_a_log_tells_the_devices_and_the_model():
@@ -155,7 +155,7 @@ def test_flavors_are_the_presets():
 def test_without_fsdp_there_is_autocast_or_no_mixed_precision():
     one = read_torchtitan("job.toml", minimal(("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1")))
     assert one.config["performance"]["software"] == "torch"
-    assert status(one, "training.mixed_precision_param") == "unmodelled"
+    assert status(one, "training.mixed_precision_param") == "unmodeled"
     tp = [("data_parallel_shard_degree = 8", "data_parallel_shard_degree = 1\ntensor_parallel_degree = 4")]
     assert config(*tp)["performance"]["precision"] == "fp32"
     assert config(*tp)["parallelism"]["sp"]
@@ -174,7 +174,7 @@ def test_pipelines_split_embedding_and_head_off_as_layers():
     assert (zbv["parallelism"]["vpp"], zbv["parallelism"]["schedule"]) == (2, "zbv")
     unknown = minimal(("[parallelism]", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "ScheduleOfMine"'))
     found = read_torchtitan("job.toml", unknown)
-    assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodelled"
+    assert status(found, "parallelism.pipeline_parallel_schedule") == "unmodeled"
 
 
 def test_the_environment_and_the_user_tell_the_devices():

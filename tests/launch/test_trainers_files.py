@@ -83,7 +83,7 @@ def test_zero_by_the_name_of_a_file_is_told_and_a_file_beside_goes_before_it(tmp
     (tmp_path / "ds_z2_config.json").write_text('{"zero_optimization": {"stage": 1}, "train_batch_size": "auto"}')
     (tmp_path / "job.yaml").write_text(text)
     sets = HARDWARE | {"parallelism.dp": 8}
-    found = to_job(read("llamafactory", str(tmp_path / "job.yaml"), sets), sets, allow_unmodelled=True)
+    found = to_job(read("llamafactory", str(tmp_path / "job.yaml"), sets), sets, allow_unmodeled=True)
     assert found.parallelism.zero_level == 1
 
 
@@ -163,7 +163,7 @@ def test_optimizers_of_hugging_face(tmp_path, optim, optimizer):
     (tmp_path / "plan.yaml").write_text(f"{text}\noptim: {optim}\n", encoding="utf-8")
     sets = HARDWARE | {"parallelism.dp": 8}
     reading = read("llamafactory", str(tmp_path / "plan.yaml"), sets)
-    assert to_job(reading, sets, allow_unmodelled=True).performance.optimizer == optimizer
+    assert to_job(reading, sets, allow_unmodeled=True).performance.optimizer == optimizer
     assert any("another optimizer" in flag.note for flag in reading.flags) == (optim == "adafactor")
 
 

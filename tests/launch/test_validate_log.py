@@ -156,7 +156,7 @@ def test_ranks_and_stages_by_either_order(tmp_path):
             iteration(1, 1.0),
             *(memory(rank, 1000.0, 1100.0) for rank in range(8)),
         ]
-        found = compare(read_run([write(tmp_path / f"{flag}.log", lines)], H100[1:], allow_unmodelled=True))
+        found = compare(read_run([write(tmp_path / f"{flag}.log", lines)], H100[1:], allow_unmodeled=True))
         assert [row.stage for row in found.memory] == stages
 
 
@@ -358,20 +358,20 @@ def test_an_end_mark_elsewhere_completes_nothing(capsys, tmp_path):
     assert "no argument dump" in run(capsys, "--log", path, *H100)[2]
 
 
-def test_no_accelerator_and_a_flag_that_is_not_modelled(capsys, tmp_path):
+def test_no_accelerator_and_a_flag_that_is_not_modeled(capsys, tmp_path):
     code, _, err = run(capsys, "--log", MEGATRON)
     assert code == 2
     assert "add --set hardware.node_type=NAME" in err
     path = write(tmp_path / "z.log", [*head(cpu_offloading=True), *BODY])
     assert [line.rpartition("; ")[2].split()[0] for line in run(capsys, "--log", path)[2].splitlines()] == [
         "add",
-        "--allow-unmodelled",
+        "--allow-unmodeled",
     ]
     path = write(tmp_path / "y.log", [*head(cpu_offloading=True), *BODY])
     code, _, err = run(capsys, "--log", path, *H100)
     assert code == 2
-    assert "--allow-unmodelled" in err
-    found = document(capsys, "--log", path, *H100, "--allow-unmodelled")
+    assert "--allow-unmodeled" in err
+    found = document(capsys, "--log", path, *H100, "--allow-unmodeled")
     assert any("cpu_offloading" in text for text in found["assumptions"])
 
 
@@ -390,7 +390,7 @@ def test_options_that_do_not_go_together(capsys):
 def test_a_torchtitan_log(capsys):
     """8 devices, 8,192 tokens each and step: at 6,000 tokens/s per device a step takes 1.3653 s. 57.9 GFLOP a token is the
     full count of Llama 3 8B at 8,192: 6 x 7.505 G parameters beside the embedding, and 12 x 32 x 4096 x 8192 of attention."""
-    found = document(capsys, "--log", LOGS / "torchtitan-llama3-8b.log", "--allow-unmodelled")
+    found = document(capsys, "--log", LOGS / "torchtitan-llama3-8b.log", "--allow-unmodeled")
     assert found["measured"]["step_s"] == pytest.approx(8192 / 6000)
     assert found["measured"]["interval"] == 10
     assert found["config"]["parallelism"]["dp"] == 8
@@ -404,7 +404,7 @@ def test_a_megatron_bridge_log(capsys):
     """It logs one iteration, of 4.6478 s, as Megatron-LM does, and prints a config of its own; the TFLOP/s of that release were
     wrong by orders of magnitude."""
     log = LOGS.parent / "nemo" / "llama32_1b.log"
-    found = document(capsys, "--log", log, *H100, "--allow-unmodelled")
+    found = document(capsys, "--log", log, *H100, "--allow-unmodeled")
     assert found["measured"]["step_s"] == pytest.approx(4.6478)
     assert found["config"]["model"]["n_layers"] == 16
     assert found["flops_convention"]["matches"] == []

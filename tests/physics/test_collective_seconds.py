@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
+import numpy as np
 import pytest
 
 from steptime.cost.comm import collective
+from steptime.cost.exchange import EXCHANGE_S, exchange
 from steptime.hardware.machine import Tier
 from steptime.job.mesh import Group
+from steptime.model.ops import Routing
 
 NODE = Tier(name="node", size=8, bytes_per_s=100e9, latency_s=2e-6, efficiency=1.0)
 FABRIC = Tier(name="fabric", size=inf, bytes_per_s=10e9, latency_s=10e-6, efficiency=1.0)
@@ -88,7 +91,25 @@ def test_a_pair_without_a_switch_has_one_link():
 def test_a_hop_between_centers_adds_no_ramp():
     """Two centers of 8 devices: the 5 ms of the link between them are waited for once, and are no part of the ramp."""
     far = Tier(name="far", size=inf, bytes_per_s=100e9, latency_s=5e-3, efficiency=1.0, hierarchical=True)
-    cost = collective("all_gather", 8e9, Group("dp", 16, 1, centres=2.0), (NODE, far))
+    cost = collective("all_gather", 8e9, Group("dp", 16, 1, centers=2.0), (NODE, far))
     bandwidth_s = 15 / 16 * 8e9 / 100e9
     assert cost.latency_s == pytest.approx(8.4e-6 + 14 * 2e-6 + 5e-3)
     assert cost.time_s == pytest.approx(cost.latency_s + bandwidth_s + 0.6 * sqrt((8.4e-6 + 14e-6) * bandwidth_s))
+
+
+def test_an_exchange_sends_a_row_once_to_each_node():
+    """One expert a rank, top 1. Two ranks of a node send half of 8 MB at 100 GB/s, eight 7/8 of it. Sixteen in two nodes: a token
+    wants one node, in half of all cases the other: half of 8 MB at 10 GB/s; inside 7/8 as before, which is less. One rank: none.
+    """
+    wanted = {
+        1: 0.0,
+        2: EXCHANGE_S + 1 / 2 * 8e6 / 100e9,
+        8: EXCHANGE_S + 7 / 8 * 8e6 / 100e9,
+        16: EXCHANGE_S + 1 / 2 * 8e6 / 10e9,
+    }
+    ranks = np.array([*wanted], dtype=float)
+    tiers = (NODE, FABRIC)
+    in_a_column = exchange(8e6, Routing(16, 1), Group("ep", ranks, 1), tiers, 1.0).time_s
+    one_by_one = [exchange(8e6, Routing(16, 1), Group("ep", float(n), 1), tiers, 1.0).time_s for n in ranks]
+    assert in_a_column == pytest.approx([*wanted.values()])
+    assert one_by_one == pytest.approx([*wanted.values()])

@@ -9,13 +9,11 @@ Two tokens of 128: the embedding keeps ids, 2 * 8 = 16 B, and makes x, 2 * 128 *
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from physics_jobs import job
+from walked_moments import LAYER, Every
 
-from steptime.base.num import Num
 from steptime.fsdp.groups import Buffers
-from steptime.fsdp.memory_walk import Moments, Wrapped, backward, forward
+from steptime.fsdp.memory_walk import Wrapped, backward, forward
 from steptime.fsdp.pipeline_chunks import ChunkBytes, Gradients, Passing
 from steptime.job.assembly import Assembly
 from steptime.memory.ledger import PartMemory, Peak
@@ -24,31 +22,6 @@ from steptime.memory.part_memories import PartMemories
 BLOCK = Buffers(0.0, 10_000.0, 30_000.0, 3_000.0, 6_000.0, 400.0, 700.0, 50.0)
 EXPERTS = Buffers(0.0, 20_000.0, 40_000.0, 5_000.0, 8_000.0, 500.0, 900.0, 60.0)
 ROOT = Buffers(0.0, 100_000.0, 300_000.0, 50_000.0, 60_000.0, 4_000.0, 7_000.0, 0.0)
-LAYER = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
-
-
-class Moment(NamedTuple):
-    """What one call of `mark` notes."""
-
-    saved: Num
-    transient: Num
-    op: str
-
-
-class Every(Moments):
-    """Keeps all moments, not the worst one alone."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0)
-        self.all: list[Moment] = []
-
-    def mark(self, saved: Num, transient: Num, op: str) -> None:
-        self.all.append(Moment(saved, transient, op))
-        super().mark(saved, transient, op)
-
-    def of(self, op: str) -> list[tuple[Num, Num]]:
-        """(saved, transient) of the moments of one name."""
-        return [(moment.saved, moment.transient) for moment in self.all if moment.op == op]
 
 
 def walked(*each: Buffers, n_layers: int = 3, ep: int = 1, **fsdp: object) -> tuple[Every, Every]:

@@ -154,6 +154,13 @@ def test_a_forward_gathers_the_root_and_copies_it_out():
         assert of.forward_layers_s == seconds(2 * LAYER)
 
 
+def test_gradients_added_up_in_fp32():
+    """At 1 B/s: the first micro-batch reads 2 B of bf16 and writes 4 B an element; a later one reads 4 B more, the sum so far."""
+    seconds_of = pipeline_seconds(memory=1.0)
+    prices = seconds_of.prices[0][0]
+    assert seconds_of.sums_s(prices) == (pytest.approx(6 * STAGE_0), pytest.approx(10 * STAGE_0))
+
+
 @pytest.mark.parametrize("together", [1, 2])
 def test_layers_checkpointed_together_are_all_gathered_and_summed(together):
     """Two layers a stage are 2 x 164,096 elements: 656,384 bytes in bf16, whether recomputed one at a time or both at once.

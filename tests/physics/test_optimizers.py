@@ -94,3 +94,16 @@ def test_what_a_device_orthogonalizes():
     assert found["attn.qkv.weight"] == (192, 128)
     assert found["attn.proj.weight"] == (128, 64)
     assert not any("embedding" in name or "head" in name or "norm" in name for name in found)
+
+
+def test_experts_are_tensors_of_their_own():
+    """Of 8 experts a device of ep 2 has 4: gate and up, 2 * 64 * 128 = 16,384 elements each, are four tensors, not one."""
+    moe = {"n_experts": 8, "experts_per_token": 2, "expert_inter_sz": 64}
+    split = Assembly(job(dp=2, ep=2, microbatches=2, model={"moe": moe}).replace(**{"parallelism.zero_level": 0}))
+    found = {
+        p.param.name: local_tensors(split.job, p)
+        for params, _ in split.counted_params(split.stages[0])
+        for p in params
+        if p.param.n_experts
+    }
+    assert found == {"mlp.experts.up.weight": (4, 16_384), "mlp.experts.down.weight": (4, 8_192)}

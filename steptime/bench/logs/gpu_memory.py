@@ -51,7 +51,7 @@ class _Sample(NamedTuple):
     when: datetime | None
 
 
-def summarise(path: str, start: datetime | None = None, stop: datetime | None = None) -> GpuMemoryLog:
+def summarize(path: str, start: datetime | None = None, stop: datetime | None = None) -> GpuMemoryLog:
     """Peak, average and mode of each GPU of one log; of samples from `start` to `stop`, both included, where given.
 
     Raises:

@@ -208,7 +208,7 @@ def _of_environment(keys: JobKeys, script: Script) -> None:
         if what == _HYBRID and hybrid_pattern(keys):
             continue
         if re.search(words, script.program.rpartition("/")[2]):
-            found.append(LaunchFlag(script.program, "", "unmodelled", f"{what}, {OTHER_MODEL}"))
+            found.append(LaunchFlag(script.program, "", "unmodeled", f"{what}, {OTHER_MODEL}"))
             break
     if values.get("CUDA_LAUNCH_BLOCKING") == "1":
         why = "the host synchronizes after every kernel; launch times of the profile are used"

@@ -43,11 +43,11 @@ def flavor_of(keys: JobKeys) -> dict[str, Any]:
     table = models()
     name, flavor = str(keys.get("model.name")), str(keys.get("model.flavor"))
     family = table["aliases"].get(name, name)
-    families = [key for key in table if key not in {"source", "aliases", "not_modelled"}]
+    families = [key for key in table if key not in {"source", "aliases", "not_modeled"}]
     if family not in families:
         raise keys.error("model.name", f"unknown model (got {name!r}){near(name, families)}; or add --set model=NAME")
     base = flavor
-    for word, why in table["not_modelled"]["flavors"].items():
+    for word, why in table["not_modeled"]["flavors"].items():
         if re.search(rf"_{word}(_attn)?$", flavor):
             base = re.sub(rf"_{word}(_attn)?$", "", base)
             keys.approximate("model.flavor", f"{why}; taken as {base}")

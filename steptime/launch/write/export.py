@@ -71,7 +71,7 @@ def write(job: Job, kind: str) -> Written:
 def read_back(text: str, reader: str, sets: Mapping[str, Any]) -> Job:
     """The plan of a written file with settings over it."""
     sets = deepcopy(dict(sets))
-    return to_job(read_as(reader, "the written file", text, {}, sets), sets, allow_unmodelled=True)
+    return to_job(read_as(reader, "the written file", text, {}, sets), sets, allow_unmodeled=True)
 
 
 def plain(job: Job) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""FSDP 1 by hand: every moment of the walk over flat parameters, which compute reads as they were gathered.
+
+Three layers of 1,000 B saved, 1,700 B at most in forward and 1,900 B in backward. Each flat parameter: its shard in the gathered
+dtype 5,000 (sent), gathered 10,000, gradients 3,000, reduced 400; the root's: 50,000, 100,000, 30,000 and 4,000. fp32 gradients
+are a copy of 20,000 (root 200,000) that is reduced. Two tokens of 128: embedding keeps 16 B of ids, x has 512 B.
+Source: torch 2.13, torch/distributed/fsdp/_runtime_utils.py: _pre_backward_hook, _post_backward_hook, _reduce_grad.
+"""
+
+from __future__ import annotations
+
+from physics_jobs import job
+from walked_moments import LAYER, Every
+
+from steptime.fsdp.groups import Buffers
+from steptime.fsdp.memory_walk import Wrapped, flat_backward, flat_forward
+from steptime.job.assembly import Assembly
+from steptime.memory.part_memories import PartMemories
+
+FLAT = Buffers(5_000.0, 10_000.0, 0.0, 3_000.0, 20_000.0, 0.0, 400.0, 0.0)
+ROOT = Buffers(50_000.0, 100_000.0, 0.0, 30_000.0, 200_000.0, 0.0, 4_000.0, 0.0)
+ENDS = 2 * 131_200
+"""Gradients of head and final norm in bf16, which wait for the root's reduction."""
+
+
+def walked(**fsdp: object) -> tuple[Every, Every]:
+    layout = {"dp": 2, "fsdp": {"version": 1, "reduce_dtype": "fp32"} | fsdp}
+    assembly = Assembly(job("fsdp2", seqlen=2, microbatches=2, **layout))
+    memories = PartMemories(assembly, weight_grads_stay=True)
+    layers = [Wrapped(LAYER, [FLAT], [0.0], 0.0, 0.0)] * 3
+    there, back = Every(), Every()
+    flat_forward(assembly, memories, there, ROOT, layers)
+    flat_backward(assembly, memories, back, ROOT, layers)
+    return there, back
+
+
+def test_a_layers_flat_parameter_goes_after_it():
+    """Gather: the root's 100,000, its own shard 5,000 and 10,000, the input 512. In a layer: 10,000 and 1,700 - 1,000."""
+    there, _ = walked()
+    gather, run = 100_000 + 5_000 + 10_000 + 512, 100_000 + 10_000 + 700
+    root = (0.0, 100_000 + 50_000)
+    assert there.of("forward of an all-gather")[:4] == [root, *((16.0 + 1_000 * i, gather) for i in range(3))]
+    assert there.of("forward of mlp") == [(1_016.0 + 1_000 * i, run) for i in range(3)]
+
+
+def test_without_resharding_all_stay():
+    """Each layer finds 10,000 of each one before it; the backward gathers nothing and drops 10,000 after each layer."""
+    there, back = walked(reshard_after_forward=False)
+    assert there.of("forward of mlp") == [(1_016.0 + 1_000 * i, 100_000 + 10_000 * (i + 1) + 700) for i in range(3)]
+    assert [held for _, held in back.of("backward of mlp")] == [100_000 + ENDS + 10_000 * i + 900 for i in (3, 2, 1)]
+
+
+def test_the_next_flat_parameter_comes_before_a_layers_backward():
+    """First the last layer's: 10,000 and its shard 5,000 beside the root. Then two at a time, 20,000, the coming one's shard and
+    the gradient that came in, 512; the first layer has none before it. A layer's gradients are copied into one flat gradient of
+    10,000 beside its 3,000, then into fp32, 20,000, and reduced into 400, its own parameter gone.
+    """
+    _, back = walked()
+    base, first = 100_000 + ENDS, back.of("backward of an all-gather")[0]
+    gathers = back.of("backward of an all-gather")[1:]
+    assert first[1] == 100_000 + 10_000 + 5_000
+    assert gathers == [(3_016.0, base + 20_000 + 5_000 + 512), (2_016.0, base + 20_000 + 5_000 + 512)]
+    there = (20_000, 20_000, 10_000)
+    assert back.of("backward of mlp") == [(3_016.0 - 1_000 * i, base + there[i] + 900) for i in range(3)]
+    left = [2_016.0, 1_016.0, 16.0]
+    flat = [held + 3_000 + 10_000 + 512 for held in there]
+    assert back.of("backward of a flat gradient") == [(left[i], base + flat[i]) for i in range(3)]
+    reduce = [held + 10_000 + 20_000 + 400 + 512 - 10_000 for held in there]
+    assert back.of("backward of a reduce-scatter") == [(left[i], base + reduce[i]) for i in range(3)]
+
+
+def test_the_roots_gradient_comes_last():
+    """Embedding: its gradient 2 * 131,072 and the one that came in, 512. The root's flat gradient: gathered, its gradients 30,000
+    and the flat one of 100,000; its reduction: 100,000, the fp32 copy 200,000 and the outcome 4,000.
+    """
+    _, back = walked()
+    assert back.of("backward of embedding") == [(16.0, 100_000 + ENDS + 2 * 131_072 + 512)]
+    assert back.of("backward of the root's flat gradient") == [(0.0, 100_000 + 30_000 + 100_000)]
+    assert back.of("backward of the root's reduce-scatter") == [(0.0, 100_000 + 200_000 + 4_000)]

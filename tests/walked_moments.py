@@ -1,0 +1,36 @@
+"""All moments of a memory walk, for tests that work each out by hand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from steptime.base.num import Num
+from steptime.fsdp.memory_walk import Moments
+from steptime.memory.ledger import PartMemory, Peak
+
+LAYER = PartMemory(1_000.0, Peak(1_700.0, "mlp"), Peak(1_900.0, "mlp"))
+"""Saves 1,000 B and has 1,700 B at most in forward, 1,900 B in backward."""
+
+
+class Moment(NamedTuple):
+    """What one call of `mark` notes."""
+
+    saved: Num
+    transient: Num
+    op: str
+
+
+class Every(Moments):
+    """Keeps all moments, not the worst one alone."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.all: list[Moment] = []
+
+    def mark(self, saved: Num, transient: Num, op: str) -> None:
+        self.all.append(Moment(saved, transient, op))
+        super().mark(saved, transient, op)
+
+    def of(self, op: str) -> list[tuple[Num, Num]]:
+        """(saved, transient) of the moments of one name."""
+        return [(moment.saved, moment.transient) for moment in self.all if moment.op == op]
