@@ -3,8 +3,8 @@
     python benchmarks/fuzz.py [DOOR ...] [--first N] [--cases N] [--minutes M] [--seeds FOLDER ...] [--keep FOLDER]
 
 Doors: plans (every key drawn at random), files (plans as people write them, damaged), machines, tables, configs (Hugging Face's),
-launches, logs, calibrations, server, checkpoints; all of them without a word. A case is a number, so that --first N --cases 1 --keep
-FOLDER shows one again. --minutes is CPU time of each door; --seeds adds launch files, or checkpoints, one in each sub-folder.
+launches, logs, calibrations, server, checkpoints; all of them without a word. A case is a number, so that --first N --cases 1
+--keep FOLDER shows one again. --minutes is CPU time of each door; --seeds adds launch files, or checkpoints, a folder each.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ TOKENS = (
     b"&a [*a, *a]", b"*a", b"<<: *a\n", b"!!python/object/apply:os.system ['true']", b"!!binary aGk=", b"? ", b"- ", b": ",
     b"\t", b"\n\n", b"\r", b"#", b"'", b'"', b"[" * 60, b"{" * 60, b"$(touch x)", b"`touch x`", b"${A:-${B}}", b"$((1<<99))",
     b"\\\n", b"<<EOF\n", b"../../etc/passwd", b"/dev/zero", b"\xff\xfe", b"\x00", b"\x1b[31m", b"\xe2\x80\xae", b"\xc2\x85",
-    b"--", b"--tensor-model-parallel-size", b"@", b"%", b"%(a)s", b"{{ a }}", b"<>", b"\xef\xbb\xbf", b"1e-320", b"1 GB/s", b"auto",
+    b"--", b"--tensor-model-parallel-size", b"@", b"%", b"%(a)s", b"{{ a }}", b"<>", b"\xef\xbb\xbf", b"1e-320", b"1 GB/s",
+    b"auto",
 )  # fmt: skip
 ODD: tuple[Any, ...] = (
     0, 1, 2, 3, 7, 8, 16, 64, 128, 4096, -1, 10**6, 10**9, 2**63, 10**30, 0.5, 1.5, -0.0, 1e-9, 1e30, 1e300, 1e-300, float("nan"),
@@ -63,7 +64,9 @@ def changed(document: Any, draw: random.Random, others: list[Any]) -> Any:
         if kind < 3:
             node[last] = draw.choice(ODD)
         elif kind < 5 and isinstance(value, int | float) and not isinstance(value, bool):
-            node[last] = draw.choice((value + 1, value - 1, value * 2, value / 2, value // 2, -value, value * 1000, value / 1000))
+            node[last] = draw.choice(
+                (value + 1, value - 1, value * 2, value / 2, value // 2, -value, value * 1000, value / 1000)
+            )
         elif kind == 5:
             del node[last]
         elif kind == 6:
@@ -104,7 +107,9 @@ def parsed(data: bytes) -> Any:
 
 
 def files(*folders: Path, suffixes: tuple[str, ...] = ("",), most: int = 60_000) -> dict[str, bytes]:
-    found = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name.endswith(suffixes))
+    found = sorted(
+        path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name.endswith(suffixes)
+    )
     return {str(path): path.read_bytes()[:most] for path in found if path.name != "README.md"}
 
 
@@ -139,10 +144,27 @@ def plans() -> Door:
         if draw.random() < 0.3:
             return ["", file]  # its answer, held to what every answer keeps
         if draw.random() < 0.15:
-            return ["explain", file, draw.choice(("step", "memory", "optimizer", "bubble", "attention", "tp_comm", "interval", "x"))]
+            return [
+                "explain",
+                file,
+                draw.choice(("step", "memory", "optimizer", "bubble", "attention", "tp_comm", "interval", "x")),
+            ]
         if draw.random() < 0.1:
             return ["diff", file, draw.choice(sorted(whole)), *draw.choice(([], ["--json"]))]
-        sets = [draw.choice(("data.gbs=1", "parallelism.tp=0", "model=llama3-8b", "a.b.c=1", "=", "model.moe=", "data=[", "run.tokens=1e12"))]
+        sets = [
+            draw.choice(
+                (
+                    "data.gbs=1",
+                    "parallelism.tp=0",
+                    "model=llama3-8b",
+                    "a.b.c=1",
+                    "=",
+                    "model.moe=",
+                    "data=[",
+                    "run.tokens=1e12",
+                )
+            )
+        ]
         return [file, *draw.choice(forms), *(["--set", sets[0]] if draw.random() < 0.2 else [])]
 
     whole = files(ROOT / "configs", ROOT / "tests" / "data" / "dlcalc", suffixes=(".yaml",))
@@ -157,7 +179,9 @@ def machines() -> Door:
         if not isinstance(machine["accelerator"], str):
             continue
         device = yaml.safe_load((DATA / "accelerators" / f"{machine['accelerator']}.yaml").read_text())
-        known[f"{path.name}+"] = yaml.safe_dump(machine | {"name": "mine", "aliases": [], "accelerator": device}).encode()
+        known[f"{path.name}+"] = yaml.safe_dump(
+            machine | {"name": "mine", "aliases": [], "accelerator": device}
+        ).encode()
 
     def argv(draw: random.Random, file: str, folder: Path) -> list[str]:
         if draw.random() < 0.2:
@@ -175,30 +199,49 @@ def tables() -> Door:
     known = {"own.csv": (ROOT / "tests" / "data" / "validate" / "own.csv").read_bytes()}
     for path in sorted((DATA / "measurements").glob("*.csv.gz")):
         head, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        known |= {f"{path.name}-{i}.csv": "\n".join([head, *lines[i : i + 3]]).encode() for i in range(0, len(lines), max(1, len(lines) // 40))}
+        known |= {
+            f"{path.name}-{i}.csv": "\n".join([head, *lines[i : i + 3]]).encode()
+            for i in range(0, len(lines), max(1, len(lines) // 40))
+        }
 
     def argv(draw: random.Random, file: str, folder: Path) -> list[str]:
         del folder
-        return ["validate", "--measurements", file, *draw.choice(([], ["--json"], ["--worst", "2"], ["--split", "all"]))]
+        return [
+            "validate",
+            "--measurements",
+            file,
+            *draw.choice(([], ["--json"], ["--worst", "2"], ["--split", "all"])),
+        ]
 
     return door(known, argv, seconds=20.0)
 
 
 def configs() -> Door:
-    sizes = {"num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "vocab_size": 32000,
+    sizes = {"num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 2816,
+             "num_attention_heads": 16,
+             "vocab_size": 32000,
              "n_layer": 4, "n_embd": 1024, "n_head": 16, "n_positions": 1024, "ffn_dim": 2816, "num_key_value_heads": 4,
-             "max_position_embeddings": 4096, "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "n_routed_experts": 8,
+             "max_position_embeddings": 4096, "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+             "n_routed_experts": 8,
              "moe_intermediate_size": 512, "kv_lora_rank": 64, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
              "v_head_dim": 32, "sliding_window": 128, "torch_dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-6,
-             "layer_types": ["full_attention"] * 4, "text_config": {}, "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
+             "layer_types": ["full_attention"] * 4, "text_config": {},
+             "quantization_config": {"quant_method": "fp8"}}  # fmt: skip
     known = {}
     for kind in FAMILIES:
         known[f"{kind}.json"] = json.dumps({"model_type": kind, **sizes}).encode()
-        known[f"{kind}-text.json"] = json.dumps({"model_type": kind, "text_config": {"model_type": kind, **sizes}}).encode()
+        known[f"{kind}-text.json"] = json.dumps(
+            {"model_type": kind, "text_config": {"model_type": kind, **sizes}}
+        ).encode()
 
     def argv(draw: random.Random, file: str, folder: Path) -> list[str]:
         layout = {"tp": draw.choice((1, 2)), "pp": draw.choice((1, 2)), "dp": 4, "ep": draw.choice((1, 1, 2))}
-        made = {"model": {"hf": file}, "parallelism": layout, "data": {"gbs": 8, "seqlen": 1024, "microbatch_sz": 1}, "hardware": "dgx-h100"}
+        made = {
+            "model": {"hf": file},
+            "parallelism": layout,
+            "data": {"gbs": 8, "seqlen": 1024, "microbatch_sz": 1},
+            "hardware": "dgx-h100",
+        }
         path = folder / "plan.yaml"
         path.write_text(yaml.safe_dump(made))
         return ["", str(path)] if draw.random() < 0.4 else [str(path), *draw.choice((["--json"], []))]
@@ -213,7 +256,7 @@ LAUNCHERS = ("megatron", "torchtitan", "nemo", "deepspeed", "transformers", "lla
 def launches(folders: list[Path]) -> Door:
     def argv(draw: random.Random, file: str, folder: Path) -> list[str]:
         kind = "auto" if draw.random() < 0.7 else draw.choice(LAUNCHERS)
-        more = [["--allow-unmodelled"], [], ["--set", "hardware=dgx-h100"], ["--set", "model=llama3-8b", "--set", "devices=64"],
+        more = [["--allow-unmodeled"], [], ["--set", "hardware=dgx-h100"], ["--set", "model=llama3-8b", "--set", "devices=64"],
                 ["--json"], ["--save", str(folder / "plan.yaml")]]  # fmt: skip
         return [file, "--from", kind, *(word for _ in range(2) for word in draw.choice(more))]
 
@@ -228,7 +271,7 @@ def logs() -> Door:
             return ["diff", file, draw.choice(sorted(known))]
         if draw.random() < 0.2:
             return [file, "--from", draw.choice(("auto", "megatron", "torchtitan", "nemo"))]
-        more = [[], ["--json"], ["--save-csv", str(folder / "rows.csv")], ["--allow-unmodelled"], ["--set", "hardware=dgx-h100"],
+        more = [[], ["--json"], ["--save-csv", str(folder / "rows.csv")], ["--allow-unmodeled"], ["--set", "hardware=dgx-h100"],
                 ["--plan", str(ROOT / "configs" / "llama3_8b.yaml")]]  # fmt: skip
         return ["validate", "--log", file, *draw.choice(more)]
 

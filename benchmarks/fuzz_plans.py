@@ -25,6 +25,7 @@ from steptime.hardware.machine import machine_names
 from steptime.job.job import Job
 from steptime.model.presets import model_names
 from steptime.report.page.document import page
+from steptime.report.table import printable
 from steptime.software.profiles import profile_names
 
 ROOT = Path(__file__).parents[1]
@@ -79,13 +80,15 @@ def sound(source: str) -> int:
         found = estimate(Job.load(source))
         bad = wrong(found)
     except ConfigError as error:
-        assert error.problems
-        assert all(line.strip() and "\n" not in line for line in error.problems), error.problems
-        print(*error.problems, sep="\n")
-        return 2
-    assert bad is None, bad
-    json.dumps(found.to_dict(), allow_nan=False)
-    return 0
+        lines = error.problems
+        print(*map(printable, lines), sep="\n")
+    else:
+        assert bad is None, bad
+        json.dumps(found.to_dict(), allow_nan=False)
+        return 0
+    assert lines
+    assert all(line.strip() and "\n" not in line for line in lines), lines
+    return 2
 
 
 @cache
@@ -119,7 +122,10 @@ def drawn(kind: dict[str, Any], draw: random.Random, depth: int = 0) -> Any:
     if made == "object" or "properties" in kind:
         keys = [key for key in kind.get("properties", {}) if key not in LEFT_OUT]
         some = draw.sample(keys, min(len(keys), draw.choice((1, 2, 3)))) if depth < 3 else []
-        return {key: drawn(kind["properties"][key], draw, depth + 1) for key in {*some, *kind.get("required", [])} - LEFT_OUT}
+        return {
+            key: drawn(kind["properties"][key], draw, depth + 1)
+            for key in {*some, *kind.get("required", [])} - LEFT_OUT
+        }
     if made == "array":
         return [drawn(kind.get("items", {}), draw, depth + 1) for _ in range(draw.choice((1, 2, 3)))]
     if made == "boolean":
@@ -146,7 +152,11 @@ def leaves(kind: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[t
 @cache
 def keys() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     """Keys of the sections that a plan writes; a machine has a door of its own."""
-    return [each for each in leaves(schema()) if each[0][0] in {"model", "parallelism", "performance", "data", "run", "cross_dc"}]
+    return [
+        each
+        for each in leaves(schema())
+        if each[0][0] in {"model", "parallelism", "performance", "data", "run", "cross_dc"}
+    ]
 
 
 def start(draw: random.Random) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from steptime.serve.server import Handler, Server
 
 ROOT = Path(__file__).parents[1]
 TOKENS = (
-    b"\r\n", b"\r\n\r\n", b": ", b"Host: a\r\n", b"Origin: http://a\r\n", b"Content-Length: 9999999999\r\n", b"Transfer-Encoding: chunked\r\n",
-    b"GET ", b"HTTP/0.9", b"HTTP/9.9", b"//", b"..", b"%00", b"\x00", b"\xff", b"{", b"}", b'"', b"[" * 5000, b"9" * 400, b"null", b"1e999",
+    b"\r\n", b"\r\n\r\n", b": ", b"Host: a\r\n", b"Origin: http://a\r\n", b"Content-Length: 9999999999\r\n", b"GET ", b"HTTP/0.9",
+    b"Transfer-Encoding: chunked\r\n", b"HTTP/9.9", b"//", b"..", b"%00", b"\x00", b"\xff", b"{", b"}", b'"', b"[" * 5000,
+    b"9" * 400, b"null", b"1e999",
     b"NaN", b"-1", b"/etc/passwd", b"Expect: 100-continue\r\n", b"\\ud800",
 )  # fmt: skip
 
@@ -40,9 +41,11 @@ class Line:
         self.raw, self.sent = raw, io.BytesIO()
 
     def makefile(self, mode: str, *_: Any) -> Any:
+        """Its two ends."""
         return io.BytesIO(self.raw) if "r" in mode else self.sent
 
     def sendall(self, data: bytes) -> None:
+        """Keep what is answered."""
         self.sent.write(data)
 
     def settimeout(self, seconds: float) -> None:
@@ -55,7 +58,10 @@ def body(draw: random.Random) -> Any:
     made: dict[str, Any] = {"yaml": text, "full": draw.random() < 0.5}
     if draw.random() < 0.7:
         some = draw.sample(FIELDS, draw.choice((1, 2, 4)))
-        made["set"] = {f.path: draw.choice(choices(f.path)) if f.kind == "choice" else draw.choice((1, 2, 4, 8, 3, 64)) for f in some}
+        made["set"] = {
+            f.path: draw.choice(choices(f.path)) if f.kind == "choice" else draw.choice((1, 2, 4, 8, 3, 64))
+            for f in some
+        }
     if draw.random() < 0.3:
         made["devices"] = draw.choice((1, 2, 8, 64, 1000, 0, -1, 10**9))
     if draw.random() < 0.2:
@@ -71,15 +77,13 @@ def door() -> Door:
     texts = list(files(ROOT / "configs", suffixes=(".yaml",)).values())
 
     def make(draw: random.Random, folder: Path) -> Case:
-        host = server[0].url.split("/")[2]
         try:
             sent = json.dumps(body(draw)).encode("utf-8", "surrogatepass")
         except ValueError:
             sent = b"{}"
         if draw.random() < 0.3:
             sent = damaged(sent, draw, texts, TOKENS)
-        head = f"POST /estimate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
-        raw = head.encode() + sent
+        raw = posted(server[0], sent)
         if draw.random() < 0.2:
             raw = damaged(raw, draw, texts, TOKENS)
         (folder / "request").write_bytes(raw)
@@ -89,11 +93,20 @@ def door() -> Door:
         del folder
         server.append(Server("127.0.0.1", 0, START, frozenset()))
         for full in (True, False):
-            raw = json.dumps({"yaml": mapping_yaml(START), "full": full, "pinned": mapping_yaml(START)}).encode()
-            host = server[0].url.split("/")[2]
-            asked(server[0], f"POST /estimate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\nConnection: close\r\n\r\n".encode() + raw)
+            sent = json.dumps({"yaml": mapping_yaml(START), "full": full, "pinned": mapping_yaml(START)})
+            asked(server[0], posted(server[0], sent.encode()))
 
     return Door(make, warm, 12.0)
+
+
+def posted(server: Server, body: bytes) -> bytes:
+    """A request as the page makes it."""
+    host = server.url.split("/")[2]
+    lines = (
+        "POST /estimate HTTP/1.1", f"Host: {host}", "Content-Type: application/json", f"Content-Length: {len(body)}",
+        "Connection: close", "", "",
+    )  # fmt: skip
+    return "\r\n".join(lines).encode() + body
 
 
 def asked(server: Server, raw: bytes) -> int:

@@ -1,8 +1,8 @@
 """The engine of benchmarks/fuzz.py: a case is a number, what is wrong with it is a text.
 
-A door is a way into steptime. It draws a case from a number, and the engine runs it: the exit code is one that is documented, what
-is printed is lines or strict JSON, CPU time and memory are bounded, and an audit hook sees no exec, process, socket or library that
-was not there before, and no file written but in the case's own folder.
+A door is a way into steptime. It draws a case from a number, and the engine runs it: the exit code is a documented one, what is
+printed is lines or strict JSON, CPU time and memory are bounded, and an audit hook sees no exec, process, socket or foreign
+library, and no file written but in the case's own folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,28 @@ from typing import Any, NamedTuple
 
 MEGABYTES = 500
 """What one case may add to the memory of the process."""
-FORBIDDEN = ("exec", "import", "os.", "subprocess.", "socket.", "ctypes.", "pickle.find_class", "marshal.", "code.", "pty.")
-HARMLESS = ("os.scandir", "os.listdir", "os.walk", "os.putenv", "os.unsetenv", "ctypes.addressof", "os.remove", "os.rename")
+FORBIDDEN = (
+    "exec",
+    "import",
+    "os.",
+    "subprocess.",
+    "socket.",
+    "ctypes.",
+    "pickle.find_class",
+    "marshal.",
+    "code.",
+    "pty.",
+)
+HARMLESS = (
+    "os.scandir",
+    "os.listdir",
+    "os.walk",
+    "os.putenv",
+    "os.unsetenv",
+    "ctypes.addressof",
+    "os.remove",
+    "os.rename",
+)
 LIBRARIES = {"steptime", "numpy", "pydantic", "pydantic_core", "yaml", "tabulate", *sys.stdlib_module_names}
 """What may be imported late."""
 MOST_LINE = 4000
@@ -110,19 +130,20 @@ class Watch:
             return
         if event.startswith(FORBIDDEN) and event not in HARMLESS and not _own(event, args):
             self.seen.append(f"{event} {str(args[0])[:80] if args else ''}")
-        elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+") and args[0] != os.devnull:
-            if not (self.folder and str(args[0]).startswith(self.folder)):
+        elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+            own = self.folder and str(args[0]).startswith(self.folder)
+            if args[0] != os.devnull and not own:
                 self.seen.append(f"open {args[0]} for writing")
 
 
 def _own(event: str, args: tuple[Any, ...]) -> bool:
     """Whether it is an import of a library that steptime uses, or what runs in one: modules that are first needed by a case."""
-    if event == "import":
-        return str(args[0]).partition(".")[0] in LIBRARIES
-    frame = sys._getframe()
+    if event == "import" and str(args[0]).partition(".")[0] in LIBRARIES:
+        return True
+    frame = sys._getframe()  # noqa: SLF001
     while frame and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back  # type: ignore[assignment]
-    return event.startswith(("exec", "marshal.")) and frame is not None
+    return event.startswith(("exec", "import", "marshal.")) and frame is not None
 
 
 def tried(case: Case, seconds: float, watch: Watch) -> str | None:
@@ -190,7 +211,14 @@ class Run(NamedTuple):
 def run(name: str, door: Door, asked: Run) -> tuple[int, list[int]]:
     """(cases tried, numbers of those that fail); failures are printed."""
     watch, failed, tries = Watch(), [], 0
-    for codec in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "raw-unicode-escape", "idna"):  # imported when first used
+    for codec in (
+        "utf-16-le",
+        "utf-16-be",
+        "utf-32-le",
+        "utf-32-be",
+        "raw-unicode-escape",
+        "idna",
+    ):  # imported when first used
         codecs.lookup(codec)
     with tempfile.TemporaryDirectory() as scratch:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -1,7 +1,8 @@
-"""A headless Chromium driven over its DevTools pipe with the standard library: real clicks and keys, and what the console says."""
+"""A headless Chromium driven over its DevTools pipe with the standard library: real clicks and keys, and its console."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -12,7 +13,17 @@ from base64 import b64decode
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-KEYS = {"Tab": 9, "Enter": 13, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    "Tab": 9,
+    "Enter": 13,
+    " ": 32,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 PATIENCE = 60.0  # seconds: other tests share the machine
 
 
@@ -26,19 +37,22 @@ class Browser:
 
     def __init__(self, path: str) -> None:
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        read, theirs_out = os.pipe()
+        self.read, theirs_out = os.pipe()
         theirs_in, self.write = os.pipe()
+        quiet = os.open(os.devnull, os.O_RDWR)
+        given = [
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (quiet, quiet, theirs_in, theirs_out)
+        ]  # clear of 1 to 4
         flags = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
             "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
             f"--user-data-dir={self.folder.name}", "about:blank",
         ]  # fmt: skip
-        quiet = os.open(os.devnull, os.O_RDWR)
-        moved = [(os.POSIX_SPAWN_DUP2, fd, to) for fd, to in ((quiet, 1), (quiet, 2), (theirs_in, 13), (theirs_out, 14), (13, 3), (14, 4))]
+        moved = [(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate(given, 1)]
         self.pid = os.posix_spawn(path, [path, *flags], dict(os.environ), file_actions=moved)
-        for fd in (quiet, theirs_in, theirs_out):
+        for fd in (quiet, theirs_in, theirs_out, *given):
             os.close(fd)
-        self.read, self.number, self.held, self.events = read, 0, b"", []
+        self.number, self.held, self.events = 0, b"", []
         self.session = None
         target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
@@ -86,7 +100,9 @@ class Browser:
         self.call("Page.navigate", url="about:blank")
         self.events.clear()
         self.call("Page.navigate", url=url)
-        self.wait(f"location.href.startsWith({json.dumps(url.partition('#')[0])}) && document.readyState === 'complete'")
+        self.wait(
+            f"location.href.startsWith({json.dumps(url.partition('#')[0])}) && document.readyState === 'complete'"
+        )
 
     def run(self, script: str) -> object:
         """The value of an expression in the page."""
@@ -138,7 +154,13 @@ class Browser:
         for _ in range(times):
             for kind in ("keyDown", "keyUp"):
                 shown = {"text": text} if text and kind == "keyDown" else {}
-                self.call("Input.dispatchKeyEvent", type=kind, key=name, windowsVirtualKeyCode=code or ord(name.upper()), **shown)
+                self.call(
+                    "Input.dispatchKeyEvent",
+                    type=kind,
+                    key=name,
+                    windowsVirtualKeyCode=code or ord(name.upper()),
+                    **shown,
+                )
 
     def type(self, selector: str, text: str) -> None:
         """Put the cursor into a field, choose all that is in it, and type."""

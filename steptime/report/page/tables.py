@@ -139,5 +139,6 @@ def plain_table(found: Table) -> Html:
 def _cells(row: Sequence[str], classes: Sequence[str | None]) -> list[Html]:
     """The cells of a row; one that is alone has the whole width: a heading of the rows below, or what a layout changes."""
     if len(row) == 1 < len(classes):
-        return [el("td", el("code", row[0]) if row[0].startswith("--") else row[0], colspan=len(classes), class_="alone")]
+        text = row[0].strip()
+        return [el("td", el("code", text) if text.startswith("--") else text, colspan=len(classes), class_="alone")]
     return [el("td", row[i] if i < len(row) else "", class_=kind) for i, kind in enumerate(classes)]

@@ -73,7 +73,9 @@ def interval(estimate: Estimate) -> Html:
         el("text", f"estimate {seconds(time.step_s)}", x=at, y=12, text_anchor="middle"),
         el("text", f"p90 {seconds(time.step_s_p90)}", x=right, y=50),
     ]
-    return el("div", el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart"), class_="scroll")
+    return el(
+        "div", el("svg", *marks, viewBox="0 0 640 56", role="img", aria_label=words, class_="chart"), class_="scroll"
+    )
 
 
 def weak_scaling(estimate: Estimate) -> Html:
